@@ -1,0 +1,32 @@
+# `make train` and `make test` do all the set-up themselves; a new machine needs Python 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+KERNELS := $(shell find src -name '*.c' -o -name '*.h')
+
+.PHONY: train test check bench slow-test clean
+
+train: $(READY)  ## train PPO on the example environment
+	$(BIN)/python examples/ppo_on_your_environment.py
+
+test: check  ## everything that must pass before a change lands
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## style, types, import directions, sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_report.py src
+
+slow-test: $(READY)  ## the campaigns that take minutes
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) .venv-bench build
+
+$(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@

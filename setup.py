@@ -1,0 +1,24 @@
+"""Build the two C kernels. Both are optional: without a compiler Esper runs on its tensor forms."""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+
+def kernel(name: str) -> Extension:
+    """Describe one kernel, ``src/esper/<...>/_name.c``, as an extension that may fail to build."""
+    source = "src/" + name.replace(".", "/") + ".c"
+    return Extension(
+        name,
+        sources=[source],
+        depends=glob("src/esper/**/*.h", recursive=True),
+        extra_compile_args=["-O3", "-std=gnu11", "-Wno-psabi"],
+        py_limited_api=True,
+        optional=True,
+    )
+
+
+setup(
+    ext_modules=[kernel("esper.simic.agent._advantages"), kernel("esper.tamiyo.policy._masks")],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,5 @@
+"""Settings as frozen dataclasses, checked when they are built. Nothing here imports torch."""
+
+from esper.config.learning import PolicyConfig, PPOConfig
+
+__all__ = ["PPOConfig", "PolicyConfig"]

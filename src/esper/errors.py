@@ -1,0 +1,86 @@
+"""Everything Esper raises when a user's input cannot be right.
+
+    EsperError
+    ├── ConfigError             a setting is outside what is allowed
+    ├── ActionSpecError         an action specification contradicts itself
+    ├── TensorError             an argument is not the tensor that is needed
+    │   ├── ShapeError
+    │   ├── DtypeError
+    │   ├── DeviceError
+    │   └── ValueRangeError
+    ├── SlotError               a slot, stage or blueprint that does not exist, or exists twice
+    ├── UnknownHeadError        an action head that the specification does not have
+    ├── NoLegalActionError      a head of an environment has no legal choice
+    ├── UnsupportedEnvironmentError  a Gymnasium environment that cannot be driven
+    ├── NonFiniteError          a number that must be finite is NaN or infinite
+    └── RolloutError            a rollout buffer was overfilled, or read with something missing
+
+Every message names the thing, its value, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EsperError(Exception):
+    """The base of every error that a user of Esper can cause."""
+
+
+class ConfigError(EsperError):
+    """A setting is outside what is allowed."""
+
+
+class ActionSpecError(EsperError):
+    """An action specification contradicts itself."""
+
+
+class TensorError(EsperError):
+    """An argument is not the tensor that is needed."""
+
+
+class ShapeError(TensorError):
+    """A tensor has the wrong shape."""
+
+
+class DtypeError(TensorError):
+    """A tensor has the wrong dtype."""
+
+
+class DeviceError(TensorError):
+    """Tensors that must meet are on different devices."""
+
+
+class ValueRangeError(TensorError):
+    """A tensor holds a value outside what is allowed."""
+
+
+class SlotError(EsperError):
+    """A slot, stage or blueprint does not exist, or exists twice."""
+
+
+class UnknownHeadError(EsperError):
+    """An action head is named that the specification does not have."""
+
+
+class NoLegalActionError(EsperError):
+    """A head of an environment has no legal choice."""
+
+
+class UnsupportedEnvironmentError(EsperError):
+    """A Gymnasium environment is set up in a way the collector cannot drive."""
+
+
+class NonFiniteError(EsperError):
+    """A number that must be finite is NaN or infinite."""
+
+
+class RolloutError(EsperError):
+    """A rollout buffer was overfilled, or read while something is missing."""
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the allowed name nearest to ``name``, or nothing."""
+    nearest = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,0 +1,114 @@
+"""The one place that answers: may this op be applied to a slot in this state?
+
+The answer has two parts. What a slot's own state allows is a pure function of (stage, at least
+one epoch old, alpha at rest) and is tabulated once over all such states; germinating also asks
+what the host's other slots are doing. Action masks and the slots that execute both read this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from esper.errors import SlotError
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
+
+ADVANCEABLE_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING})
+RETARGETABLE_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING})
+BLOCKING_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING}) | COOLING_STAGES
+"""Stages of a slot that keep a seed from germinating elsewhere in the same host."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMaskState:
+    """All that legality needs to know of a slot that is in use."""
+
+    stage: Stage
+    age_epochs: int
+    alpha_at_rest: bool
+    code: int = field(init=False, repr=False, compare=False)
+    """The state as one small number, an index into :data:`STATES`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stage < len(Stage):
+            stages = ", ".join(f"{stage.value} {stage.name.lower()}" for stage in Stage)
+            raise SlotError(f"stage is {self.stage!r}; the stages are {stages}.")
+        if self.age_epochs < 0:
+            raise SlotError(f"age_epochs is {self.age_epochs!r}; it must be at least 0.")
+        code = state_code(self.stage, self.age_epochs >= 1, self.alpha_at_rest)
+        object.__setattr__(self, "code", code)
+
+
+def state_code(stage: int, is_aged: bool, alpha_at_rest: bool) -> int:
+    """Return the number of a slot state: ``4 * stage + 2 * is_aged + alpha_at_rest``."""
+    return 4 * stage + 2 * bool(is_aged) + bool(alpha_at_rest)
+
+
+STATES: tuple[tuple[Stage, bool, bool], ...] = tuple(
+    (stage, is_aged, at_rest)
+    for stage in Stage
+    for is_aged in (False, True)
+    for at_rest in (False, True)
+)
+"""Every (stage, at least one epoch old, alpha at rest), in the order of their codes."""
+
+DORMANT_CODE = state_code(Stage.DORMANT, False, True)
+"""The code of a slot with nothing in it."""
+
+
+def does_state_allow(op: Op, stage: Stage, *, is_aged: bool, alpha_at_rest: bool) -> bool:
+    """Return whether a slot's own state allows an op, whatever the rest of the host is doing."""
+    match op:
+        case Op.WAIT | Op.FINISH:
+            return True
+        case Op.GERMINATE:
+            return stage == Stage.DORMANT
+        case Op.ADVANCE:
+            return stage in ADVANCEABLE_STAGES
+        case Op.SET_ALPHA_TARGET:
+            return stage in RETARGETABLE_STAGES and alpha_at_rest
+        case Op.PRUNE:
+            return stage in LIVE_STAGES and is_aged and alpha_at_rest
+        case Op.FOSSILIZE:
+            return stage == Stage.HOLDING
+
+
+def may_host_germinate(stages: Sequence[Stage], seed_limit: int | None) -> bool:
+    """Return whether a host whose slots are in these stages may take one more seed."""
+    n_live = sum(stage in LIVE_STAGES for stage in stages)
+    has_room = seed_limit is None or n_live < seed_limit
+    return has_room and not any(stage in BLOCKING_STAGES for stage in stages)
+
+
+def may_apply(
+    op: Op, slot: str, slot_states: Sequence[SlotMaskState | None], slot_config: SlotConfig
+) -> bool:
+    """Return whether ``op`` may be applied to ``slot`` of a host in this state.
+
+    Args:
+        op: The operation.
+        slot: The slot's name; wait and finish are not about a slot and answer alike for all.
+        slot_states: The state of each slot, in the order of ``slot_config``; None when dormant.
+        slot_config: The host's slots.
+
+    Raises:
+        SlotError: If the slot is unknown, or the states are not one for each slot.
+    """
+    index = slot_config.slot_index(slot)
+    if len(slot_states) != slot_config.max_slots:
+        raise SlotError(
+            f"there are {len(slot_states)} slot states; the host has {slot_config.max_slots} slots."
+        )
+    codes = [DORMANT_CODE if state is None else state.code for state in slot_states]
+    stage, is_aged, at_rest = STATES[codes[index]]
+    if not does_state_allow(op, stage, is_aged=is_aged, alpha_at_rest=at_rest):
+        return False
+    if op == Op.FINISH:
+        return slot_config.allow_finish
+    if op == Op.GERMINATE:
+        stages = [STATES[code][0] for code in codes]
+        is_open = may_host_germinate(stages, slot_config.seed_limit)
+        return is_open and slot_config.is_enabled(slot)
+    return True

@@ -1,0 +1,49 @@
+"""The stages of a seed's life, and which stage may follow which.
+
+dormant > germinated > training > blending > holding > fossilized
+              |            |          |          |
+              +------------+----------+----------+--> pruned > embargoed > resetting > dormant
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Stage(IntEnum):
+    """Where a slot is in the life of its seed."""
+
+    DORMANT = 0
+    GERMINATED = 1
+    TRAINING = 2
+    BLENDING = 3
+    HOLDING = 4
+    FOSSILIZED = 5
+    PRUNED = 6
+    EMBARGOED = 7
+    RESETTING = 8
+
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.DORMANT: frozenset({Stage.GERMINATED}),
+    Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
+    Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
+    Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
+    Stage.HOLDING: frozenset({Stage.BLENDING, Stage.FOSSILIZED, Stage.PRUNED}),
+    Stage.FOSSILIZED: frozenset(),
+    Stage.PRUNED: frozenset({Stage.EMBARGOED}),
+    Stage.EMBARGOED: frozenset({Stage.RESETTING}),
+    Stage.RESETTING: frozenset({Stage.DORMANT}),
+}
+"""The stages that each stage may be followed by; a held seed blends again on a new alpha target."""
+
+LIVE_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
+"""Stages of a seed that is neither committed nor given up: what a seed limit counts."""
+
+COOLING_STAGES = frozenset({Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING})
+"""Stages of a slot whose seed was given up and which is not free yet."""
+
+
+def may_follow(stage: Stage, successor: Stage) -> bool:
+    """Return whether a slot in ``stage`` may next be in ``successor``."""
+    return successor in TRANSITIONS[stage]

@@ -1,0 +1,1 @@
+"""Reinforcement learning: the agent, and collecting episodes for it."""

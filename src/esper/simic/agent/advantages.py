@@ -1,0 +1,160 @@
+"""Advantage estimation. Shapes: E = parallel environments, T = stored steps of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esper.config.checks import require_number
+from esper.errors import DeviceError, DtypeError, ShapeError
+from esper.simic.agent.scan import reverse_scan
+
+try:
+    from esper.simic.agent import _advantages as _kernel
+except ImportError:
+    _kernel = None
+
+# What the compiled kernel handles: [T, E] or [E, T] in memory, float32 or float64.
+_ENV_MAJOR, _DOUBLE = 1, 2
+
+# From this many entries on, both results share one block: two large blocks that are freed together
+# make the C library return the memory to the system, and every call then pays for fresh pages.
+_LARGE = 1 << 16
+
+_empty_like = torch.empty_like
+
+
+def estimate_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    *,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Return GAE(lambda) advantages and the critic's targets, both ``[E, T]``.
+
+        delta[t]     = rewards[t] + gamma * next_values[t] - values[t]
+        advantage[t] = delta[t] + gamma * gae_lambda * advantage[t + 1]
+
+    Nothing follows a *terminated* step, so its next value counts as zero. A *truncated* step
+    was only cut short, so the critic's estimate stands in for the rest. After either, the
+    recursion restarts, because step ``t + 1`` belongs to another episode. What is stored beyond
+    such a step, NaN included, has no influence on it. No gradient flows through the result.
+
+    On the CPU this is one pass of a compiled kernel, fastest when the tensors are views of
+    time-major storage; elsewhere, or without a compiler, a scan of logarithmic depth.
+
+    Args:
+        rewards: ``[E, T]`` reward received for step t, float32 or float64.
+        values: ``[E, T]`` value of the state before step t, in units of reward.
+        next_values: ``[E, T]`` value of the state step t led to, before any reset.
+        terminated: ``[E, T]`` bool, the task itself ended at step t.
+        truncated: ``[E, T]`` bool, a limit outside the task ended the episode at step t.
+        gamma: Discount factor, in [0, 1].
+        gae_lambda: 0 trusts the critic alone, 1 the observed rewards alone.
+
+    Raises:
+        ShapeError: If a tensor does not have the shape of ``rewards``, or that is not ``[E, T]``.
+        DtypeError: If the numbers are not all float32 or all float64, or a flag is not bool.
+        DeviceError: If the tensors are not on one device.
+        ConfigError: If ``gamma`` or ``gae_lambda`` is outside [0, 1].
+
+    Reference: Schulman et al. (2016), equation 16.
+    """
+    shape, dtype = rewards.shape, rewards.dtype
+    are_on_cpu = (
+        rewards.is_cpu
+        and values.is_cpu
+        and next_values.is_cpu
+        and terminated.is_cpu
+        and truncated.is_cpu
+    )
+    if not (
+        values.shape == next_values.shape == terminated.shape == truncated.shape == shape
+        and len(shape) == 2
+        and values.dtype is next_values.dtype is dtype
+        and (dtype is torch.float32 or dtype is torch.float64)
+        and terminated.dtype is truncated.dtype is torch.bool
+        and (are_on_cpu or _share_a_device(rewards, values, next_values, terminated, truncated))
+        and 0.0 <= gamma <= 1.0
+        and 0.0 <= gae_lambda <= 1.0
+    ):
+        _raise_for(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    if _kernel is None or not are_on_cpu:
+        deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
+        advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
+        return advantages, advantages + values.detach()
+
+    n_envs, n_steps = shape
+    form = _DOUBLE if dtype is torch.float64 else 0
+    strides = (1, n_envs)
+    if not (
+        rewards.stride() == values.stride() == next_values.stride() == strides
+        and terminated.stride() == truncated.stride() == strides
+    ):
+        form |= _ENV_MAJOR
+        rewards, values = rewards.contiguous(), values.contiguous()
+        next_values = next_values.contiguous()
+        terminated, truncated = terminated.contiguous(), truncated.contiguous()
+    if n_envs * n_steps < _LARGE:
+        advantages, returns = _empty_like(rewards), _empty_like(rewards)
+    else:
+        pair = torch.empty_strided(
+            (2, n_envs, n_steps), (n_envs * n_steps, *rewards.stride()), dtype=dtype
+        )
+        advantages, returns = pair[0], pair[1]
+    _kernel.estimate(
+        rewards.data_ptr(),
+        values.data_ptr(),
+        next_values.data_ptr(),
+        terminated.data_ptr(),
+        truncated.data_ptr(),
+        advantages.data_ptr(),
+        returns.data_ptr(),
+        n_envs,
+        n_steps,
+        gamma,
+        gae_lambda,
+        form,
+    )
+    return advantages, returns
+
+
+def _share_a_device(first: Tensor, *others: Tensor) -> bool:
+    return all(tensor.device == first.device for tensor in others)
+
+
+def _raise_for(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> None:
+    """Say which argument of :func:`estimate_advantages` is not what it must be."""
+    require_number("gamma", gamma, least=0.0, most=1.0)
+    require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
+    if rewards.ndim != 2:
+        raise ShapeError(
+            f"rewards has shape {tuple(rewards.shape)}; [environments, steps] is needed."
+        )
+    if rewards.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"rewards has dtype {rewards.dtype}; torch.float32 or float64 is needed.")
+    numbers = {"values": values, "next_values": next_values}
+    flags = {"terminated": terminated, "truncated": truncated}
+    for name, tensor in {**numbers, **flags}.items():
+        if tensor.shape != rewards.shape:
+            shapes = f"{tuple(tensor.shape)}; rewards has {tuple(rewards.shape)}"
+            raise ShapeError(f"{name} has shape {shapes} and all must agree.")
+        expected = rewards.dtype if name in numbers else torch.bool
+        if tensor.dtype != expected:
+            raise DtypeError(f"{name} has dtype {tensor.dtype}; {expected} is needed.")
+        if tensor.device != rewards.device:
+            devices = f"{tensor.device}; rewards is on {rewards.device}"
+            raise DeviceError(f"{name} is on {devices} and all must be on one device.")
+    raise AssertionError("the arguments were refused but no check says why")

@@ -1,0 +1,159 @@
+"""What one PPO update did, in numbers, and how an epoch is measured.
+
+Shapes: ``N`` steps, ``H`` heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.action_spec import ActionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReport:
+    """The outcome of one update. Losses, ratios and entropies are means over its last epoch."""
+
+    policy_loss: float
+    """Clipped surrogate, summed over the heads that mattered; lower is better."""
+
+    value_loss: float
+    """Squared error of the critic, in squared deviations of the return."""
+
+    entropy: float
+    """Entropy of an action, summed over the heads that could have mattered."""
+
+    approx_kl: float
+    """Divergence from the policy that collected the steps, a mean over heads and steps that
+    mattered; what the early stop looks at."""
+
+    joint_kl: float
+    """The same for whole actions: summed over heads, a mean over steps."""
+
+    approx_kl_by_head: dict[str, float]
+    """Divergence of each head over the steps at which it mattered; 0 if it never did."""
+
+    clip_fraction: float
+    """Share of the ratios that mattered which left the clip range."""
+
+    clip_fraction_by_head: dict[str, float]
+    """The same for each head; 0 if it never mattered."""
+
+    entropy_by_head: dict[str, float]
+    """Entropy of each head over the steps at which it could have mattered; 0 if it never could."""
+
+    explained_variance: float
+    """Share of the returns' variance that the values, as collected, explain; 1 is perfect."""
+
+    gradient_norm: float
+    """Norm of the gradient before clipping, a mean over all gradient steps of the update."""
+
+    epochs_run: int
+    """Passes over the rollout that were begun."""
+
+    gradient_steps: int
+    """Gradient steps taken."""
+
+    stopped_early: bool
+    """Whether approx_kl went beyond 1.5 times target_kl; the gradient step before which that was
+    measured is not taken."""
+
+    n_steps: int
+    """Environment steps learned from."""
+
+
+@dataclass(frozen=True)
+class EpochMeasures:
+    """Sums over the steps of an epoch, by head where it says so; read from the device at once."""
+
+    n_steps: float
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    kl: list[float]
+    clipped: list[float]
+    head_entropy: list[float]
+    relevant: list[float]
+    available: list[float]
+
+    @classmethod
+    def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures:
+        """Read sums made by :func:`measure`, the only time in an epoch that the host waits."""
+        numbers: list[float] = sums.tolist()
+        heads = [numbers[i : i + spec.n_heads] for i in range(4, len(numbers), spec.n_heads)]
+        return cls(*numbers[:4], *heads)
+
+    @property
+    def approx_kl(self) -> float:
+        """Mean divergence over all heads and steps that mattered."""
+        return sum(self.kl) / sum(self.relevant)
+
+    def report(
+        self,
+        spec: ActionSpec,
+        *,
+        explained_variance: float,
+        gradient_norm: float,
+        epochs_run: int,
+        gradient_steps: int,
+        stopped_early: bool,
+    ) -> UpdateReport:
+        """Return the report of an update that ended with this epoch."""
+
+        def by_head(sums: list[float], counts: list[float]) -> dict[str, float]:
+            return {
+                name: total / max(count, 1.0)
+                for name, total, count in zip(spec.names, sums, counts, strict=True)
+            }
+
+        return UpdateReport(
+            policy_loss=self.policy_loss / self.n_steps,
+            value_loss=self.value_loss / self.n_steps,
+            entropy=self.entropy / self.n_steps,
+            approx_kl=self.approx_kl,
+            joint_kl=sum(self.kl) / self.n_steps,
+            approx_kl_by_head=by_head(self.kl, self.relevant),
+            clip_fraction=sum(self.clipped) / sum(self.relevant),
+            clip_fraction_by_head=by_head(self.clipped, self.relevant),
+            entropy_by_head=by_head(self.head_entropy, self.available),
+            explained_variance=explained_variance,
+            gradient_norm=gradient_norm,
+            epochs_run=epochs_run,
+            gradient_steps=gradient_steps,
+            stopped_early=stopped_early,
+            n_steps=round(self.n_steps),
+        )
+
+
+@torch.no_grad()
+def measure(
+    losses: tuple[Tensor, Tensor, Tensor],
+    log_ratio: Tensor,
+    entropies: Tensor,
+    available: Tensor,
+    counts: Tensor,
+    clip_range: float,
+) -> Tensor:
+    """Return the sums of a minibatch that :class:`EpochMeasures` reads; minibatches add up.
+
+    Args:
+        losses: Means over the minibatch: policy loss, value loss, entropy.
+        log_ratio: ``[N, H]``, 0 where a head did not matter.
+        entropies: ``[N, H]``.
+        available: ``[N, H]``.
+        counts: ``[2 * H]`` from :func:`count_heads`.
+        clip_range: How far a ratio may leave 1.
+    """
+    n_steps = log_ratio.shape[0]
+    excess = torch.expm1(log_ratio)
+    by_head = torch.stack([excess - log_ratio, excess.abs() > clip_range, entropies * available])
+    means = torch.stack(losses) * n_steps
+    return torch.cat([counts.new_full((1,), n_steps), means, by_head.sum(dim=1).flatten(), counts])
+
+
+def count_heads(relevant: Tensor, available: Tensor) -> Tensor:
+    """Return ``[2 * H]``: steps at which each head mattered, then at which it could have."""
+    return torch.cat([relevant.sum(dim=0), available.sum(dim=0)])

@@ -1,0 +1,151 @@
+"""Fills a rollout buffer from a Gymnasium vector environment.
+
+Shapes: ``E`` environments, ``H`` heads, ``K`` choices of the widest head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from esper.errors import ShapeError, UnsupportedEnvironmentError
+from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
+
+
+@dataclass
+class CollectedEpisodes:
+    """The episodes that ended while a buffer was filled."""
+
+    returns: list[float] = field(default_factory=list[float])
+    """Undiscounted sum of rewards of each."""
+
+    lengths: list[int] = field(default_factory=list[int])
+    """Steps of each."""
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the returns; NaN if no episode ended."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+
+class VectorCollector:
+    """Steps environments with an agent, from one buffer to the next without interruption.
+
+    The environments have flat ``Box`` observations and ``MultiDiscrete`` (or ``Discrete``) actions
+    and reset in the step that ends an episode. They may say what is legal in
+    ``info["action_mask"]``: a tuple with a mask for each head, as ``MultiDiscrete.sample(mask=...)``
+    takes it, or the same masks as one flat array.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], agent: PPOAgent, *, seed: int | None = None):
+        _check_environment(envs, agent)
+        self.envs, self.agent = envs, agent
+        observations, info = envs.reset(seed=seed)
+        self._observations = self._to_tensor(observations)
+        self._masks = read_masks(info, agent)
+        self._state = agent.initial_state(envs.num_envs)
+        self._starts = torch.zeros(envs.num_envs, dtype=torch.bool, device=agent.device)
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
+
+    def collect(self, buffer: TamiyoRolloutBuffer) -> CollectedEpisodes:
+        """Empty the buffer and fill it with new steps; return the episodes that ended."""
+        buffer.reset()
+        episodes = CollectedEpisodes()
+        while not buffer.is_full:
+            self._step(buffer, episodes)
+        state = self._state.masked_fill(self._starts.unsqueeze(-1), 0.0)
+        buffer.finish(self.agent.value(self._observations, state))
+        return episodes
+
+    def _step(self, buffer: TamiyoRolloutBuffer, episodes: CollectedEpisodes) -> None:
+        decision = self.agent.act(self._observations, self._masks, self._state, self._starts)
+        actions = decision.actions.cpu().numpy()
+        if isinstance(self.envs.single_action_space, spaces.Discrete):
+            actions = actions[:, 0]
+        observations, rewards, terminated, truncated, info = self.envs.step(actions)
+        # An episode that ended by itself needs no estimate of what would have followed.
+        is_cut = truncated & ~terminated
+        bootstraps = None
+        if is_cut.any():
+            final = self._final_observations(info, is_cut)
+            bootstraps = self.agent.value(final, decision.next_state)
+        dones = terminated | truncated
+        buffer.add(
+            self._observations,
+            decision,
+            rewards=rewards,
+            dones=dones,
+            truncated=is_cut,
+            bootstrap_values=bootstraps,
+        )
+        self._count(rewards, dones, episodes)
+        self._observations = self._to_tensor(observations)
+        self._masks = read_masks(info, self.agent)
+        self._state = decision.next_state
+        self._starts = torch.from_numpy(dones).to(self.agent.device)
+
+    def _count(self, rewards: np.ndarray, dones: np.ndarray, episodes: CollectedEpisodes) -> None:
+        self._returns += rewards
+        self._lengths += 1
+        for env in np.flatnonzero(dones):
+            episodes.returns.append(float(self._returns[env]))
+            episodes.lengths.append(int(self._lengths[env]))
+        self._returns[dones] = 0.0
+        self._lengths[dones] = 0
+
+    def _final_observations(self, info: dict[str, Any], is_cut: np.ndarray) -> Tensor:
+        """Return ``[E, observation size]`` with the last observation of episodes cut short."""
+        final = self._observations.clone()
+        for env in np.flatnonzero(is_cut):
+            final[env] = self._to_tensor(info["final_obs"][env])
+        return final
+
+    def _to_tensor(self, observations: Any) -> Tensor:
+        return torch.as_tensor(np.asarray(observations), dtype=torch.float32).to(self.agent.device)
+
+
+def read_masks(info: dict[str, Any], agent: PPOAgent) -> Tensor | None:
+    """Return ``info["action_mask"]`` of a vector environment as ``[E, H, K]``, or None."""
+    if "action_mask" not in info:
+        return None
+    masks, spec = np.asarray(info["action_mask"]), agent.spec
+    if masks.dtype == object:
+        heads = [np.stack(column) for column in zip(*masks, strict=True)]
+    elif masks.ndim == 2 and masks.shape[1] == sum(spec.sizes):
+        heads = np.split(masks, np.cumsum(spec.sizes)[:-1], axis=1)
+    else:
+        raise ShapeError(
+            f"info['action_mask'] has shape {masks.shape}; a tuple with a mask for each head "
+            f"(sizes {spec.sizes}), or all of them as one array of {sum(spec.sizes)}, is needed."
+        )
+    return spec.pad_masks(heads).to(agent.device)
+
+
+def _check_environment(envs: VectorEnv[Any, Any, Any], agent: PPOAgent) -> None:
+    mode = envs.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.SAME_STEP:
+        raise UnsupportedEnvironmentError(
+            f"the vector environment's autoreset mode is {mode}; SAME_STEP is needed. Pass "
+            "autoreset_mode=AutoresetMode.SAME_STEP (in vector_kwargs, with gymnasium.make_vec)."
+        )
+    space = envs.single_observation_space
+    size = agent.policy.observation_size
+    if not isinstance(space, spaces.Box) or space.shape != (size,):
+        raise UnsupportedEnvironmentError(
+            f"the observation space is {space}; a flat Box of {size} numbers, as the policy reads, "
+            "is needed. Wrap the environment in gymnasium.wrappers.FlattenObservation."
+        )
+    action_space = envs.single_action_space
+    is_single = isinstance(action_space, spaces.Discrete)
+    nvec = [int(action_space.n)] if is_single else list(getattr(action_space, "nvec", []))
+    if [int(size) for size in nvec] != list(agent.spec.sizes):
+        raise UnsupportedEnvironmentError(
+            f"the action space is {action_space}; the agent's heads have sizes {agent.spec.sizes}."
+        )

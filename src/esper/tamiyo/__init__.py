@@ -1,0 +1,1 @@
+"""The decision-maker: it looks at how a host's training goes and chooses what to grow."""

@@ -1,0 +1,244 @@
+"""Legal growth actions as masks, for one host, many hosts, or arrays of slot states.
+
+Shapes: ``B`` hosts, ``S`` slots, ``O`` ops, ``H`` heads, ``K`` choices of the widest head.
+
+Three ways in, one rule (:mod:`esper.lifecycle.legality`): :func:`compute_action_masks` for one
+host, :func:`compute_batch_masks` for many, :func:`compute_array_masks` for environments that keep
+slot states as tensors. None makes more tensors for a larger batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.errors import DeviceError, DtypeError, ShapeError, SlotError
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.legality import DORMANT_CODE, SlotMaskState
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.policy.choice_masks import ChoiceMasks, Condition
+from esper.tamiyo.policy.mask_tables import MaskTables, mask_tables
+
+try:
+    from esper.tamiyo.policy import _masks as _kernel
+except ImportError:
+    _kernel = None
+
+__all__ = [
+    "ActionMasks",
+    "SlotConfig",
+    "SlotMaskState",
+    "compute_action_masks",
+    "compute_array_masks",
+    "compute_batch_masks",
+]
+
+SLOT_BY_OP = "slot_by_op"
+
+
+class ActionMasks(Mapping[str, Tensor]):
+    """Legal choices by head name, ``[size]`` or ``[B, size]`` bool, and ``"slot_by_op"``.
+
+    A head's mask is the union over ops: the choices that some legal action contains (a head that
+    no legal op reads allows all of its choices). ``slot_by_op``, ``[O, S]`` or ``[B, O, S]``, says
+    which slots each op may be applied to.
+    """
+
+    __slots__ = ("_tables", "choices", "slot_by_op")
+
+    def __init__(self, choices: Tensor, slot_by_op: Tensor, tables: MaskTables) -> None:
+        self.choices = choices
+        """``[H, K]`` or ``[B, H, K]`` bool, every head padded to one width."""
+        self.slot_by_op = slot_by_op
+        self._tables = tables
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name == SLOT_BY_OP:
+            return self.slot_by_op
+        spec = self._tables.spec
+        column = spec.index(name)
+        return self.choices[..., column, : spec.sizes[column]]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tables.spec.names
+        yield SLOT_BY_OP
+
+    def __len__(self) -> int:
+        return self._tables.spec.n_heads + 1
+
+    def __repr__(self) -> str:
+        return f"ActionMasks({', '.join(f'{name}={tuple(mask.shape)}' for name, mask in self.items())})"
+
+    def for_policy(self) -> ChoiceMasks:
+        """Return the masks in the form a policy draws from: op, then slot, then the rest."""
+        tables, spec = self._tables, self._tables.spec
+        choices, slot_by_op = self.choices, self.slot_by_op
+        if choices.ndim == 2:
+            choices, slot_by_op = choices.unsqueeze(0), slot_by_op.unsqueeze(0)
+        slot, op = spec.index("slot"), spec.op_index
+        conditions = [Condition(slot, op, slot_by_op)]
+        if not tables.does_everything_fit:
+            conditions.append(Condition(spec.index("blueprint"), slot, tables.fits))
+        return ChoiceMasks(choices, tuple(conditions))
+
+
+def compute_action_masks(
+    slot_states: Sequence[SlotMaskState | None],
+    slot_config: SlotConfig,
+    device: torch.device | str = "cpu",
+) -> ActionMasks:
+    """Return the masks of one host.
+
+    Args:
+        slot_states: The state of each slot, in the order of ``slot_config``; None when dormant.
+        slot_config: The host's slots.
+        device: Where the masks are made.
+
+    Raises:
+        SlotError: If the states are not one for each slot.
+    """
+    batch = compute_batch_masks([slot_states], slot_config, device)
+    return ActionMasks(batch.choices[0], batch.slot_by_op[0], batch._tables)
+
+
+def compute_batch_masks(
+    batch_slot_states: Sequence[Sequence[SlotMaskState | None]],
+    slot_config: SlotConfig,
+    device: torch.device | str = "cpu",
+) -> ActionMasks:
+    """Return the masks of many hosts; row i equals :func:`compute_action_masks` of host i.
+
+    Args:
+        batch_slot_states: For each host, what :func:`compute_action_masks` takes.
+        slot_config: The hosts' slots.
+        device: Where the masks are made.
+
+    Raises:
+        SlotError: If there are no hosts, or a host's states are not one for each slot.
+    """
+    n_slots = slot_config.max_slots
+    if not batch_slot_states:
+        raise SlotError("batch_slot_states is empty; the states of at least one host are needed.")
+    for host, states in enumerate(batch_slot_states):
+        if len(states) != n_slots:
+            raise SlotError(
+                f"host {host} has {len(states)} slot states; "
+                f"the slot configuration has {n_slots} slots."
+            )
+    codes = bytearray(
+        [
+            DORMANT_CODE if state is None else state.code
+            for states in batch_slot_states
+            for state in states
+        ]
+    )
+    tensor = torch.frombuffer(codes, dtype=torch.uint8).view(-1, n_slots)
+    tables = mask_tables(slot_config, torch.device(device))
+    if _kernel is not None and tables.device.type == "cpu":
+        return _compute_natively(tables, len(batch_slot_states), codes=tensor)
+    return _compute_with_tensors(tables, tensor.to(tables.device))
+
+
+def compute_array_masks(
+    stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, slot_config: SlotConfig
+) -> ActionMasks:
+    """Return the masks of hosts whose slot states are kept as tensors, on the tensors' device.
+
+    Args:
+        stage: ``[B, S]`` integer, the :class:`~esper.lifecycle.stages.Stage` of each slot.
+        age_epochs: ``[B, S]`` integer, epochs since the seed germinated.
+        alpha_at_rest: ``[B, S]`` bool, whether alpha is not on its way to a target.
+        slot_config: The hosts' slots.
+
+    Raises:
+        TensorError: If a tensor has the wrong shape or dtype, or the devices differ.
+        SlotError: If a stage does not exist, naming host and slot.
+    """
+    _check_arrays(stage, age_epochs, alpha_at_rest, slot_config)
+    tables = mask_tables(slot_config, stage.device)
+    if _kernel is not None and stage.is_cpu:
+        return _compute_natively(tables, stage.shape[0], arrays=(stage, age_epochs, alpha_at_rest))
+    if stage.is_cpu:
+        bad = ((stage < 0) | (stage >= len(Stage))).flatten().nonzero()
+        if len(bad):
+            _raise_bad_stage(int(bad[0]), stage, slot_config)
+    return _compute_with_tensors(tables, 4 * stage + 2 * (age_epochs >= 1) + alpha_at_rest)
+
+
+def _compute_natively(
+    tables: MaskTables,
+    batch: int,
+    *,
+    codes: Tensor | None = None,
+    arrays: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> ActionMasks:
+    """Fill the masks of ``batch`` hosts on the CPU, from state codes or from the three arrays."""
+    assert _kernel is not None
+    choices = torch.empty(batch, *tables.choices_shape, dtype=torch.bool)
+    slot_by_op = torch.empty(batch, *tables.slot_by_op_shape, dtype=torch.bool)
+    out = choices.data_ptr(), slot_by_op.data_ptr()
+    if codes is not None:
+        _kernel.fill(tables.plan_address, batch, codes.data_ptr(), 0, 0, 0, *out)
+    else:
+        assert arrays is not None
+        stage, age, at_rest = arrays
+        stage, age = stage.long().contiguous(), age.long().contiguous()
+        at_rest = at_rest.contiguous()
+        pointers = stage.data_ptr(), age.data_ptr(), at_rest.data_ptr()
+        bad = _kernel.fill(tables.plan_address, batch, 0, *pointers, *out)
+        if bad >= 0:
+            _raise_bad_stage(bad, stage, tables.slot_config)
+    return ActionMasks(choices, slot_by_op, tables)
+
+
+def _compute_with_tensors(tables: MaskTables, codes: Tensor) -> ActionMasks:
+    """Make the masks from state codes ``[B, S]`` with tensor operations, on any device."""
+    codes = codes.long()
+    spec = tables.spec
+    by_slot = tables.state_allows[codes]
+    may_germinate = tables.is_live[codes].sum(-1) < tables.seed_limit
+    may_germinate &= ~tables.is_blocking[codes].any(-1)
+    by_slot[..., Op.GERMINATE] &= may_germinate.unsqueeze(-1) & tables.is_germinable
+    slot_by_op = by_slot.transpose(-1, -2).contiguous()
+
+    slot = by_slot[..., tables.ops_that_read_slot].any(-1)
+    blueprint = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & tables.fits).any(-2)
+    choices = tables.all_choices.repeat(len(codes), 1, 1)
+    for name, mask in (
+        ("slot", slot | ~slot.any(-1, keepdim=True)),
+        ("blueprint", blueprint | ~blueprint.any(-1, keepdim=True)),
+        ("op", slot_by_op.any(-1)),
+    ):
+        column = spec.index(name)
+        choices[:, column, : spec.sizes[column]] = mask
+    return ActionMasks(choices, slot_by_op, tables)
+
+
+def _check_arrays(stage: Tensor, age: Tensor, at_rest: Tensor, slot_config: SlotConfig) -> None:
+    shape = stage.shape
+    if len(shape) != 2 or shape[1] != slot_config.max_slots or shape[0] == 0:
+        raise ShapeError(
+            f"stage has shape {tuple(shape)}; [batch, {slot_config.max_slots}] is needed, "
+            "with at least one host."
+        )
+    for name, tensor in (("age_epochs", age), ("alpha_at_rest", at_rest)):
+        if tensor.shape != shape:
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; stage has {tuple(shape)}.")
+        if tensor.device != stage.device:
+            raise DeviceError(f"{name} is on {tensor.device}; stage is on {stage.device}.")
+    for name, tensor in (("stage", stage), ("age_epochs", age)):
+        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+            raise DtypeError(f"{name} has dtype {tensor.dtype}; an integer dtype is needed.")
+    if at_rest.dtype != torch.bool:
+        raise DtypeError(f"alpha_at_rest has dtype {at_rest.dtype}; torch.bool is needed.")
+
+
+def _raise_bad_stage(index: int, stage: Tensor, slot_config: SlotConfig) -> None:
+    host, slot = divmod(index, slot_config.max_slots)
+    raise SlotError(
+        f"stage of host {host}, slot {slot_config.slot_ids[slot]!r} is {int(stage[host, slot])}; "
+        f"the stages are 0 to {len(Stage) - 1}."
+    )

@@ -1,0 +1,205 @@
+"""The recurrent actor-critic: features, one LSTM, all heads and the value in one linear layer.
+
+Shapes: ``B`` environments, ``L`` rows of a grid of sequences, ``R`` sequences side by side, ``N``
+steps, ``D`` observation size, ``F`` feature size, ``M`` LSTM size, ``H`` heads, ``K`` choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from esper.config import PolicyConfig
+from esper.errors import ShapeError
+from esper.lifecycle.action_spec import ActionSpec
+from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
+from esper.tamiyo.policy.masked_distribution import LegalChoices, draw_actions, evaluate_actions
+
+
+class _StepsLastLinear(torch.autograd.Function):
+    """``weight @ inputs.T + bias`` with every product laid out the way its reader wants it."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Take inputs ``[N, M]``, weight ``[P, M]`` and bias ``[P]``; return ``[P, N]``."""
+        ctx.save_for_backward(inputs, weight)
+        return torch.addmm(bias.unsqueeze(1), weight, inputs.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of inputs, weight and bias."""
+        inputs, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        return gradient.t() @ weight, gradient @ inputs, gradient.sum(dim=1)
+
+
+def steps_last_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply a linear layer to inputs ``[N, M]`` and return ``[P, N]``, the steps contiguous."""
+    return _StepsLastLinear.apply(inputs, weight, bias)  # pyright: ignore
+
+
+# Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
+_CLOSED = -1.0e4
+
+
+class RecurrentPolicy(nn.Module):
+    """A policy and a value for partially observed environments with factored, masked actions.
+
+    The state of an environment is one vector ``[2 * M]``: the LSTM's output and its cell.
+
+    The last of the features is not learned. Its weights are zero, so it is 0 at every real step; at
+    a *reset* step it is set to 1 and closes the LSTM's input, forget and output gates, which leaves
+    output and cell at exactly zero. So a sequence in which a new episode starts still runs through
+    the LSTM in one call. None of these weights ever gets a gradient: a rectifier passes none at 0,
+    and neither do closed gates.
+    """
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        observation_size: int,
+        config: PolicyConfig | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        config = config or PolicyConfig()
+        self.spec = spec
+        self.observation_size = observation_size
+        self.lstm_size = config.lstm_size
+        self.features = nn.Linear(observation_size, config.feature_size)
+        self.lstm = nn.LSTM(config.feature_size, config.lstm_size)
+        self.outputs = nn.Linear(config.lstm_size, sum(spec.sizes) + 1)
+        """The logits of all heads side by side, and last the value."""
+        self._initialise(generator)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that an environment's recurrent state has."""
+        return 2 * self.lstm_size
+
+    def act(
+        self,
+        observations: Tensor,
+        masks: MaskInput,
+        state: Tensor,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Choose an action for each environment.
+
+        Args:
+            observations: ``[B, D]``.
+            masks: The legal choices, in any form that :func:`as_choice_masks` reads.
+            state: ``[B, 2 * M]``; zeros where an episode starts.
+            generator: The source of randomness, or None for the likeliest action.
+
+        Returns:
+            actions: ``[B, H]`` int64.
+            log_probs: ``[B, H]`` of each head's choice, given what it was drawn from.
+            values: ``[B]`` in the units the critic learns in.
+            legal: ``[B, H, K]`` bool, what each head was drawn from.
+            state: ``[B, 2 * M]`` after the step.
+        """
+        choices = as_choice_masks(self.spec, masks, observations)
+        outputs, next_state = self._step(observations, state)
+        drawn = draw_actions(self.spec, outputs[:, :-1], choices, generator)
+        actions, log_probs, legal = drawn
+        return actions, log_probs, outputs[:, -1], legal, next_state
+
+    def value(self, observations: Tensor, state: Tensor) -> Tensor:
+        """Return the value ``[B]`` of observations ``[B, D]`` in states ``[B, 2 * M]``."""
+        return self._step(observations, state)[0][:, -1]
+
+    def lay_out_masks(self, legal: Tensor) -> LegalChoices:
+        """Return masks ``[N, H, K]`` in the form that :meth:`evaluate` reads."""
+        return LegalChoices.of(self.spec, legal, self.outputs.weight.dtype)
+
+    def evaluate(
+        self,
+        observations: Tensor,
+        resets: Tensor | None,
+        state: Tensor,
+        cells: Tensor | None,
+        legal: LegalChoices,
+        actions: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities ``[N, H]``, entropies ``[N, H]`` and values ``[N]``.
+
+        Args:
+            observations: ``[L, R, D]``, a grid of sequences side by side.
+            resets: ``[L, R]`` bool, cells that only set the state to zero; None for none.
+            state: ``[R, 2 * M]`` before the first row.
+            cells: ``[N]`` the cells of the grid, row by row, that are the steps; None for all.
+            legal: The legal choices of the N steps.
+            actions: ``[N, H]`` the choices taken.
+        """
+        features = torch.relu_(self.features(observations))
+        if resets is not None:
+            closing = torch.zeros_like(features)
+            closing[..., -1] = resets
+            features = features + closing
+        start = state.unsqueeze(0)
+        hidden, _ = self.lstm(
+            features,
+            (start[..., : self.lstm_size].contiguous(), start[..., self.lstm_size :].contiguous()),
+        )
+        hidden = hidden.flatten(0, 1)
+        if cells is not None:
+            hidden = hidden.index_select(0, cells)
+        outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
+        logits, values = outputs.split([outputs.shape[0] - 1, 1])
+        log_probs, entropies = evaluate_actions(logits.t(), legal, actions)
+        return log_probs, entropies, values.squeeze(0)
+
+    @torch.no_grad()
+    def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
+        """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""
+        self.outputs.weight[-1].mul_(scale)
+        self.outputs.bias[-1].mul_(scale).add_(shift)
+
+    def _step(self, observations: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if observations.ndim != 2 or observations.shape[1] != self.observation_size:
+            raise ShapeError(
+                f"observations has shape {tuple(observations.shape)}; "
+                f"[batch, {self.observation_size}] is needed."
+            )
+        features = torch.relu_(self.features(observations))
+        lstm, size = self.lstm, self.lstm_size
+        hidden, cell = torch.lstm_cell(
+            features,
+            (state[:, :size], state[:, size:]),
+            lstm.weight_ih_l0,
+            lstm.weight_hh_l0,
+            lstm.bias_ih_l0,
+            lstm.bias_hh_l0,
+        )
+        return self.outputs(hidden), torch.cat([hidden, cell], dim=-1)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        """Orthogonal weights, an LSTM that remembers at first, and near-uniform actions."""
+        size = self.lstm_size
+        nn.init.orthogonal_(self.features.weight[:-1], gain=2**0.5, generator=generator)
+        self.features.weight[-1] = 0.0
+        nn.init.orthogonal_(self.outputs.weight[-1:], generator=generator)
+        nn.init.orthogonal_(self.outputs.weight[:-1], gain=0.01, generator=generator)
+        for gate in range(4):
+            rows = slice(gate * size, (gate + 1) * size)
+            nn.init.orthogonal_(self.lstm.weight_hh_l0[rows], generator=generator)
+            nn.init.orthogonal_(self.lstm.weight_ih_l0[rows, :-1], generator=generator)
+        for bias in (
+            self.features.bias,
+            self.outputs.bias,
+            self.lstm.bias_ih_l0,
+            self.lstm.bias_hh_l0,
+        ):
+            nn.init.zeros_(bias)
+        # PyTorch orders the gates input, forget, cell, output.
+        self.lstm.bias_ih_l0[size : 2 * size] = 1.0
+        closing = self.lstm.weight_ih_l0[:, -1]
+        closing.fill_(_CLOSED)
+        closing[2 * size : 3 * size] = 0.0
