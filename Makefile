@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+BENCH_VENV := .venv-bench
+BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 .PHONY: train test check bench slow-test clean
@@ -23,10 +25,20 @@ check: $(READY)  ## style, types, import directions, sizes
 slow-test: $(READY)  ## the campaigns that take minutes
 	$(BIN)/python -m pytest -m slow
 
+bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
+	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
+
 clean:
 	rm -rf $(VENV) .venv-bench build
 
 $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# The peers bring many packages and stay out of the environment for development; the constraint
+# keeps them from replacing torch.
+$(BENCH_READY): pyproject.toml setup.py constraints.txt $(KERNELS)
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@

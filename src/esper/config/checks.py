@@ -22,8 +22,13 @@ def require_number(
     above: float = -math.inf,
 ) -> None:
     """Refuse anything but a finite number in ``[least, most]`` that is greater than ``above``."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most or value <= above:
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not least <= value <= most
+        or value <= above
+    ):
         raise ConfigError(f"{name} is {value!r}; it must be {_range(least, most, above)}.")
 
 

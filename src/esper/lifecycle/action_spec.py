@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,20 +63,18 @@ class ActionSpec:
         return cls(names=heads, sizes=widths, op_head=heads[0], relevance=table)
 
     @classmethod
-    def from_space(cls, space: spaces.Space[object]) -> ActionSpec:
+    def from_space(cls, space: spaces.Space[Any]) -> ActionSpec:
         """Describe a Gymnasium ``MultiDiscrete`` or ``Discrete`` action space."""
         if isinstance(space, spaces.Discrete):
-            starts, sizes = np.array([space.start]), [int(space.n)]
+            starts, sizes = [int(space.start)], [int(space.n)]
         elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-            starts, sizes = space.start, [int(size) for size in space.nvec]
+            starts, sizes = [int(first) for first in space.start], [int(n) for n in space.nvec]
         else:
             raise ActionSpecError(
                 f"the action space is {space}; a Discrete or a flat MultiDiscrete is needed."
             )
-        if starts.any():
-            raise ActionSpecError(
-                f"the action space {space} starts at {starts}; it must start at 0."
-            )
+        if any(starts):
+            raise ActionSpecError(f"the action space {space} does not start at 0; it must.")
         return cls.independent(sizes)
 
     @property

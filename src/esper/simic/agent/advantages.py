@@ -75,6 +75,7 @@ def estimate_advantages(
     if not (
         values.shape == next_values.shape == terminated.shape == truncated.shape == shape
         and len(shape) == 2
+        and 0 not in shape
         and values.dtype is next_values.dtype is dtype
         and (dtype is torch.float32 or dtype is torch.float64)
         and terminated.dtype is truncated.dtype is torch.bool
@@ -88,8 +89,22 @@ def estimate_advantages(
         advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
         return advantages, advantages + values.detach()
 
-    n_envs, n_steps = shape
-    form = _DOUBLE if dtype is torch.float64 else 0
+    return _run_kernel(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+
+
+def _run_kernel(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Make one pass of the compiled kernel over tensors that are known to fit together."""
+    assert _kernel is not None
+    n_envs, n_steps = rewards.shape
+    form = _DOUBLE if rewards.dtype is torch.float64 else 0
     strides = (1, n_envs)
     if not (
         rewards.stride() == values.stride() == next_values.stride() == strides
@@ -102,9 +117,9 @@ def estimate_advantages(
     if n_envs * n_steps < _LARGE:
         advantages, returns = _empty_like(rewards), _empty_like(rewards)
     else:
-        pair = torch.empty_strided(
-            (2, n_envs, n_steps), (n_envs * n_steps, *rewards.stride()), dtype=dtype
-        )
+        size = n_envs * n_steps
+        strides = (size, *rewards.stride())
+        pair = torch.empty_strided((2, n_envs, n_steps), strides, dtype=rewards.dtype)
         advantages, returns = pair[0], pair[1]
     _kernel.estimate(
         rewards.data_ptr(),
@@ -139,9 +154,9 @@ def _raise_for(
     """Say which argument of :func:`estimate_advantages` is not what it must be."""
     require_number("gamma", gamma, least=0.0, most=1.0)
     require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
-    if rewards.ndim != 2:
+    if rewards.ndim != 2 or rewards.numel() == 0:
         raise ShapeError(
-            f"rewards has shape {tuple(rewards.shape)}; [environments, steps] is needed."
+            f"rewards has shape {tuple(rewards.shape)}; [environments, steps], with at least one of each, is needed."
         )
     if rewards.dtype not in (torch.float32, torch.float64):
         raise DtypeError(f"rewards has dtype {rewards.dtype}; torch.float32 or float64 is needed.")

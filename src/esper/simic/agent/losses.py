@@ -1,8 +1,8 @@
 """The terms of the PPO loss and what is reported about them, as pure functions of tensors.
 
-Shapes: ``N`` steps, ``H`` heads. ``relevant`` and ``available`` are 1 where a head mattered, or could
-have mattered, at a step, and else 0. The op head is relevant at every step, so that no sum of
-``relevant`` is zero.
+Shapes: ``N`` steps, ``H`` heads. ``relevant`` and ``available`` are 1 where a head mattered, or
+could have mattered, at a step, and else 0. The op head is relevant at every step, so that no sum
+of ``relevant`` is zero.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def approx_kl(log_ratio: Tensor, relevant: Tensor) -> Tensor:
 
 
 def normalize_advantages(advantages: Tensor, floor: float = 1e-6) -> Tensor:
-    """Return advantages ``[N]`` with mean 0 and deviation 1; a deviation below the floor counts as it."""
+    """Return advantages ``[N]`` less their mean, divided by their deviation or by the floor."""
     centred = advantages - advantages.mean()
     return centred / centred.square().mean().sqrt().clamp(min=floor)
 

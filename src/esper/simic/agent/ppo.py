@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.config import PPOConfig
 from esper.errors import ActionSpecError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
+from esper.simic.agent.adam import Adam
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
@@ -47,10 +48,7 @@ class PPOAgent:
         parameters = list(policy.parameters())
         self.device = parameters[0].device
         self.normalizer = ReturnNormalizer(self.device)
-        # Fused, because the other forms of Adam read their step count from the device.
-        self.optimizer = torch.optim.Adam(
-            parameters, lr=self.config.learning_rate, eps=1e-5, fused=True
-        )
+        self.optimizer = Adam(parameters, self.config.learning_rate)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._shuffler = torch.Generator().manual_seed(seed)
 
@@ -135,13 +133,10 @@ class PPOAgent:
             stopped_early = measures.approx_kl > config.kl_limit
             if stopped_early or epoch == config.n_epochs:
                 break
-        explained, norm = torch.stack(
-            [rollout.explained_variance, torch.stack(norms).mean() if norms else torch.zeros(())]
-        ).tolist()
         return measures.report(
             self.spec,
-            explained_variance=explained,
-            gradient_norm=norm,
+            explained_variance=float(rollout.explained_variance),
+            gradient_norm=float(torch.stack(norms).mean()) if norms else 0.0,
             epochs_run=epoch,
             gradient_steps=len(norms),
             stopped_early=stopped_early,
@@ -171,12 +166,10 @@ class PPOAgent:
         for minibatch, is_last in rollout.minibatches(self._shuffler):
             loss, measured = self._loss(minibatch)
             sums = sums + measured
-            if is_last:
-                measures = EpochMeasures.read(sums, self.spec)
-                if measures.approx_kl > self.config.kl_limit:
-                    return measures
-            norms.append(self._descend(loss))
-            if is_last:
+            measures = EpochMeasures.read(sums, self.spec) if is_last else None
+            if measures is None or measures.approx_kl <= self.config.kl_limit:
+                norms.append(self._descend(loss))
+            if measures is not None:
                 return measures
         raise AssertionError("an epoch has a last minibatch")
 

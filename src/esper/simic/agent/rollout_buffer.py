@@ -1,8 +1,8 @@
 """Storage for the steps of many environments, and their advantages.
 
-Shapes: ``E`` environments, ``T`` steps stored so far, ``H`` heads, ``K`` choices of the widest head.
-Inside, time comes first: one step of all environments is one contiguous write. What is read from
-outside is ``[E, T, ...]``, a view.
+Shapes: ``E`` environments, ``T`` steps stored so far, ``H`` heads, ``K`` choices of the widest
+head. Inside, time comes first: one step of all environments is one contiguous write. What is read
+from outside is ``[E, T, ...]``, a view.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TamiyoRolloutBuffer:
             decision: What the agent's ``act`` returned for it.
             rewards: ``[E]`` reward received.
             dones: ``[E]`` bool, whether the episode is over, for whatever reason.
-            truncated: ``[E]`` bool, whether it was cut short from outside and did not end by itself.
+            truncated: ``[E]`` bool, whether it was cut short from outside, not ended by itself.
             bootstrap_values: ``[E]`` value of the state that a truncated step led to; read only
                 where ``truncated``.
             active: ``[E]`` bool, environments that took this step; all by default.
@@ -300,7 +300,7 @@ class TamiyoRolloutBuffer:
     def _require_bootstraps(self, missing: Tensor) -> None:
         if not bool(missing.any()):
             return
-        t, env = missing.nonzero()[0].tolist()
+        t, env = (int(index) for index in missing.nonzero()[0])
         raise RolloutError(
             f"environment {env} has no finite bootstrap value at step {t}, which was truncated or "
             "is its last; call finish(last_values) with the values of the states reached."

@@ -6,6 +6,7 @@ Shapes: ``N`` steps, ``H`` heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -82,9 +83,21 @@ class EpochMeasures:
     @classmethod
     def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures:
         """Read sums made by :func:`measure`, the only time in an epoch that the host waits."""
-        numbers: list[float] = sums.tolist()
+        numbers = cast(list[float], sums.tolist())
+        n_steps, policy_loss, value_loss, entropy = numbers[:4]
         heads = [numbers[i : i + spec.n_heads] for i in range(4, len(numbers), spec.n_heads)]
-        return cls(*numbers[:4], *heads)
+        kl, clipped, head_entropy, relevant, available = heads
+        return cls(
+            n_steps=n_steps,
+            policy_loss=policy_loss,
+            value_loss=value_loss,
+            entropy=entropy,
+            kl=kl,
+            clipped=clipped,
+            head_entropy=head_entropy,
+            relevant=relevant,
+            available=available,
+        )
 
     @property
     def approx_kl(self) -> float:

@@ -6,7 +6,7 @@ Shapes: ``E`` environments, ``H`` heads, ``K`` choices of the widest head.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from esper.errors import ShapeError, UnsupportedEnvironmentError
-from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
+from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer
 
 
 @dataclass
@@ -39,7 +39,7 @@ class VectorCollector:
 
     The environments have flat ``Box`` observations and ``MultiDiscrete`` (or ``Discrete``) actions
     and reset in the step that ends an episode. They may say what is legal in
-    ``info["action_mask"]``: a tuple with a mask for each head, as ``MultiDiscrete.sample(mask=...)``
+    ``info["action_mask"]``: a tuple with a mask for each head, as ``MultiDiscrete.sample(mask=)``
     takes it, or the same masks as one flat array.
     """
 
@@ -132,20 +132,18 @@ def _check_environment(envs: VectorEnv[Any, Any, Any], agent: PPOAgent) -> None:
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         raise UnsupportedEnvironmentError(
-            f"the vector environment's autoreset mode is {mode}; SAME_STEP is needed. Pass "
-            "autoreset_mode=AutoresetMode.SAME_STEP (in vector_kwargs, with gymnasium.make_vec)."
+            f"the vector environment's autoreset mode is {mode}; SAME_STEP is needed: "
+            "SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)."
         )
-    space = envs.single_observation_space
+    space = cast(Any, envs.single_observation_space)
     size = agent.policy.observation_size
     if not isinstance(space, spaces.Box) or space.shape != (size,):
         raise UnsupportedEnvironmentError(
             f"the observation space is {space}; a flat Box of {size} numbers, as the policy reads, "
             "is needed. Wrap the environment in gymnasium.wrappers.FlattenObservation."
         )
-    action_space = envs.single_action_space
-    is_single = isinstance(action_space, spaces.Discrete)
-    nvec = [int(action_space.n)] if is_single else list(getattr(action_space, "nvec", []))
-    if [int(size) for size in nvec] != list(agent.spec.sizes):
+    action_space = cast(Any, envs.single_action_space)
+    if ActionSpec.from_space(action_space).sizes != agent.spec.sizes:
         raise UnsupportedEnvironmentError(
             f"the action space is {action_space}; the agent's heads have sizes {agent.spec.sizes}."
         )

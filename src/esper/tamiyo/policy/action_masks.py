@@ -70,7 +70,12 @@ class ActionMasks(Mapping[str, Tensor]):
         return self._tables.spec.n_heads + 1
 
     def __repr__(self) -> str:
-        return f"ActionMasks({', '.join(f'{name}={tuple(mask.shape)}' for name, mask in self.items())})"
+        shapes = ", ".join(f"{name}={tuple(mask.shape)}" for name, mask in self.items())
+        return f"ActionMasks({shapes})"
+
+    def of_host(self, host: int) -> ActionMasks:
+        """Return the masks of one host of a batch."""
+        return ActionMasks(self.choices[host], self.slot_by_op[host], self._tables)
 
     def for_policy(self) -> ChoiceMasks:
         """Return the masks in the form a policy draws from: op, then slot, then the rest."""
@@ -101,7 +106,7 @@ def compute_action_masks(
         SlotError: If the states are not one for each slot.
     """
     batch = compute_batch_masks([slot_states], slot_config, device)
-    return ActionMasks(batch.choices[0], batch.slot_by_op[0], batch._tables)
+    return batch.of_host(0)
 
 
 def compute_batch_masks(

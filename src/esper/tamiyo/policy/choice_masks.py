@@ -57,7 +57,7 @@ class ChoiceMasks:
         has_choice = self.legal.any(dim=-1)
         if bool(has_choice.all()):
             return
-        env, head = (~has_choice).nonzero()[0].tolist()
+        env, head = (int(index) for index in (~has_choice).nonzero()[0])
         raise NoLegalActionError(
             f"head {spec.names[head]!r} of environment {env} has no legal choice; every head "
             "needs at least one (a head that does not matter may allow all of its choices)."

@@ -71,18 +71,11 @@ class MaskTables:
         """Where the C kernel finds all of this."""
 
     def _pack_state_words(self) -> torch.Tensor:
-        words = [
-            sum(int(allowed) << op for op, allowed in enumerate(row))
-            | int(live) << _LIVE_BIT
-            | int(blocking) << _BLOCKING_BIT
-            for row, live, blocking in zip(
-                self.state_allows.tolist(),
-                self.is_live.tolist(),
-                self.is_blocking.tolist(),
-                strict=True,
-            )
-        ]
-        return torch.tensor(words, dtype=torch.uint16)
+        """Return ``[C]`` words: bit o for op o, and the two bits above."""
+        bit = torch.arange(len(Op), device=self.device)
+        words = (self.state_allows.long() << bit).sum(dim=-1)
+        words |= (self.is_live.long() << _LIVE_BIT) | (self.is_blocking.long() << _BLOCKING_BIT)
+        return words.to("cpu", torch.uint16)
 
     def _lay_out_plan(self) -> torch.Tensor:
         """Return sizes and addresses in the order of the kernel's ``mask_plan``."""

@@ -1,17 +1,18 @@
 """The distribution of a factored action: one masked softmax over all heads at once.
 
 Shapes: ``N`` steps or environments, ``H`` heads, ``K`` choices of the widest head, ``P`` logits of
-all heads side by side (``P = sum(sizes)``). What the update works on has the steps last, ``[P, N]``,
-so that everything runs along whole vectors of steps; heads are padded to one width, ``[H, K, N]``,
-only where their largest logit is looked for.
+all heads side by side (``P = sum(sizes)``). What the update works on has the steps last,
+``[P, N]``, so that everything runs along whole vectors of steps; heads are padded to one width,
+``[H, K, N]``, only where their largest logit is looked for.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from esper.tamiyo.policy.choice_masks import ChoiceMasks
 # exp() leaves its fast path near its underflow. Anything this far below a head's best choice
 # has a probability of nothing, and an illegal choice is set to exactly 0 after it.
 _NEGLIGIBLE = -80.0
+
+# The logit of an illegal choice: below any other, and its products with gradients stay finite.
+_LOWEST = -1.0e9
 
 
 class HeadLayout:
@@ -79,7 +83,7 @@ class LegalChoices:
     layout: HeadLayout
 
     ceiling: Tensor
-    """``[P, N]``: what a logit may at most be: the largest number where legal, else the lowest."""
+    """``[P, N]``: what a logit may at most be, the largest number where legal, else very low."""
 
     weight: Tensor
     """``[P, N]``: 1 where legal and else 0."""
@@ -90,18 +94,18 @@ class LegalChoices:
         layout = layout_of(spec, legal.device, dtype)
         rows = legal.flatten(1).t().index_select(0, layout.place)
         weight = rows.to(dtype)
-        return cls(layout, (2.0 * weight - 1.0) * torch.finfo(dtype).max, weight)
+        return cls(layout, weight * torch.finfo(dtype).max + _LOWEST, weight)
 
 
 def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``.
 
-    Illegal logits meet the ceiling, the lowest finite number, so that nothing non-finite arises
-    and what the network put there has no influence; their probability is exactly 0.
+    Illegal logits meet the ceiling, so that what the network put there has no influence and
+    nothing non-finite arises; their probability is exactly 0.
     """
     layout = legal.layout
     bounded = torch.minimum(logits, legal.ceiling)
-    shifted = bounded.sub_(layout.spread(layout.best(bounded)))
+    shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=_LOWEST)
     weights = shifted.clamp(min=_NEGLIGIBLE).exp_().mul_(legal.weight)
     total = layout.total(weights)
     return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
@@ -134,7 +138,9 @@ class _LogProbAndEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits, ``[P, N]``."""
         log_p, p, entropy, chosen = ctx.saved_tensors
         layout: HeadLayout = ctx.layout
@@ -153,8 +159,9 @@ def evaluate_actions(logits: Tensor, legal: LegalChoices, actions: Tensor) -> tu
         legal: The choices that were legal given what was drawn before them.
         actions: ``[N, H]`` integer, the choices that were taken.
     """
-    results: tuple[Tensor, Tensor] = _LogProbAndEntropy.apply(logits.t(), legal, actions.t())  # pyright: ignore
-    return results[0].t(), results[1].t()
+    apply = cast(Callable[..., tuple[Tensor, Tensor]], _LogProbAndEntropy.apply)
+    taken, entropy = apply(logits.t(), legal, actions.t())
+    return taken.t(), entropy.t()
 
 
 def draw_actions(
@@ -191,7 +198,7 @@ def draw_actions(
     log_p = torch.log_softmax(weights, dim=-1)
     log_probs = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     # A head without a legal choice has -inf or NaN here, and so have non-finite logits.
-    if not math.isfinite(log_probs.min()):
+    if not math.isfinite(log_probs.detach().min()):
         masks.require_legal(spec)
         raise NonFiniteError(
             "the policy's logits are not finite; its weights or the observations hold NaN or "

@@ -6,7 +6,8 @@ steps, ``D`` observation size, ``F`` feature size, ``M`` LSTM size, ``H`` heads,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,9 @@ class _StepsLastLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of inputs, weight and bias."""
         inputs, weight = ctx.saved_tensors
         (gradient,) = gradients
@@ -39,7 +42,7 @@ class _StepsLastLinear(torch.autograd.Function):
 
 def steps_last_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer to inputs ``[N, M]`` and return ``[P, N]``, the steps contiguous."""
-    return _StepsLastLinear.apply(inputs, weight, bias)  # pyright: ignore
+    return cast(Callable[..., Tensor], _StepsLastLinear.apply)(inputs, weight, bias)
 
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
@@ -151,7 +154,7 @@ class RecurrentPolicy(nn.Module):
         if cells is not None:
             hidden = hidden.index_select(0, cells)
         outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
-        logits, values = outputs.split([outputs.shape[0] - 1, 1])
+        logits, values = cast(tuple[Tensor, Tensor], outputs.split([len(outputs) - 1, 1]))
         log_probs, entropies = evaluate_actions(logits.t(), legal, actions)
         return log_probs, entropies, values.squeeze(0)
 
@@ -168,38 +171,32 @@ class RecurrentPolicy(nn.Module):
                 f"[batch, {self.observation_size}] is needed."
             )
         features = torch.relu_(self.features(observations))
-        lstm, size = self.lstm, self.lstm_size
-        hidden, cell = torch.lstm_cell(
-            features,
-            (state[:, :size], state[:, size:]),
-            lstm.weight_ih_l0,
-            lstm.weight_hh_l0,
-            lstm.bias_ih_l0,
-            lstm.bias_hh_l0,
-        )
+        size = self.lstm_size
+        start = (state[:, :size], state[:, size:])
+        hidden, cell = torch.lstm_cell(features, start, *self._lstm_weights())
         return self.outputs(hidden), torch.cat([hidden, cell], dim=-1)
+
+    def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the LSTM's input weights, recurrent weights and their two biases."""
+        lstm = cast(Any, self.lstm)
+        return lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator | None) -> None:
         """Orthogonal weights, an LSTM that remembers at first, and near-uniform actions."""
         size = self.lstm_size
+        from_input, from_state, input_bias, state_bias = self._lstm_weights()
         nn.init.orthogonal_(self.features.weight[:-1], gain=2**0.5, generator=generator)
         self.features.weight[-1] = 0.0
         nn.init.orthogonal_(self.outputs.weight[-1:], generator=generator)
         nn.init.orthogonal_(self.outputs.weight[:-1], gain=0.01, generator=generator)
         for gate in range(4):
             rows = slice(gate * size, (gate + 1) * size)
-            nn.init.orthogonal_(self.lstm.weight_hh_l0[rows], generator=generator)
-            nn.init.orthogonal_(self.lstm.weight_ih_l0[rows, :-1], generator=generator)
-        for bias in (
-            self.features.bias,
-            self.outputs.bias,
-            self.lstm.bias_ih_l0,
-            self.lstm.bias_hh_l0,
-        ):
+            nn.init.orthogonal_(from_state[rows], generator=generator)
+            nn.init.orthogonal_(from_input[rows, :-1], generator=generator)
+        for bias in (self.features.bias, self.outputs.bias, input_bias, state_bias):
             nn.init.zeros_(bias)
         # PyTorch orders the gates input, forget, cell, output.
-        self.lstm.bias_ih_l0[size : 2 * size] = 1.0
-        closing = self.lstm.weight_ih_l0[:, -1]
-        closing.fill_(_CLOSED)
-        closing[2 * size : 3 * size] = 0.0
+        input_bias[size : 2 * size] = 1.0
+        from_input[:, -1] = _CLOSED
+        from_input[2 * size : 3 * size, -1] = 0.0

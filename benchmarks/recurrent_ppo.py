@@ -1,0 +1,117 @@
+"""The peer of the update: sb3-contrib's RecurrentPPO, in the configuration nearest to ours.
+
+Its features extractor is one layer of 128 with a rectifier, its LSTM has 128 units, and nothing
+stands between the LSTM and the outputs: the layers of ours. It has no masks and no relevance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import Tensor, nn
+
+from esper.lifecycle.factored_actions import growth_action_spec
+from timing import Call
+from update import (
+    FEATURE_SIZE,
+    LEARNING_RATE,
+    LSTM_SIZE,
+    N_ENVS,
+    N_EPOCHS,
+    N_STEPS,
+    OBSERVATION_SIZE,
+    P_DONE,
+    SLOTS,
+    Episodes,
+)
+
+
+class NoiseEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Random observations and rewards, whatever is done."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (OBSERVATION_SIZE,), np.float32)
+    action_space = spaces.MultiDiscrete(growth_action_spec(SLOTS).sizes)
+
+    def __init__(self, kind: Episodes) -> None:
+        self.kind = kind
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed, options=options)
+        self.time = 0
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Draw what follows; episodes end by themselves, as the kind of rollout says."""
+        self.time += 1
+        is_over = {
+            Episodes.WHOLE: self.time == N_STEPS,
+            Episodes.ENDING_INSIDE: self.np_random.random() < P_DONE,
+            Episodes.ONGOING: False,
+        }[self.kind]
+        return self._observe(), float(self.np_random.standard_normal()), is_over, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.standard_normal(OBSERVATION_SIZE, dtype=np.float32)
+
+
+class OneLayer(BaseFeaturesExtractor):
+    """The layer that ours has between the observation and the LSTM."""
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space, features_dim=FEATURE_SIZE)
+        self.layer = nn.Linear(OBSERVATION_SIZE, FEATURE_SIZE)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the features."""
+        return torch.relu(self.layer(observations))
+
+
+def make_trainer(kind: Episodes, *, shares_lstm: bool) -> Call:
+    """Return the ``train()`` of a RecurrentPPO whose buffer has just been filled.
+
+    Args:
+        kind: How episodes lie in the rollout.
+        shares_lstm: Whether the critic reads the actor's LSTM, as ours does (but without training
+            it); by default RecurrentPPO gives the critic an LSTM of its own.
+    """
+    model = RecurrentPPO(
+        "MlpLstmPolicy",
+        DummyVecEnv([lambda: NoiseEnv(kind)] * N_ENVS),
+        learning_rate=LEARNING_RATE,
+        n_steps=N_STEPS,
+        batch_size=N_ENVS * N_STEPS,
+        n_epochs=N_EPOCHS,
+        ent_coef=0.01,
+        policy_kwargs={
+            "features_extractor_class": OneLayer,
+            "net_arch": {"pi": [], "vf": []},
+            "lstm_hidden_size": LSTM_SIZE,
+            "shared_lstm": shares_lstm,
+            "enable_critic_lstm": not shares_lstm,
+        },
+        seed=0,
+        device="cpu",
+    )
+    _, callback = model._setup_learn(total_timesteps=1_000_000)
+    # The first rollout starts with the first step of an episode; one more leaves that behind.
+    n_rollouts = 2 if kind is Episodes.ONGOING else 1
+    for _ in range(n_rollouts):
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, N_STEPS)
+    as_collected = dict(model.rollout_buffer.__dict__)
+
+    def train() -> None:
+        # Training lays out the arrays anew and leaves the collected ones alone.
+        model.rollout_buffer.__dict__.update(as_collected)
+        model.train()
+
+    return train

@@ -1,0 +1,71 @@
+"""Prints rows as one table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from rows import Asked, Row
+
+
+def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
+    """Print a table with a section for each call and shape, and how many reaches were reached."""
+    table = Table(title="one thread; ratio: median and quartiles over rounds")
+    for name in ("what", "compared with", "ours", "other", "ratio", "reach", "reached"):
+        table.add_column(name, justify="right" if name in ("ours", "other", "ratio") else "left")
+    previous = ""
+    for row in rows:
+        if row.is_detail and not show_all:
+            continue
+        if row.what != previous:
+            table.add_section()
+        what = row.what if row.what != previous else ""
+        table.add_row(what, *_cells(row))
+        previous = row.what
+    console.print(table)
+    judged = [row for row in rows if row.reached is not None]
+    missed = [row for row in judged if not row.reached]
+    console.print(f"{len(judged) - len(missed)} of {len(judged)} reaches were reached")
+    for row in missed:
+        console.print(f"  not reached: {row.what} against {row.other}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ours = duration(row.ours_seconds)
+    if row.ratio is None or row.other_seconds is None:
+        return row.other, ours, row.note, "", _reach(row), "not measured" if row.limit else ""
+    word = "faster" if row.asked is Asked.FASTER else "the time"
+    low, high = number(row.ratio.low), number(row.ratio.high)
+    ratio = f"{number(row.ratio.median)}x {word} [{low}-{high}]"
+    verdict = {True: "[green]yes", False: "[red]no", None: ""}[row.reached]
+    # Square brackets are markup to rich unless escaped.
+    return (
+        row.other,
+        ours,
+        duration(row.other_seconds),
+        ratio.replace("[", r"\["),
+        _reach(row),
+        verdict,
+    )
+
+
+def _reach(row: Row) -> str:
+    if row.limit is None:
+        return ""
+    sign = "at least" if row.asked is Asked.FASTER else "at most"
+    return f"{sign} {row.limit:g}x"
+
+
+def number(value: float) -> str:
+    """Return a number with three figures that count."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{number(seconds / scale)} {unit}"
+    return f"{number(seconds / 1e-6)} µs"

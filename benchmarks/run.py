@@ -1,0 +1,94 @@
+"""Measures Esper against other libraries and against what the hardware allows.
+
+Run:  make bench            or, where the peers are installed:  python benchmarks/run.py
+
+One thread; medians over rounds in which all candidates take turns; ratios within a round.
+Prints a table and writes everything to benchmarks/results/ as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# Read when the libraries are loaded, so it comes before them.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+
+import torch
+from rich.console import Console
+
+from report import print_rows
+from rows import Row
+from timing import FULL, QUICK, Effort
+
+GROUPS = ("advantages", "masks", "update", "act")
+PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(1)
+    # Not a terminal: wide enough for a row, instead of the 80 columns that are then assumed.
+    console = Console() if Console().is_terminal else Console(width=150)
+    if arguments.profile:
+        from update_profile import print_profile
+
+        print_profile(console)
+        return
+    effort = QUICK if arguments.quick else FULL
+    rows: list[Row] = []
+    for group in [arguments.only] if arguments.only else GROUPS:
+        with console.status(f"measuring {group}"):
+            rows += importlib.import_module(group).run(effort)
+    print_rows(console, rows, show_all=arguments.all)
+    console.print(f"written to {write_json(rows, effort)}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=GROUPS, help="measure one group")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does it still run?")
+    parser.add_argument("--all", action="store_true", help="show every peer, not just the nearest")
+    parser.add_argument("--profile", action="store_true", help="show where an update spends time")
+    return parser.parse_args()
+
+
+def write_json(rows: list[Row], effort: Effort) -> Path:
+    """Write all rows and what they were measured with; return the file."""
+    document = {
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+        },
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "effort": asdict(effort),
+        "rows": [{**asdict(row), "asked": row.asked.value, "reached": row.reached} for row in rows],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

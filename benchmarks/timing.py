@@ -1,0 +1,134 @@
+"""Times calls side by side: in rounds, each candidate in turn, so that noise hits all alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    """Rounds in which every candidate is sampled once; a power of two."""
+
+    sample_seconds: float
+    """A short call is repeated until a sample takes about this long."""
+
+    budget_seconds: float
+    """A candidate that would take longer than this in all is sampled in fewer rounds."""
+
+
+FULL = Effort(rounds=64, sample_seconds=2e-3, budget_seconds=12.0)
+QUICK = Effort(rounds=2, sample_seconds=2e-4, budget_seconds=0.0)
+
+MIN_SAMPLES = 4
+# Above this a call warms itself: what a first, untimed call would bring in does not matter.
+LONG_CALL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> Spread:
+        """Summarise at least one number."""
+        if len(numbers) == 1:
+            return cls(numbers[0], numbers[0], numbers[0])
+        low, median, high = statistics.quantiles(numbers, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+class Timings:
+    """Seconds for each call of each candidate, by round."""
+
+    def __init__(self, samples: Mapping[str, Mapping[int, float]]) -> None:
+        self._samples = samples
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._samples
+
+    def seconds(self, name: str) -> float:
+        """Return the median over all rounds."""
+        return statistics.median(self._samples[name].values())
+
+    def n_samples(self, name: str) -> int:
+        """Return how many rounds a candidate was sampled in."""
+        return len(self._samples[name])
+
+    def ratio(self, slower: str, faster: str) -> Spread:
+        """Return ``slower / faster``, formed within each round that has both."""
+        above, below = self._samples[slower], self._samples[faster]
+        return Spread.of([above[n] / below[n] for n in above if n in below])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    repeats: int
+    """Calls in a sample."""
+    stride: int
+    """Rounds from one sample to the next: a power of two, so that any two candidates meet."""
+    is_long: bool
+
+
+def time_side_by_side(calls: Mapping[str, Call], effort: Effort) -> Timings:
+    """Sample every call in each round, starting with another one each time."""
+    names = list(calls)
+    plans = {name: _plan(call, effort) for name, call in calls.items()}
+    samples: dict[str, dict[int, float]] = {name: {} for name in names}
+    with _without_garbage_collection():
+        for number in range(effort.rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                if number % plans[name].stride == 0:
+                    samples[name][number] = _sample(calls[name], plans[name])
+            gc.collect()
+    return Timings(samples)
+
+
+def _plan(call: Call, effort: Effort) -> _Plan:
+    """Find out how long a call takes; the first one may compile or allocate."""
+    seconds = _time(call, 1)
+    if seconds < LONG_CALL_SECONDS:
+        seconds = min(_time(call, 1) for _ in range(3))
+    repeats = max(1, round(effort.sample_seconds / max(seconds, 1e-9)))
+    stride, most = 1, max(1, effort.rounds // MIN_SAMPLES)
+    while stride < most and seconds * repeats * effort.rounds / stride > effort.budget_seconds:
+        stride *= 2
+    return _Plan(repeats, stride, seconds >= LONG_CALL_SECONDS)
+
+
+def _sample(call: Call, plan: _Plan) -> float:
+    if not plan.is_long:
+        call()
+    return _time(call, plan.repeats) / plan.repeats
+
+
+def _time(call: Call, repeats: int) -> float:
+    start = perf_counter()
+    for _ in repeat(None, repeats):
+        call()
+    return perf_counter() - start
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

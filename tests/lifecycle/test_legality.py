@@ -1,0 +1,104 @@
+"""What may be done to a slot is what the design's table says, and slots are named correctly."""
+
+import itertools
+
+import pytest
+
+from esper.errors import ConfigError, SlotError
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.legality import STATES, SlotMaskState, may_apply, state_code
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
+
+TWO = SlotConfig(("left", "right"))
+
+
+def state(stage: Stage, age: int = 3, at_rest: bool = True) -> SlotMaskState:
+    return SlotMaskState(stage, age, at_rest)
+
+
+def stages_that_allow(op: Op, age: int = 3, at_rest: bool = True) -> set[str]:
+    return {
+        stage.name.lower()
+        for stage in Stage
+        if may_apply(op, "left", [state(stage, age, at_rest), None], TWO)
+    }
+
+
+def test_each_op_is_legal_at_the_stages_of_the_design() -> None:
+    assert stages_that_allow(Op.WAIT) == {stage.name.lower() for stage in Stage}
+    assert stages_that_allow(Op.FINISH) == {stage.name.lower() for stage in Stage}
+    assert stages_that_allow(Op.GERMINATE) == {"dormant"}
+    assert stages_that_allow(Op.ADVANCE) == {"germinated", "training", "blending"}
+    assert stages_that_allow(Op.SET_ALPHA_TARGET) == {"blending", "holding"}
+    assert stages_that_allow(Op.PRUNE) == {"germinated", "training", "blending", "holding"}
+    assert stages_that_allow(Op.FOSSILIZE) == {"holding"}
+
+
+def test_alpha_on_its_way_forbids_pruning_and_a_new_target() -> None:
+    assert stages_that_allow(Op.PRUNE, at_rest=False) == set()
+    assert stages_that_allow(Op.SET_ALPHA_TARGET, at_rest=False) == set()
+    assert stages_that_allow(Op.FOSSILIZE, at_rest=False) == {"holding"}
+
+
+def test_a_seed_of_age_zero_cannot_be_pruned() -> None:
+    assert stages_that_allow(Op.PRUNE, age=0) == set()
+    assert stages_that_allow(Op.PRUNE, age=1) == {"germinated", "training", "blending", "holding"}
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_another_seed_that_is_young_or_cooling_down_forbids_germinating(stage: Stage) -> None:
+    blocks = {"germinated", "training", "pruned", "embargoed", "resetting"}
+    is_legal = may_apply(Op.GERMINATE, "left", [None, state(stage)], TWO)
+    assert is_legal == (stage.name.lower() not in blocks)
+
+
+def test_the_seed_limit_counts_live_seeds_only() -> None:
+    config = SlotConfig(("a", "b", "c"), seed_limit=1)
+    fossil, held = state(Stage.FOSSILIZED), state(Stage.HOLDING)
+    assert may_apply(Op.GERMINATE, "c", [fossil, None, None], config)
+    assert not may_apply(Op.GERMINATE, "c", [fossil, held, None], config)
+    assert not may_apply(
+        Op.GERMINATE, "a", [None, None, None], SlotConfig(("a", "b", "c"), seed_limit=0)
+    )
+
+
+def test_configuration_can_close_slots_and_forbid_finishing() -> None:
+    config = SlotConfig(
+        ("a", "b"), enabled=frozenset({"a"}), fits={"a": ["norm"]}, allow_finish=False
+    )
+    assert may_apply(Op.GERMINATE, "a", [None, None], config)
+    assert not may_apply(Op.GERMINATE, "b", [None, None], config)
+    assert not may_apply(Op.FINISH, "a", [None, None], config)
+    assert not may_apply(Op.GERMINATE, "a", [None], SlotConfig(("a",), fits={"a": []}))
+
+
+def test_codes_number_all_states() -> None:
+    combinations = itertools.product(Stage, (False, True), (False, True))
+    assert [state_code(*combination) for combination in combinations] == list(range(len(STATES)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SlotConfig(()), "slot_ids is empty"),
+        (lambda: SlotConfig(("a", "b", "a")), "names 'a' twice"),
+        (lambda: SlotConfig(("a",), enabled=frozenset({"b"})), "no slot 'b'"),
+        (lambda: SlotConfig(("block_1",), fits={"blok_1": []}), "Did you mean 'block_1'"),
+        (lambda: SlotConfig(("a",), fits={"a": ["nrom"]}), "Did you mean 'norm'"),
+        (lambda: SlotMaskState(9, 0, True), "stage is 9"),  # type: ignore[arg-type]
+        (lambda: SlotMaskState(Stage.HOLDING, -1, True), "age_epochs is -1"),
+        (lambda: may_apply(Op.WAIT, "middle", [None, None], TWO), "no slot 'middle'"),
+        (lambda: may_apply(Op.WAIT, "left", [None], TWO), "1 slot states; the host has 2"),
+    ],
+)
+def test_unknown_and_repeated_slots_are_named(make: object, message: str) -> None:
+    with pytest.raises(SlotError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_settings_of_the_wrong_type_are_refused() -> None:
+    with pytest.raises(ConfigError, match="seed_limit is -1"):
+        SlotConfig(("a",), seed_limit=-1)
+    with pytest.raises(ConfigError, match="allow_finish is 1"):
+        SlotConfig(("a",), allow_finish=1)  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+"""The buffer keeps every step where it belongs and says what is missing."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.simic.helpers import SPEC, fill, make_agent
+
+from esper.errors import ConfigError, RolloutError, ShapeError
+from esper.simic.agent import Decision, TamiyoRolloutBuffer
+
+
+def decision(n_envs: int, value: float = 0.0) -> Decision:
+    return Decision(
+        actions=torch.zeros(n_envs, 3, dtype=torch.int64),
+        log_probs=torch.zeros(n_envs, 3),
+        values=torch.full((n_envs,), value),
+        legal=torch.ones(n_envs, 3, 4, dtype=torch.bool),
+        state=torch.zeros(n_envs, 2),
+        next_state=torch.zeros(n_envs, 2),
+    )
+
+
+def make_buffer(n_envs: int = 2, n_steps: int = 4) -> TamiyoRolloutBuffer:
+    return TamiyoRolloutBuffer(n_envs, n_steps, SPEC, observation_size=1, state_size=2)
+
+
+def add(buffer: TamiyoRolloutBuffer, value: float = 0.0, **changes: object) -> None:
+    n = buffer.n_envs
+    step: dict[str, object] = {"rewards": np.ones(n), "dones": np.zeros(n, bool)}
+    step["truncated"] = np.zeros(n, bool)
+    buffer.add(torch.zeros(n, 1), decision(n, value), **{**step, **changes})  # type: ignore[arg-type]
+
+
+def test_the_worked_example_of_the_design() -> None:
+    # rewards 1,1,1,1, values 0.5,2,1,3, truncated at step 1 with bootstrap 4, terminal at step 3.
+    buffer = make_buffer(n_envs=1)
+    for t, value in enumerate((0.5, 2.0, 1.0, 3.0)):
+        add(
+            buffer,
+            value,
+            dones=np.array([t in (1, 3)]),
+            truncated=np.array([t == 1]),
+            bootstrap_values=torch.tensor([4.0 if t == 1 else float("nan")]),
+        )
+    buffer.compute_advantages_and_returns(gamma=0.5, gae_lambda=0.5)
+    torch.testing.assert_close(buffer.advantages, torch.tensor([[1.75, 1.0, 1.0, -2.0]]))
+    torch.testing.assert_close(buffer.returns, torch.tensor([[2.25, 3.0, 2.0, 1.0]]))
+
+
+def reference(buffer: TamiyoRolloutBuffer, gamma: float, lam: float) -> torch.Tensor:
+    """The definition of the design, environment by environment and step by step."""
+    advantages = torch.zeros(buffer.rewards.shape, dtype=torch.float64)
+    for env, length in enumerate(buffer.lengths):
+        following = 0.0
+        for t in reversed(range(length)):
+            done, cut = bool(buffer.dones[env, t]), bool(buffer.truncated[env, t])
+            if done and not cut:
+                next_value = 0.0
+            elif cut or t == length - 1:
+                next_value = float(buffer.bootstrap_values[env, t])
+            else:
+                next_value = float(buffer.values[env, t + 1])
+            delta = (
+                float(buffer.rewards[env, t]) + gamma * next_value - float(buffer.values[env, t])
+            )
+            following = delta + gamma * lam * (0.0 if done or cut else following)
+            advantages[env, t] = following
+    return advantages
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sampled_from([0.0, 0.2, 1.0]))
+def test_unequal_lengths_follow_the_definition(lengths: list[int], ends: float) -> None:
+    counts = np.array(lengths)
+    if not counts.any():
+        counts[0] = 1
+    buffer = fill(make_agent(), len(counts), 9, ends=ends, lengths=counts)
+    assert buffer.lengths.tolist() == counts.tolist()
+    buffer.compute_advantages_and_returns(0.9, 0.8)
+    expected = reference(buffer, 0.9, 0.8)
+    torch.testing.assert_close(buffer.advantages.double(), expected, atol=1e-5, rtol=1e-5)
+    stored = torch.arange(buffer.values.shape[1]) < torch.from_numpy(counts).unsqueeze(1)
+    returns = torch.where(stored, expected + buffer.values, 0.0)
+    torch.testing.assert_close(buffer.returns.double(), returns, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_of_all_environments_is_contiguous() -> None:
+    buffer = fill(make_agent())
+    for name in ("observations", "values", "rewards", "dones", "actions", "masks", "hidden_states"):
+        view = getattr(buffer, name)
+        assert view.shape[:2] == (4, 11)
+        assert view[:, 3].is_contiguous(), name
+
+
+def test_overflow_is_refused_and_nothing_is_lost() -> None:
+    buffer = make_buffer(n_steps=2)
+    add(buffer)
+    add(buffer)
+    assert buffer.is_full
+    with pytest.raises(
+        RolloutError, match="step 2 does not fit: the buffer of 2 environments holds 2"
+    ):
+        add(buffer)
+    assert buffer.lengths.tolist() == [2, 2]
+
+
+def test_an_environment_that_was_left_out_cannot_come_back() -> None:
+    buffer = make_buffer()
+    add(buffer)
+    add(buffer, active=[True, False])
+    with pytest.raises(RolloutError, match="environment 1 has no step 1 but was given step 2"):
+        add(buffer)
+    with pytest.raises(RolloutError, match="no environment is active at step 2"):
+        add(buffer, active=[False, False])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_named(bad: float) -> None:
+    buffer = make_buffer()
+    add(buffer)
+    with pytest.raises(RolloutError, match=f"reward of environment 1 at step 1 is {bad}"):
+        add(buffer, rewards=np.array([1.0, bad]))
+    add(buffer, rewards=np.array([1.0, bad]), active=[True, False])
+
+
+def test_missing_bootstrap_values_are_named() -> None:
+    buffer = make_buffer()
+    with pytest.raises(RolloutError, match="environment 1 was truncated at step 0"):
+        add(buffer, dones=np.array([False, True]), truncated=np.array([False, True]))
+    add(buffer)
+    add(buffer, dones=np.array([True, False]))
+    with pytest.raises(RolloutError, match="environment 1 has no finite bootstrap value at step 1"):
+        buffer.compute_advantages_and_returns(0.9, 0.9)
+    buffer.finish(torch.tensor([float("nan"), 2.0]))
+    buffer.compute_advantages_and_returns(0.9, 0.9)
+    assert bool(torch.isfinite(buffer.advantages).all())
+
+
+def test_an_empty_or_unfinished_buffer_says_what_to_do() -> None:
+    buffer = make_buffer()
+    with pytest.raises(RolloutError, match="the buffer is empty"):
+        buffer.compute_advantages_and_returns(0.9, 0.9)
+    with pytest.raises(RolloutError, match="call compute_advantages_and_returns"):
+        _ = buffer.advantages
+
+
+def test_shapes_and_sizes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ConfigError, match="n_envs is 0"):
+        make_buffer(n_envs=0)
+    with pytest.raises(ShapeError, match=r"rewards has shape \(3,\); \[2\]"):
+        add(make_buffer(), rewards=np.ones(3))
+    with pytest.raises(ShapeError, match=r"last_values has shape \(1,\)"):
+        make_buffer().finish(torch.zeros(1))
+
+
+def test_a_reset_buffer_is_as_good_as_new() -> None:
+    agent = make_agent()
+    used, fresh = fill(agent, seed=3), make_buffer()
+    used.reset()
+    assert used.lengths.sum() == 0
+    assert used.values.shape == (4, 0)
+    assert fresh.values.shape == (2, 0)

@@ -1,0 +1,126 @@
+"""The collector drives real Gymnasium environments and keeps ends and masks apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from esper.config import PolicyConfig
+from esper.errors import ShapeError, UnsupportedEnvironmentError
+from esper.simic.agent import ActionSpec, PPOAgent
+from esper.simic.rollout import VectorCollector
+from esper.tamiyo.policy import RecurrentPolicy
+
+
+class CountdownEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Counts down from ``start``; ends as it is told to; one choice of each head is illegal."""
+
+    observation_space = spaces.Box(0.0, 100.0, (2,), np.float32)
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def __init__(self, start: int, terminated: bool, truncated: bool, mask: str = "tuple") -> None:
+        self.start, self.ends, self.mask = start, (terminated, truncated), mask
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.left = self.start
+        return self.observe(), self.info()
+
+    def step(self, action: np.ndarray) -> Any:
+        assert action[0] != 1
+        assert action[1] != 2
+        self.left -= 1
+        terminated, truncated = self.ends if self.left == 0 else (False, False)
+        return self.observe(), 1.0, terminated, truncated, self.info()
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.left, self.start], np.float32)
+
+    def info(self) -> dict[str, Any]:
+        heads = (np.array([1, 0], np.int8), np.array([1, 1, 0], np.int8))
+        return {"action_mask": heads if self.mask == "tuple" else np.concatenate(heads)}
+
+
+def vector(*envs: Any, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> SyncVectorEnv:
+    return SyncVectorEnv(list(envs), autoreset_mode=mode)
+
+
+def make_agent(sizes: list[int] | None = None, observation_size: int = 2) -> PPOAgent:
+    spec = ActionSpec.independent(sizes or [2, 3])
+    generator = torch.Generator().manual_seed(0)
+    sizes_of_net = PolicyConfig(feature_size=6, lstm_size=4)
+    policy = RecurrentPolicy(spec, observation_size, sizes_of_net, generator=generator)
+    return PPOAgent(spec, policy)
+
+
+@pytest.mark.parametrize("mask", ["tuple", "flat"])
+def test_steps_ends_masks_and_bootstraps_land_where_they_belong(mask: str) -> None:
+    agent = make_agent()
+    envs = vector(
+        lambda: CountdownEnv(3, True, False, mask),
+        lambda: CountdownEnv(2, False, True, mask),
+        lambda: CountdownEnv(2, True, True, mask),
+        lambda: CountdownEnv(99, True, False, mask),
+    )
+    buffer = agent.make_buffer(4, 5)
+    collector = VectorCollector(envs, agent, seed=0)
+    episodes = collector.collect(buffer)
+    left = buffer.observations[..., 0].int().tolist()
+    assert left == [[3, 2, 1, 3, 2], [2, 1, 2, 1, 2], [2, 1, 2, 1, 2], [99, 98, 97, 96, 95]]
+    assert buffer.dones.int().tolist() == [
+        [0, 0, 1, 0, 0],
+        [0, 1, 0, 1, 0],
+        [0, 1, 0, 1, 0],
+        [0] * 5,
+    ]
+    # Both at once is the task's own end: nothing follows, so it is not a truncation here.
+    assert buffer.truncated.int().tolist() == [[0] * 5, [0, 1, 0, 1, 0], [0] * 5, [0] * 5]
+    assert buffer.masks[0, 0].tolist() == [[True, False, False], [True, True, False]]
+    assert sorted(episodes.returns) == [2.0, 2.0, 2.0, 2.0, 3.0]
+    assert sorted(episodes.lengths) == [2, 2, 2, 2, 3]
+
+    # The truncated step's bootstrap is the value of the state it reached, before the reset.
+    state = agent.initial_state(1)
+    for observation in ([2.0, 2.0], [1.0, 2.0]):
+        state = agent.act(torch.tensor([observation]), None, state).next_state
+    expected = agent.value(torch.tensor([[0.0, 2.0]]), state)
+    torch.testing.assert_close(buffer.bootstrap_values[1, 1:2], expected)
+
+    # The next buffer goes on where this one stopped.
+    collector.collect(buffer)
+    assert buffer.observations[3, 0, 0] == 94.0
+    assert bool((buffer.hidden_states[3, 0] != 0).any())
+    agent.update(buffer)
+
+
+def test_a_single_discrete_action_works_on_a_classic_environment() -> None:
+    agent = make_agent([2], observation_size=4)
+    envs = vector(*[lambda: gymnasium.make("CartPole-v1")] * 3)
+    buffer = agent.make_buffer(3, 30)
+    episodes = VectorCollector(envs, agent, seed=0).collect(buffer)
+    assert buffer.lengths.tolist() == [30, 30, 30]
+    assert np.isfinite(episodes.mean_return)
+    assert agent.update(buffer).n_steps == 90
+
+
+def test_environments_that_cannot_be_driven_are_refused_with_advice() -> None:
+    def make() -> CountdownEnv:
+        return CountdownEnv(3, True, False)
+
+    with pytest.raises(UnsupportedEnvironmentError, match="SAME_STEP is needed"):
+        VectorCollector(vector(make, mode=AutoresetMode.NEXT_STEP), make_agent())
+    with pytest.raises(UnsupportedEnvironmentError, match="FlattenObservation"):
+        VectorCollector(vector(make), make_agent(observation_size=3))
+    with pytest.raises(UnsupportedEnvironmentError, match=r"the agent's heads have sizes \(2, 4\)"):
+        VectorCollector(vector(make), make_agent([2, 4]))
+    agent = make_agent()
+    envs = vector(lambda: CountdownEnv(3, True, False, "flat"))
+    envs.reset = lambda **_: (np.zeros((1, 2)), {"action_mask": np.ones((1, 7))})  # type: ignore
+    with pytest.raises(ShapeError, match=r"info\['action_mask'\] has shape \(1, 7\)"):
+        VectorCollector(envs, agent)

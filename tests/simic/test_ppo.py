@@ -1,0 +1,345 @@
+"""The update is the one of the definition, waits for nothing it need not, and learns."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from esper.config import PPOConfig
+from esper.errors import ActionSpecError, ConfigError, RolloutError, ShapeError
+from esper.lifecycle.action_spec import ActionSpec
+from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer, ppo
+from esper.simic.agent.losses import normalize_advantages
+from esper.simic.agent.minibatches import PreparedRollout
+from esper.simic.agent.update_report import EpochMeasures
+from tests.simic.helpers import OBSERVATION_SIZE, SPEC, fill, make_agent, random_masks
+
+UNEQUAL = np.array([11, 3, 0, 7])
+
+
+def prepare(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> PreparedRollout:
+    buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.gae_lambda)
+    return PreparedRollout(buffer, agent.policy, agent.normalizer, agent.config)
+
+
+@pytest.mark.parametrize("sequence_length", [None, 1, 3, 5])
+@pytest.mark.parametrize("n_minibatches", [1, 3])
+@pytest.mark.parametrize("ends", [0.0, 0.3])
+@pytest.mark.parametrize("lengths", [None, UNEQUAL], ids=["equal", "unequal"])
+def test_the_first_ratio_is_one(
+    sequence_length: int | None, n_minibatches: int, ends: float, lengths: np.ndarray | None
+) -> None:
+    agent = make_agent(sequence_length=sequence_length, n_minibatches=n_minibatches)
+    buffer = fill(agent, ends=ends, lengths=lengths)
+    n_steps = 0
+    for batch, _ in prepare(agent, buffer).minibatches(torch.Generator()):
+        log_probs, _, values = agent.policy.evaluate(
+            batch.observations,
+            batch.grid.resets,
+            batch.state,
+            batch.grid.cells,
+            batch.legal,
+            batch.actions,
+        )
+        torch.testing.assert_close(log_probs, batch.old_log_probs, atol=1e-6, rtol=0)
+        torch.testing.assert_close(values, batch.old_values, atol=2e-6, rtol=0)
+        n_steps += len(log_probs)
+    assert n_steps == buffer.lengths.sum()
+
+
+def reference_losses(
+    agent: PPOAgent, buffer: TamiyoRolloutBuffer, old_log_probs: Tensor
+) -> dict[str, Tensor]:
+    """The loss of all steps from its definition: one step, one head at a time, in float64."""
+    config, spec, policy = agent.config, agent.spec, agent.policy
+    parameters = {name: p.double() for name, p in policy.named_parameters()}  # type: ignore
+    w_ih, w_hh = parameters["lstm.weight_ih_l0"], parameters["lstm.weight_hh_l0"]
+    biases = parameters["lstm.bias_ih_l0"] + parameters["lstm.bias_hh_l0"]
+    size = policy.lstm_size  # type: ignore[attr-defined]
+    steps = [(e, t) for e, n in enumerate(buffer.lengths) for t in range(n)]
+    raw = torch.stack([buffer.advantages[e, t] for e, t in steps]).double()
+    advantages = dict(zip(steps, normalize_advantages(raw), strict=True))
+
+    surrogate, value_errors, entropies, kl, joint, n_relevant = [], [], [], [], [], 0
+    hidden = cell = torch.zeros(size).double()
+    for e, t in steps:
+        if t == 0:
+            hidden, cell = buffer.hidden_states[e, 0].double().split(size)
+        elif buffer.dones[e, t - 1] or buffer.truncated[e, t - 1]:
+            hidden = cell = torch.zeros(size).double()
+        seen = buffer.observations[e, t].double()
+        features = (parameters["features.weight"] @ seen + parameters["features.bias"]).relu()
+        i, f, g, o = (w_ih @ features + w_hh @ hidden + biases).split(size)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outputs = parameters["outputs.weight"] @ hidden + parameters["outputs.bias"]
+
+        op = int(buffer.actions[e, t, spec.op_index])
+        legal = buffer.masks[e, t]
+        is_free = any(
+            bool(legal[h].sum() > 1) for h in range(spec.n_heads) if spec.relevance[op][h]
+        )
+        step_gain, step_entropy, step_kl = 0.0, 0.0, 0.0
+        for h, logits in enumerate(outputs[:-1].split(spec.sizes)):
+            masked = logits.masked_fill(~legal[h, : spec.sizes[h]], -1e9)
+            distribution = Categorical(logits=masked)
+            taken = distribution.log_prob(buffer.actions[e, t, h])
+            log_ratio = taken - old_log_probs[e, t, h].double()
+            legal_ops = legal[spec.op_index, : len(spec.relevance)].nonzero().flatten().tolist()
+            if any(spec.relevance[o][h] for o in legal_ops):
+                step_entropy = step_entropy + distribution.entropy()
+            if spec.relevance[op][h]:
+                ratio, advantage = log_ratio.exp(), advantages[e, t]
+                clipped = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
+                step_gain = step_gain + torch.min(ratio * advantage, clipped * advantage)
+                step_kl = step_kl + (ratio - 1 - log_ratio)
+                n_relevant += 1
+        if is_free:
+            surrogate.append(step_gain)
+        entropies.append(torch.as_tensor(step_entropy))
+        joint.append(step_kl)
+        target = (buffer.returns[e, t].double() - agent.normalizer.mean) / agent.normalizer.std
+        value_errors.append((outputs[-1] - target) ** 2)
+        kl.append(step_kl)
+    policy_loss = -torch.stack(surrogate).mean()  # type: ignore[arg-type]
+    value, entropy = torch.stack(value_errors).mean(), torch.stack(entropies).mean()
+    return {
+        "loss": policy_loss + config.vf_coef * value - config.ent_coef * entropy,
+        "policy_loss": policy_loss,
+        "value_loss": value,
+        "entropy": entropy,
+        "approx_kl": torch.stack(kl).sum() / n_relevant,  # type: ignore[arg-type]
+        "joint_kl": torch.stack(joint).mean(),  # type: ignore[arg-type]
+    }
+
+
+@pytest.mark.parametrize("lengths", [None, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize("ends", [0.0, 0.3])
+def test_loss_and_gradient_are_those_of_the_definition(
+    ends: float, lengths: np.ndarray | None
+) -> None:
+    agent = make_agent(ent_coef=0.1)
+    buffer = fill(agent, ends=ends, lengths=lengths)
+    rollout = prepare(agent, buffer)
+    # As after a few gradient steps: ratios away from 1, some of them clipped.
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    expected = reference_losses(agent, buffer, buffer.log_probs)
+    wanted = torch.autograd.grad(expected["loss"], list(agent.policy.parameters()))
+    ((batch, _),) = rollout.minibatches(torch.Generator())
+    loss, sums = agent._loss(batch)
+    torch.testing.assert_close(loss.double(), expected["loss"], atol=1e-5, rtol=1e-5)
+    got = torch.autograd.grad(loss, list(agent.policy.parameters()))
+    names = [name for name, _ in agent.policy.named_parameters()]  # type: ignore[attr-defined]
+    for name, mine, reference in zip(names, got, wanted, strict=True):
+        # The reference has no rectifier at exactly zero where the reset feature lives.
+        mask = torch.ones_like(mine)
+        if name.startswith("features"):
+            mask[-1] = 0.0
+        if name == "lstm.weight_ih_l0":
+            mask[:, -1] = 0.0
+        torch.testing.assert_close(mine * mask, reference * mask, atol=2e-5, rtol=1e-4, msg=name)
+
+    report = EpochMeasures.read(sums, SPEC).report(
+        SPEC,
+        explained_variance=0.0,
+        gradient_norm=0.0,
+        epochs_run=1,
+        gradient_steps=0,
+        stopped_early=False,
+    )
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "joint_kl"):
+        assert getattr(report, name) == pytest.approx(expected[name].item(), rel=1e-4, abs=1e-5)
+    assert report.clip_fraction > 0
+    assert set(report.approx_kl_by_head) == set(SPEC.names)
+
+
+def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str]:
+    """Count, over the epochs of one update, operations in which the host waits for a number."""
+    counts: Counter[str] = Counter()
+    run_epoch, read = agent._run_epoch, EpochMeasures.read
+
+    def profiled(*arguments: object) -> EpochMeasures:
+        with torch.profiler.profile() as profiler:
+            result = run_epoch(*arguments)  # type: ignore[arg-type]
+        for event in profiler.events() or []:
+            if event.name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero"):
+                counts[event.name] += 1
+        counts["epochs"] += 1
+        return result
+
+    def counted(sums: Tensor, spec: ActionSpec) -> EpochMeasures:
+        counts["reads"] += 1
+        return read(sums, spec)
+
+    agent._run_epoch = profiled  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo.EpochMeasures, "read", counted)
+        agent.update(buffer)
+    return counts
+
+
+@pytest.mark.parametrize("n_heads", [1, 3, 8])
+@pytest.mark.parametrize("n_minibatches", [1, 4])
+def test_the_host_reads_once_per_epoch_whatever_the_heads_and_minibatches(
+    n_heads: int, n_minibatches: int
+) -> None:
+    spec = ActionSpec.independent([3] * n_heads)
+    agent = make_agent(spec=spec, n_minibatches=n_minibatches, n_epochs=3, target_kl=None)
+    counts = waits_in_epochs(agent, fill(agent, ends=0.3))
+    assert counts == {"epochs": 3, "reads": 3}
+
+
+def test_the_counter_of_waits_sees_a_wait() -> None:
+    agent = make_agent(n_epochs=2, target_kl=None)
+    original = agent._loss
+    agent._loss = lambda batch: (original(batch), original(batch)[0].detach().item())[0]  # type: ignore
+    assert waits_in_epochs(agent, fill(agent))["aten::item"] == 2
+
+
+def test_a_rollout_in_which_only_the_op_ever_matters_is_learned_from() -> None:
+    spec = ActionSpec(
+        names=("a", "op", "b"),
+        sizes=(3, 2, 4),
+        op_head="op",
+        relevance=((False, True, False), (False, True, False)),
+    )
+    agent = make_agent(spec=spec, learning_rate=0.05, target_kl=None)
+    report = agent.update(fill(agent))
+    assert report.approx_kl == pytest.approx(report.approx_kl_by_head["op"]) != 0.0
+    assert report.approx_kl_by_head["a"] == report.approx_kl_by_head["b"] == 0.0
+    assert report.entropy_by_head["a"] == 0.0
+    assert all(bool(torch.isfinite(p).all()) for p in agent.policy.parameters())
+    assert np.isfinite([report.policy_loss, report.gradient_norm, report.value_loss]).all()
+
+
+def test_an_update_stops_before_the_step_that_would_follow_too_large_a_change() -> None:
+    free = make_agent(learning_rate=0.05, target_kl=None, n_epochs=6)
+    report = free.update(fill(free))
+    assert (report.epochs_run, report.gradient_steps, report.stopped_early) == (6, 6, False)
+
+    bound = make_agent(learning_rate=0.05, target_kl=1e-4, n_epochs=6)
+    report = bound.update(fill(bound))
+    assert report.stopped_early
+    assert report.approx_kl > 1.5e-4
+    assert (report.epochs_run, report.gradient_steps) == (2, 1)
+
+
+def test_ratios_are_live_from_the_first_epoch() -> None:
+    # The policy moved since it acted; the very first epoch must see that and stop.
+    agent = make_agent(target_kl=1e-3)
+    buffer = fill(agent)
+    before = [p.clone() for p in agent.policy.parameters()]
+    with torch.no_grad():
+        agent.policy.outputs.bias += torch.linspace(-1, 1, len(agent.policy.outputs.bias))  # type: ignore
+    report = agent.update(buffer)
+    assert report.stopped_early
+    assert report.epochs_run == 1
+    assert report.gradient_steps == 0
+    changed = [
+        not torch.equal(a, b) for a, b in zip(before, agent.policy.parameters(), strict=True)
+    ]
+    assert sum(changed) <= 2
+
+
+def test_steps_with_one_legal_action_do_not_dilute_the_policy_loss() -> None:
+    agent = make_agent()
+    forced = SPEC.pad_masks([torch.eye(s)[:1].bool().expand(4, s) for s in SPEC.sizes])
+    buffer = agent.make_buffer(4, 6)
+    state, generator = agent.initial_state(4), torch.Generator().manual_seed(0)
+    for t in range(6):
+        observations = torch.randn(4, OBSERVATION_SIZE, generator=generator)
+        masks = forced if t % 2 else random_masks(SPEC, 4, generator)
+        decision = agent.act(observations, masks, state)
+        state = decision.next_state
+        never = np.zeros(4, bool)
+        buffer.add(observations, decision, rewards=np.ones(4), dones=never, truncated=never)
+    buffer.finish(torch.zeros(4))
+    ((batch, _),) = prepare(agent, buffer).minibatches(torch.Generator())
+    weight = torch.zeros(24)
+    weight[batch.grid.steps] = batch.weight
+    assert bool((weight.view(6, 4)[1::2] == 0).all())
+    assert bool(weight.view(6, 4)[::2].sum() > 0)
+
+
+def test_a_fully_forced_rollout_moves_no_head() -> None:
+    spec = ActionSpec.independent([1, 1])
+    agent = make_agent(spec=spec, ent_coef=0.1)
+    before = agent.policy.outputs.weight[:-1].clone()  # type: ignore[attr-defined]
+    report = agent.update(fill(agent))
+    assert report.policy_loss == 0.0
+    assert torch.equal(agent.policy.outputs.weight[:-1], before)  # type: ignore[attr-defined]
+
+
+def test_the_weights_of_resets_never_change() -> None:
+    agent = make_agent(learning_rate=0.05, target_kl=None)
+    policy = agent.policy
+    before = policy.lstm.weight_ih_l0[:, -1].clone()  # type: ignore[attr-defined]
+    for seed in range(3):
+        agent.update(fill(agent, ends=0.4, seed=seed))
+    assert torch.equal(policy.lstm.weight_ih_l0[:, -1], before)  # type: ignore[attr-defined]
+    assert bool((policy.features.weight[-1] == 0.0).all())  # type: ignore[attr-defined]
+
+
+def test_the_same_seed_gives_the_same_agent_and_a_saved_one_goes_on_as_if_nothing_happened() -> (
+    None
+):
+    def run(agent: PPOAgent, rounds: range) -> list[Tensor]:
+        for seed in rounds:
+            agent.update(fill(agent, seed=seed))
+        return [p.detach().clone() for p in agent.policy.parameters()]
+
+    settings = {"learning_rate": 0.01, "n_minibatches": 2, "target_kl": None}
+    whole = run(make_agent(**settings), range(4))
+    assert all(map(torch.equal, whole, run(make_agent(**settings), range(4))))
+    first = make_agent(**settings)
+    run(first, range(2))
+    second = make_agent(seed=9, **settings)
+    second.load_state_dict(first.state_dict())
+    assert all(map(torch.equal, whole, run(second, range(2, 4))))
+
+
+def test_it_learns_which_choice_pays_within_the_masks() -> None:
+    # The second head pays 1 for choice 2, and 3 for choice 3 which is never legal.
+    spec = ActionSpec.independent([2, 4])
+    agent = make_agent(spec=spec, learning_rate=0.01, n_minibatches=2)
+    torch.nn.init.zeros_(agent.policy.outputs.weight)  # type: ignore[attr-defined]
+    masks = spec.pad_masks([torch.ones(16, 2), torch.tensor([[1, 1, 1, 0]]).expand(16, 4)])
+    means = []
+    for _ in range(40):
+        buffer, state = agent.make_buffer(16, 8), agent.initial_state(16)
+        for _ in range(8):
+            observations = torch.ones(16, OBSERVATION_SIZE)
+            decision = agent.act(observations, masks, state)
+            state = decision.next_state
+            rewards = (decision.actions[:, 1] == 2).float()
+            never = np.zeros(16, bool)
+            buffer.add(observations, decision, rewards=rewards, dones=never, truncated=never)
+        buffer.finish(agent.value(torch.ones(16, OBSERVATION_SIZE), state))
+        means.append(float(buffer.rewards.mean()))
+        agent.update(buffer)
+    assert means[0] < 0.5
+    assert np.mean(means[-5:]) > 0.9
+
+
+def test_mistakes_are_named() -> None:
+    agent = make_agent()
+    with pytest.raises(ActionSpecError, match="the policy was built for heads"):
+        PPOAgent(ActionSpec.independent([2, 2]), agent.policy)
+    with pytest.raises(RolloutError, match="the buffer is empty"):
+        agent.update(agent.make_buffer(2, 3))
+    crowded = make_agent(n_minibatches=5)
+    with pytest.raises(ConfigError, match="n_minibatches is 5 but the rollout has 4 sequences"):
+        crowded.update(fill(crowded))
+    with pytest.raises(ShapeError, match=r"state has shape \(2, 16\); \[3, 16\]"):
+        agent.act(torch.zeros(3, OBSERVATION_SIZE), None, agent.initial_state(2))
+    with pytest.raises(ConfigError, match="clip_range is 0"):
+        PPOConfig(clip_range=0.0)

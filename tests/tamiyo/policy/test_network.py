@@ -1,0 +1,129 @@
+"""The network gives the same answers step by step and over whole sequences."""
+
+import pytest
+import torch
+
+from esper.config import PolicyConfig
+from esper.errors import DtypeError, ShapeError
+from esper.lifecycle.action_spec import ActionSpec
+from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy.network import steps_last_linear
+
+SPEC = ActionSpec.independent([2, 3])
+SIZES = PolicyConfig(feature_size=9, lstm_size=6)
+
+
+def make_policy(seed: int = 0) -> RecurrentPolicy:
+    policy = RecurrentPolicy(SPEC, 4, SIZES, generator=torch.Generator().manual_seed(seed))
+    # Not the near-uniform start: answers that hardly depend on the input would agree anyway.
+    torch.nn.init.normal_(policy.outputs.weight, generator=torch.Generator().manual_seed(seed))
+    return policy
+
+
+def test_sizes_come_from_the_configuration() -> None:
+    policy = RecurrentPolicy(SPEC, 4, PolicyConfig(feature_size=20, lstm_size=30))
+    assert policy.lstm.input_size == 20
+    assert policy.state_size == 60
+    assert policy.outputs.out_features == 2 + 3 + 1
+
+
+def test_actions_are_near_uniform_at_first() -> None:
+    policy = RecurrentPolicy(SPEC, 4, generator=torch.Generator().manual_seed(0))
+    _, log_probs, *_ = policy.act(torch.randn(64, 4), None, torch.zeros(64, 256), torch.Generator())
+    uniform = -torch.tensor([2.0, 3.0]).log().expand(64, 2)
+    torch.testing.assert_close(log_probs, uniform, atol=0.05, rtol=0)
+
+
+def run_step_by_step(
+    policy: RecurrentPolicy, observations: torch.Tensor, starts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Act on ``[T, E, D]`` with the state zeroed where an episode starts."""
+    state, taken = torch.zeros(observations.shape[1], policy.state_size), []
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for seen, is_start in zip(observations, starts, strict=True):
+            state = state.masked_fill(is_start.unsqueeze(-1), 0.0)
+            actions, log_probs, values, _, state = policy.act(seen, None, state, generator)
+            taken.append((actions, log_probs, values))
+    actions, log_probs, values = (torch.stack(column) for column in zip(*taken, strict=True))
+    return actions, log_probs, values
+
+
+def test_a_reset_cell_inside_a_sequence_is_a_new_episode() -> None:
+    policy = make_policy()
+    observations = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(1))
+    starts = torch.zeros(5, 2, dtype=torch.bool)
+    starts[3] = True
+    actions, log_probs, values = run_step_by_step(policy, observations, starts)
+
+    # Rows 0-2, a reset in row 3 that shows anything, rows 3-4 of the episode after it.
+    anything = 100.0 * torch.ones(1, 2, 4)
+    grid = torch.cat([observations[:3], anything, observations[3:]])
+    resets = torch.zeros(6, 2, dtype=torch.bool)
+    resets[3] = True
+    cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
+    legal = policy.lay_out_masks(torch.tensor([[[1, 1, 0], [1, 1, 1]]]).bool().expand(10, 2, 3))
+    got_log_probs, _, got_values = policy.evaluate(
+        grid, resets, torch.zeros(2, 12), cells, legal, actions.flatten(0, 1)
+    )
+    torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=2e-6, rtol=0)
+    torch.testing.assert_close(got_values, values.flatten(), atol=2e-6, rtol=0)
+
+
+def test_a_reset_leaves_a_state_of_exactly_zero() -> None:
+    policy = make_policy()
+    features = torch.zeros(1, 3, SIZES.feature_size)
+    features[..., -1] = 1.0
+    state = 5.0 * torch.randn(1, 3, SIZES.lstm_size)
+    outputs, (hidden, cell) = policy.lstm(features, (state.tanh(), state))
+    for tensor in (outputs, hidden, cell):
+        assert bool((tensor == 0.0).all())
+
+
+def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
+    policy = make_policy()
+    observations = torch.randn(4, 2, 4, requires_grad=True)
+    resets = torch.zeros(4, 2, dtype=torch.bool)
+    resets[2] = True
+    legal = policy.lay_out_masks(torch.ones(2, 2, 3, dtype=torch.bool))
+    actions = torch.zeros(2, 2, dtype=torch.long)
+    log_probs, _, values = policy.evaluate(
+        observations, resets, torch.zeros(2, 12), torch.tensor([6, 7]), legal, actions
+    )
+    (log_probs.sum() + values.sum()).backward()
+    assert observations.grad is not None
+    assert bool((observations.grad[:3] == 0.0).all())
+    assert bool((observations.grad[3] != 0.0).any())
+    closing, silent = policy.lstm.weight_ih_l0.grad, policy.features.weight.grad
+    assert closing is not None
+    assert silent is not None
+    assert bool((closing[:, -1] == 0.0).all())
+    assert bool((silent[-1] == 0.0).all())
+
+
+def test_rescaling_the_value_is_exact_and_touches_nothing_else() -> None:
+    policy = make_policy().double()
+    observations, state = torch.randn(5, 4).double(), torch.randn(5, 12).double()
+    before, logits = policy.value(observations, state), policy._step(observations, state)[0][:, :-1]
+    policy.rescale_value(2.5, -0.75)
+    torch.testing.assert_close(policy.value(observations, state), 2.5 * before - 0.75)
+    assert torch.equal(policy._step(observations, state)[0][:, :-1], logits)
+
+
+def test_the_output_layer_has_the_gradient_of_finite_differences() -> None:
+    arguments = [torch.randn(*shape).double().requires_grad_() for shape in ((5, 3), (4, 3), (4,))]
+    assert torch.autograd.gradcheck(steps_last_linear, arguments)
+    inputs, weight, bias = arguments
+    expected = torch.nn.functional.linear(inputs, weight, bias).t()
+    torch.testing.assert_close(steps_last_linear(inputs, weight, bias), expected)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    policy, state = make_policy(), torch.zeros(3, 12)
+    masks = torch.ones(3, 2, 3, dtype=torch.bool)
+    with pytest.raises(ShapeError, match=r"observations has shape \(3, 5\)"):
+        policy.act(torch.zeros(3, 5), None, state, None)
+    with pytest.raises(ShapeError, match=r"masks has shape \(2, 2, 3\); \[3, 2, 3\]"):
+        policy.act(torch.zeros(3, 4), masks[:2], state, None)
+    with pytest.raises(DtypeError, match=r"masks has dtype torch\.float32"):
+        policy.act(torch.zeros(3, 4), masks.float(), state, None)
