@@ -84,9 +84,10 @@ def make_trainer(kind: Episodes, *, shares_lstm: bool) -> Call:
         shares_lstm: Whether the critic reads the actor's LSTM, as ours does (but without training
             it); by default RecurrentPPO gives the critic an LSTM of its own.
     """
+    envs = DummyVecEnv([lambda: NoiseEnv(kind)] * N_ENVS)
     model = RecurrentPPO(
         "MlpLstmPolicy",
-        DummyVecEnv([lambda: NoiseEnv(kind)] * N_ENVS),
+        envs,
         learning_rate=LEARNING_RATE,
         n_steps=N_STEPS,
         batch_size=N_ENVS * N_STEPS,
@@ -106,12 +107,12 @@ def make_trainer(kind: Episodes, *, shares_lstm: bool) -> Call:
     # The first rollout starts with the first step of an episode; one more leaves that behind.
     n_rollouts = 2 if kind is Episodes.ONGOING else 1
     for _ in range(n_rollouts):
-        model.collect_rollouts(model.env, callback, model.rollout_buffer, N_STEPS)
-    as_collected = dict(model.rollout_buffer.__dict__)
+        model.collect_rollouts(envs, callback, model.rollout_buffer, N_STEPS)
+    as_collected = dict(vars(model.rollout_buffer))
 
     def train() -> None:
         # Training lays out the arrays anew and leaves the collected ones alone.
-        model.rollout_buffer.__dict__.update(as_collected)
+        vars(model.rollout_buffer).update(as_collected)
         model.train()
 
     return train

@@ -12,7 +12,8 @@ def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
     """Print a table with a section for each call and shape, and how many reaches were reached."""
     table = Table(title="one thread; ratio: median and quartiles over rounds")
     for name in ("what", "compared with", "ours", "other", "ratio", "reach", "reached"):
-        table.add_column(name, justify="right" if name in ("ours", "other", "ratio") else "left")
+        is_figure = name in ("ours", "other", "ratio")
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure)
     previous = ""
     for row in rows:
         if row.is_detail and not show_all:
@@ -33,7 +34,7 @@ def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
 def _cells(row: Row) -> tuple[str, ...]:
     ours = duration(row.ours_seconds)
     if row.ratio is None or row.other_seconds is None:
-        return row.other, ours, row.note, "", _reach(row), "not measured" if row.limit else ""
+        return row.other, ours, "", row.note, _reach(row), "not measured" if row.limit else ""
     word = "faster" if row.asked is Asked.FASTER else "the time"
     low, high = number(row.ratio.low), number(row.ratio.high)
     ratio = f"{number(row.ratio.median)}x {word} [{low}-{high}]"

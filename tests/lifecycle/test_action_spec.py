@@ -103,7 +103,7 @@ def test_masks_by_name_in_order_and_as_arrays_mean_the_same() -> None:
 
 def test_masks_that_do_not_fit_are_refused_by_name() -> None:
     move, door = torch.ones(4, 2, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool)
-    with pytest.raises(UnknownHeadError, match="no head 'dor'.*Did you mean 'door'"):
+    with pytest.raises(UnknownHeadError, match=r"no head 'dor'.*Did you mean 'door'"):
         SPEC.pad_masks({"move": move, "dor": door})
     with pytest.raises(ShapeError, match=r"without \['door'\]"):
         SPEC.pad_masks({"move": move})

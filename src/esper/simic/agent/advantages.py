@@ -156,7 +156,8 @@ def _raise_for(
     require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
     if rewards.ndim != 2 or rewards.numel() == 0:
         raise ShapeError(
-            f"rewards has shape {tuple(rewards.shape)}; [environments, steps], with at least one of each, is needed."
+            f"rewards has shape {tuple(rewards.shape)}; [environments, steps], with at least one "
+            "of each, is needed."
         )
     if rewards.dtype not in (torch.float32, torch.float64):
         raise DtypeError(f"rewards has dtype {rewards.dtype}; torch.float32 or float64 is needed.")

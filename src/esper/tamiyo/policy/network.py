@@ -78,7 +78,7 @@ class RecurrentPolicy(nn.Module):
         self.lstm = nn.LSTM(config.feature_size, config.lstm_size)
         self.outputs = nn.Linear(config.lstm_size, sum(spec.sizes) + 1)
         """The logits of all heads side by side, and last the value."""
-        self._initialise(generator)
+        self._initialise(generator or torch.Generator().manual_seed(0))
 
     @property
     def state_size(self) -> int:
@@ -119,7 +119,9 @@ class RecurrentPolicy(nn.Module):
 
     def lay_out_masks(self, legal: Tensor) -> LegalChoices:
         """Return masks ``[N, H, K]`` in the form that :meth:`evaluate` reads."""
-        return LegalChoices.of(self.spec, legal, self.outputs.weight.dtype)
+        # A log-probability needs at least single precision, whatever the weights are in.
+        dtype = torch.promote_types(self.outputs.weight.dtype, torch.float32)
+        return LegalChoices.of(self.spec, legal, dtype)
 
     def evaluate(
         self,
@@ -182,7 +184,7 @@ class RecurrentPolicy(nn.Module):
         return lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
 
     @torch.no_grad()
-    def _initialise(self, generator: torch.Generator | None) -> None:
+    def _initialise(self, generator: torch.Generator) -> None:
         """Orthogonal weights, an LSTM that remembers at first, and near-uniform actions."""
         size = self.lstm_size
         from_input, from_state, input_bias, state_bias = self._lstm_weights()

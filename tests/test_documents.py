@@ -1,0 +1,21 @@
+"""The code that the documents show runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/ppo.md"])
+def test_the_python_of_a_document_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+    assert blocks
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, name, "exec"), scope)
+    if name == "README.md":
+        printed = capsys.readouterr().out
+        assert re.search(r"return \d+\.\d  kl \d", printed)
+        assert "torch.Size([1, 7, 3])" in printed
