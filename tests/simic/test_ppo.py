@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from esper.config import PPOConfig
-from esper.errors import ActionSpecError, ConfigError, RolloutError, ShapeError
+from esper.errors import (
+    ActionSpecError,
+    ConfigError,
+    DeviceError,
+    DtypeError,
+    RolloutError,
+    ShapeError,
+)
 from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer, ppo
 from esper.simic.agent.losses import normalize_advantages
@@ -339,7 +346,16 @@ def test_mistakes_are_named() -> None:
     crowded = make_agent(n_minibatches=5)
     with pytest.raises(ConfigError, match="n_minibatches is 5 but the rollout has 4 sequences"):
         crowded.update(fill(crowded))
-    with pytest.raises(ShapeError, match=r"state has shape \(2, 16\); \[3, 16\]"):
-        agent.act(torch.zeros(3, OBSERVATION_SIZE), None, agent.initial_state(2))
+    observations, state = torch.zeros(3, OBSERVATION_SIZE), agent.initial_state(3)
+    with pytest.raises(ShapeError, match=r"state has shape \(2, 16\); \[batch, 16\]"):
+        agent.act(observations, None, state[:2])
+    with pytest.raises(ShapeError, match="at least 1"):
+        agent.act(observations[:0], None, state[:0])
+    with pytest.raises(DtypeError, match=r"observations has dtype torch\.float64; torch\.float32"):
+        agent.act(observations.double(), None, state)
+    with pytest.raises(DeviceError, match="observations is on meta; the policy is on cpu"):
+        agent.act(observations.to("meta"), None, state)
+    with pytest.raises(ShapeError, match=r"episode_starts is torch\.bool of shape \(2,\)"):
+        agent.act(observations, None, state, torch.zeros(2, dtype=torch.bool))
     with pytest.raises(ConfigError, match="clip_range is 0"):
         PPOConfig(clip_range=0.0)

@@ -1,9 +1,11 @@
 """The buffer keeps every step where it belongs and says what is missing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simic.helpers import SPEC, fill, make_agent
 
@@ -70,6 +72,7 @@ def reference(buffer: TamiyoRolloutBuffer, gamma: float, lam: float) -> torch.Te
     return advantages
 
 
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sampled_from([0.0, 0.2, 1.0]))
 def test_unequal_lengths_follow_the_definition(lengths: list[int], ends: float) -> None:
     counts = np.array(lengths)
@@ -150,6 +153,13 @@ def test_shapes_and_sizes_that_do_not_fit_are_named() -> None:
         make_buffer(n_envs=0)
     with pytest.raises(ShapeError, match=r"rewards has shape \(3,\); \[2\]"):
         add(make_buffer(), rewards=np.ones(3))
+    buffer = make_buffer()
+    with pytest.raises(ShapeError, match=r"bootstrap_values has shape \(3,\); \[2\]"):
+        add(buffer, bootstrap_values=torch.zeros(3))
+    never, wrong = np.zeros(2, bool), replace(decision(2), state=torch.zeros(3, 2))
+    with pytest.raises(ShapeError, match=r"decision\.state has shape \(3, 2\); \[2, 2\]"):
+        buffer.add(torch.zeros(2, 1), wrong, rewards=never, dones=never, truncated=never)
+    assert buffer.lengths.tolist() == [0, 0]
     with pytest.raises(ShapeError, match=r"last_values has shape \(1,\)"):
         make_buffer().finish(torch.zeros(1))
 

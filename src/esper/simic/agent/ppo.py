@@ -92,12 +92,13 @@ class PPOAgent:
             NoLegalActionError: If a head has no legal choice, naming head and environment.
             NonFiniteError: If the policy's output is not finite.
         """
-        if tuple(state.shape) != (observations.shape[0], self.policy.state_size):
-            raise ShapeError(
-                f"state has shape {tuple(state.shape)}; "
-                f"{[observations.shape[0], self.policy.state_size]} is needed."
-            )
         if episode_starts is not None:
+            if episode_starts.shape != state.shape[:1] or episode_starts.dtype is not torch.bool:
+                raise ShapeError(
+                    f"episode_starts is {episode_starts.dtype} of shape "
+                    f"{tuple(episode_starts.shape)}; torch.bool of shape {list(state.shape[:1])}, "
+                    "one for each environment, is needed."
+                )
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self._generator
         actions, log_probs, values, legal, next_state = self.policy.act(

@@ -191,17 +191,25 @@ class TamiyoRolloutBuffer:
                 "is no bootstrap value; pass bootstrap_values, the value of the state it reached."
             )
 
-        self._observations[t] = observations
-        self._states[t] = decision.state
-        self._actions[t] = decision.actions
-        self._log_probs[t] = decision.log_probs
-        self._legal[t] = decision.legal
-        self._values[t] = decision.values
+        rows = [
+            ("observations", self._observations[t], observations),
+            ("decision.state", self._states[t], decision.state),
+            ("decision.actions", self._actions[t], decision.actions),
+            ("decision.log_probs", self._log_probs[t], decision.log_probs),
+            ("decision.legal", self._legal[t], decision.legal),
+            ("decision.values", self._values[t], decision.values),
+        ]
+        if bootstrap_values is not None:
+            rows.append(("bootstrap_values", self._bootstrap_values[t], bootstrap_values))
+        for name, place, given in rows:
+            if given.shape != place.shape:
+                shape, needed = tuple(given.shape), list(place.shape)
+                raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")
+        for _, place, given in rows:
+            place.copy_(given.detach())
         self._rewards[t] = torch.from_numpy(np.where(took_part, reward, 0.0))
         self._dones[t] = torch.from_numpy(done)
         self._truncated[t] = torch.from_numpy(cut)
-        if bootstrap_values is not None:
-            self._bootstrap_values[t] = bootstrap_values.detach()
         self._lengths[took_part] = t + 1
         self._cursor = t + 1
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from esper.config import PolicyConfig
-from esper.errors import ShapeError
+from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
 from esper.tamiyo.policy.masked_distribution import LegalChoices, draw_actions, evaluate_actions
@@ -167,16 +167,31 @@ class RecurrentPolicy(nn.Module):
         self.outputs.bias[-1].mul_(scale).add_(shift)
 
     def _step(self, observations: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        if observations.ndim != 2 or observations.shape[1] != self.observation_size:
-            raise ShapeError(
-                f"observations has shape {tuple(observations.shape)}; "
-                f"[batch, {self.observation_size}] is needed."
-            )
+        self._check(observations, state)
         features = torch.relu_(self.features(observations))
         size = self.lstm_size
         start = (state[:, :size], state[:, size:])
         hidden, cell = torch.lstm_cell(features, start, *self._lstm_weights())
         return self.outputs(hidden), torch.cat([hidden, cell], dim=-1)
+
+    def _check(self, observations: Tensor, state: Tensor) -> None:
+        """Refuse observations and states that do not fit the network."""
+        batch, weight = observations.shape[0] if observations.ndim else 0, self.features.weight
+        for name, tensor, size in (
+            ("observations", observations, self.observation_size),
+            ("state", state, self.state_size),
+        ):
+            if tensor.shape != (batch, size) or batch == 0:
+                raise ShapeError(
+                    f"{name} has shape {tuple(tensor.shape)}; [batch, {size}] is needed, "
+                    "with one batch size of at least 1 for observations and state."
+                )
+            if tensor.dtype is not weight.dtype:
+                raise DtypeError(f"{name} has dtype {tensor.dtype}; {weight.dtype} is needed.")
+            if tensor.device != weight.device:
+                raise DeviceError(
+                    f"{name} is on {tensor.device}; the policy is on {weight.device}."
+                )
 
     def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the LSTM's input weights, recurrent weights and their two biases."""
