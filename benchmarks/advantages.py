@@ -87,10 +87,9 @@ def _rows(
     loop_limit = 1000.0 if shape == LOOP_SHAPE else None
     if STEP_LOOP in timings:
         rows.append(faster(STEP_LOOP, limit=loop_limit))
-    rows += [
-        absent(timings, ours, name, group=GROUP, asked=Asked.FASTER, note=why)
-        for name, why in missing.items()
-    ]
+    gone = partial(absent, timings, ours, group=GROUP, asked=Asked.FASTER)
+    for name, why in missing.items():
+        rows.append(gone(name, limit=loop_limit if name == STEP_LOOP else 1.0, note=why))
     cost = partial(compare, timings, ours, group=GROUP, asked=Asked.COST)
     is_bounded = shape[0] * shape[1] >= BOUND_FROM
     rows.append(cost(CLONE, limit=3.0 if is_bounded else None))

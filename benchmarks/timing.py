@@ -27,7 +27,7 @@ class Effort:
     """A candidate that would take longer than this in all is sampled in fewer rounds."""
 
 
-FULL = Effort(rounds=64, sample_seconds=2e-3, budget_seconds=12.0)
+FULL = Effort(rounds=64, sample_seconds=4e-3, budget_seconds=12.0)
 QUICK = Effort(rounds=2, sample_seconds=2e-4, budget_seconds=0.0)
 
 MIN_SAMPLES = 4

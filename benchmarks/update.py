@@ -67,16 +67,14 @@ def run(effort: Effort) -> list[Row]:
 
 def _rows(timings: Timings, kind: Episodes, missing: str) -> list[Row]:
     ours = _ours(kind)
-    # Nobody can be that far ahead where the peer, too, runs its LSTM over whole sequences.
-    limit = None if kind is Episodes.ONGOING else 8.0
     faster = partial(compare, timings, group=GROUP, asked=Asked.FASTER)
     rows: list[Row] = []
     for shares_lstm, label in PEERS.items():
         if missing:
-            gone = partial(absent, timings, group=GROUP, asked=Asked.FASTER, limit=limit)
+            gone = partial(absent, timings, group=GROUP, asked=Asked.FASTER, limit=8.0)
             rows.append(gone(ours, label, note=missing))
         else:
-            rows.append(faster(ours, _peer(kind, shares_lstm), limit=limit, label=label))
+            rows.append(faster(ours, _peer(kind, shares_lstm), limit=8.0, label=label))
     cost = partial(compare, timings, group=GROUP, asked=Asked.COST)
     rows.append(cost(ours, BARE_LSTM, limit=1.3))
     if not missing:
