@@ -1,4 +1,4 @@
-"""Build the two C kernels. Both are optional: without a compiler Esper runs on its tensor forms."""
+"""Build the C kernels. They are optional: without a compiler Esper runs on its tensor forms."""
 
 from glob import glob
 
@@ -12,13 +12,18 @@ def kernel(name: str) -> Extension:
         name,
         sources=[source],
         depends=glob("src/esper/**/*.h", recursive=True),
-        extra_compile_args=["-O3", "-std=gnu11", "-Wno-psabi"],
+        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-Wno-psabi"],
+        libraries=["m"],
         py_limited_api=True,
         optional=True,
     )
 
 
 setup(
-    ext_modules=[kernel("esper.simic.agent._advantages"), kernel("esper.tamiyo.policy._masks")],
+    ext_modules=[
+        kernel("esper.simic.agent._advantages"),
+        kernel("esper.tamiyo.policy._distribution"),
+        kernel("esper.tamiyo.policy._masks"),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

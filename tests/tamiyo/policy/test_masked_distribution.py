@@ -15,12 +15,9 @@ from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.choice_masks import ChoiceMasks, Condition
-from esper.tamiyo.policy.masked_distribution import (
-    LegalChoices,
-    draw_actions,
-    evaluate_actions,
-    masked_log_softmax,
-)
+from esper.tamiyo.policy.head_layout import LegalChoices
+from esper.tamiyo.policy.masked_distribution import evaluate_actions, masked_log_softmax
+from esper.tamiyo.policy.sampling import draw_actions
 
 SPEC = ActionSpec.independent([3, 5, 1, 4])
 

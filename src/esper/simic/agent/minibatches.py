@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.errors import ConfigError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
-from esper.simic.agent.policy import MaskLayout, Policy
+from esper.simic.agent.policy import Policy
 from esper.simic.agent.return_normalizer import ReturnNormalizer
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceGrid, Sequences, lay_out, split_into_sequences
@@ -32,7 +33,8 @@ class Minibatch:
     """``[L, R, observation size]``, the sequences of the grid."""
     state: Tensor
     """``[R, state size]`` before each sequence."""
-    legal: MaskLayout
+    legal: Any
+    """The masks of the N steps, in the form that the policy reads."""
     actions: Tensor
     """``[N, H]``."""
     old_log_probs: Tensor

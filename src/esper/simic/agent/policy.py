@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,6 @@ class Decision:
     """``[B, state size]`` recurrent state after the step."""
 
 
-class MaskLayout(Protocol):
-    """Masks of stored steps in whatever form the policy's update reads."""
-
-    def take(self, steps: Tensor) -> Self:
-        """Return the masks of some of the steps."""
-        ...
-
-
 class Policy(Protocol):
     """A recurrent policy with a value, over a factored action."""
 
@@ -68,7 +60,7 @@ class Policy(Protocol):
         """Return the value ``[B]`` of observations ``[B, D]``."""
         ...
 
-    def lay_out_masks(self, legal: Tensor) -> MaskLayout:
+    def lay_out_masks(self, legal: Tensor) -> Any:
         """Return masks ``[N, H, K]`` in the form that :meth:`evaluate` reads."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from esper.errors import DeviceError, DtypeError, NoLegalActionError, ShapeError
+from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec, MaskLike
 
 
@@ -51,17 +51,6 @@ class ChoiceMasks:
     conditions: tuple[Condition, ...] = ()
     """What the choice of one head rules out in another. Those given the op stand first, and one
     whose parent is itself restricted stands after the one that restricts it."""
-
-    def require_legal(self, spec: ActionSpec) -> None:
-        """Raise if a head of an environment has no legal choice, naming both."""
-        has_choice = self.legal.any(dim=-1)
-        if bool(has_choice.all()):
-            return
-        env, head = (int(index) for index in (~has_choice).nonzero()[0])
-        raise NoLegalActionError(
-            f"head {spec.names[head]!r} of environment {env} has no legal choice; every head "
-            "needs at least one (a head that does not matter may allow all of its choices)."
-        )
 
 
 class PolicyMasks(Protocol):

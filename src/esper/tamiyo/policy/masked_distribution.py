@@ -1,100 +1,30 @@
-"""The distribution of a factored action: one masked softmax over all heads at once.
+"""Log-probabilities and entropies of factored actions: one masked softmax over all heads at once.
 
-Shapes: ``N`` steps or environments, ``H`` heads, ``K`` choices of the widest head, ``P`` logits of
-all heads side by side (``P = sum(sizes)``). What the update works on has the steps last,
-``[P, N]``, so that everything runs along whole vectors of steps; heads are padded to one width,
-``[H, K, N]``, only where their largest logit is looked for.
+Shapes: ``N`` steps, ``H`` heads, ``P`` choices of all heads side by side.
+
+On the CPU, in single precision, a compiled kernel makes one pass over the steps; elsewhere, or
+without a compiler, the same is done with tensor operations.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.errors import NonFiniteError
-from esper.lifecycle.action_spec import ActionSpec, relevance_table
-from esper.tamiyo.policy.choice_masks import ChoiceMasks
+from esper.tamiyo.policy.head_layout import LOWEST, HeadLayout, LegalChoices
+
+try:
+    from esper.tamiyo.policy import _distribution as _kernel
+except ImportError:
+    _kernel = None
 
 # exp() leaves its fast path near its underflow. Anything this far below a head's best choice
 # has a probability of nothing, and an illegal choice is set to exactly 0 after it.
 _NEGLIGIBLE = -80.0
-
-# The logit of an illegal choice: below any other, and its products with gradients stay finite.
-_LOWEST = -1.0e9
-
-
-class HeadLayout:
-    """Where the logits of each head stand when all heads are side by side, and when padded."""
-
-    def __init__(self, spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> None:
-        starts = [sum(spec.sizes[:head]) for head in range(spec.n_heads)]
-        head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
-        heads = list(zip(starts, spec.sizes, strict=True))
-        padded = [
-            start + (k if k < size else 0) for start, size in heads for k in range(spec.n_choices)
-        ]
-        self.padded_shape = (spec.n_heads, spec.n_choices)
-        self.padded = torch.tensor(padded, device=device)
-        """``[H * K]``: the logit that each padded choice shows; padding shows its head's first."""
-        place = [
-            head * spec.n_choices + k for head, (_, size) in enumerate(heads) for k in range(size)
-        ]
-        self.place = torch.tensor(place, device=device)
-        """``[P]``: the padded choice that shows each logit."""
-        self.starts = torch.tensor(starts, device=device).unsqueeze(1)
-        """``[H, 1]``: the first logit of each head."""
-        self.head_of = torch.tensor(head_of, device=device)
-        """``[P]``: the head of each logit."""
-        self.membership = torch.zeros(spec.n_heads, len(head_of), dtype=dtype, device=device)
-        """``[H, P]``: 1 where a logit belongs to a head; a product with it sums over choices."""
-        self.membership[self.head_of, torch.arange(len(head_of), device=device)] = 1.0
-
-    def best(self, values: Tensor) -> Tensor:
-        """Return the largest of each head's values: ``[P, N]`` to ``[H, N]``."""
-        padded = values.index_select(0, self.padded)
-        return padded.view(*self.padded_shape, -1).amax(dim=1)
-
-    def total(self, values: Tensor) -> Tensor:
-        """Return the sum of each head's values: ``[P, N]`` to ``[H, N]``."""
-        return self.membership @ values
-
-    def spread(self, by_head: Tensor) -> Tensor:
-        """Return each head's number for all of its choices: ``[H, N]`` to ``[P, N]``."""
-        return by_head.index_select(0, self.head_of)
-
-
-@lru_cache(maxsize=64)
-def layout_of(spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> HeadLayout:
-    """Return the layout of a specification on a device; made once."""
-    return HeadLayout(spec, device, dtype)
-
-
-@dataclass(frozen=True)
-class LegalChoices:
-    """The legal choices of stored steps, in the two forms that the softmax reads."""
-
-    layout: HeadLayout
-
-    ceiling: Tensor
-    """``[P, N]``: what a logit may at most be, the largest number where legal, else very low."""
-
-    weight: Tensor
-    """``[P, N]``: 1 where legal and else 0."""
-
-    @classmethod
-    def of(cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype) -> LegalChoices:
-        """Lay out masks ``[N, H, K]``; the dtype is what log-probabilities are computed in."""
-        layout = layout_of(spec, legal.device, dtype)
-        rows = legal.flatten(1).t().index_select(0, layout.place)
-        weight = rows.to(dtype)
-        return cls(layout, weight * torch.finfo(dtype).max + _LOWEST, weight)
 
 
 def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor]:
@@ -105,7 +35,7 @@ def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Ten
     """
     layout = legal.layout
     bounded = torch.minimum(logits, legal.ceiling)
-    shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=_LOWEST)
+    shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=LOWEST)
     weights = shifted.clamp(min=_NEGLIGIBLE).exp_().mul_(legal.weight)
     total = layout.total(weights)
     return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
@@ -127,13 +57,12 @@ class _LogProbAndEntropy(torch.autograd.Function):
         ctx: Any, logits: Tensor, legal: LegalChoices, actions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Take logits ``[P, N]`` and actions ``[H, N]``; return two ``[H, N]``."""
-        layout = legal.layout
-        log_p, p = masked_log_softmax(logits.to(legal.weight.dtype), legal)
-        chosen = actions + layout.starts
-        taken = log_p.gather(0, chosen)
-        entropy = layout.total(p * log_p).neg_()
-        ctx.save_for_backward(log_p, p, entropy, chosen)
-        ctx.layout, ctx.logits_dtype = layout, logits.dtype
+        evaluate = _evaluate_natively if _is_native(legal.weight) else _evaluate_with_tensors
+        logits_in = logits.to(legal.weight.dtype).contiguous()
+        actions = actions.contiguous()
+        log_p, p, taken, entropy = evaluate(logits_in, legal, actions)
+        ctx.save_for_backward(log_p, p, entropy, actions)
+        ctx.layout, ctx.logits_dtype = legal.layout, logits.dtype
         return taken, entropy
 
     @staticmethod
@@ -142,13 +71,87 @@ class _LogProbAndEntropy(torch.autograd.Function):
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits, ``[P, N]``."""
-        log_p, p, entropy, chosen = ctx.saved_tensors
-        layout: HeadLayout = ctx.layout
-        d_taken, d_entropy = gradients
-        slope = log_p.mul(layout.spread(d_entropy))
-        slope.add_(layout.spread(torch.addcmul(d_taken, entropy, d_entropy)))
-        d_logits = slope.mul_(p).neg_().scatter_add_(0, chosen, d_taken)
+        log_p, p, entropy, actions = ctx.saved_tensors
+        differentiate = _differentiate_natively if _is_native(p) else _differentiate_with_tensors
+        d_logits = differentiate(ctx.layout, log_p, p, entropy, actions, *gradients)
         return d_logits.to(ctx.logits_dtype), None, None
+
+
+def _is_native(tensor: Tensor) -> bool:
+    return _kernel is not None and tensor.is_cpu and tensor.dtype is torch.float32
+
+
+def _evaluate_with_tensors(
+    logits: Tensor, legal: LegalChoices, actions: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    layout = legal.layout
+    log_p, p = masked_log_softmax(logits, legal)
+    taken = log_p.gather(0, actions + layout.starts)
+    return log_p, p, taken, layout.total(p * log_p).neg_()
+
+
+def _evaluate_natively(
+    logits: Tensor, legal: LegalChoices, actions: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    assert _kernel is not None
+    log_p, p = torch.empty_like(logits), torch.empty_like(logits)
+    taken, entropy = logits.new_empty(actions.shape), logits.new_empty(actions.shape)
+    n_heads, n_steps = actions.shape
+    _kernel.evaluate(
+        logits.data_ptr(),
+        legal.weight.data_ptr(),
+        actions.data_ptr(),
+        legal.layout.sizes.data_ptr(),
+        n_heads,
+        n_steps,
+        log_p.data_ptr(),
+        p.data_ptr(),
+        taken.data_ptr(),
+        entropy.data_ptr(),
+    )
+    return log_p, p, taken, entropy
+
+
+def _differentiate_with_tensors(
+    layout: HeadLayout,
+    log_p: Tensor,
+    p: Tensor,
+    entropy: Tensor,
+    actions: Tensor,
+    d_taken: Tensor,
+    d_entropy: Tensor,
+) -> Tensor:
+    slope = log_p.mul(layout.spread(d_entropy))
+    slope.add_(layout.spread(torch.addcmul(d_taken, entropy, d_entropy)))
+    return slope.mul_(p).neg_().scatter_add_(0, actions + layout.starts, d_taken)
+
+
+def _differentiate_natively(
+    layout: HeadLayout,
+    log_p: Tensor,
+    p: Tensor,
+    entropy: Tensor,
+    actions: Tensor,
+    d_taken: Tensor,
+    d_entropy: Tensor,
+) -> Tensor:
+    assert _kernel is not None
+    d_logits = torch.empty_like(p)
+    d_taken, d_entropy = d_taken.contiguous(), d_entropy.contiguous()
+    n_heads, n_steps = actions.shape
+    _kernel.gradient(
+        log_p.data_ptr(),
+        p.data_ptr(),
+        entropy.data_ptr(),
+        d_taken.data_ptr(),
+        d_entropy.data_ptr(),
+        actions.data_ptr(),
+        layout.sizes.data_ptr(),
+        n_heads,
+        n_steps,
+        d_logits.data_ptr(),
+    )
+    return d_logits
 
 
 def evaluate_actions(logits: Tensor, legal: LegalChoices, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,69 +165,3 @@ def evaluate_actions(logits: Tensor, legal: LegalChoices, actions: Tensor) -> tu
     apply = cast(Callable[..., tuple[Tensor, Tensor]], _LogProbAndEntropy.apply)
     taken, entropy = apply(logits.t(), legal, actions.t())
     return taken.t(), entropy.t()
-
-
-def draw_actions(
-    spec: ActionSpec, logits: Tensor, masks: ChoiceMasks, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the op, then every other head given what it depends on.
-
-    Args:
-        spec: The heads.
-        logits: ``[N, P]`` logits of all heads side by side.
-        masks: The legal choices.
-        generator: The source of randomness, or None for the mode: the likeliest op, then the
-            likeliest choice of every other head given it.
-
-    Returns:
-        actions: ``[N, H]`` int64.
-        log_probs: ``[N, H]`` of each choice, among those it was drawn from.
-        legal: ``[N, H, K]`` bool, the choices each head was drawn from.
-
-    Raises:
-        NoLegalActionError: If a head has no legal choice, naming head and environment.
-        NonFiniteError: If the logits are not finite.
-    """
-    layout = layout_of(spec, logits.device, torch.float32)
-    padded = logits.float().index_select(1, layout.padded)
-    padded = padded.view(-1, *layout.padded_shape)
-    weights = padded.masked_fill(~masks.legal, -torch.inf)
-    scores = weights if generator is None else weights - _negated_gumbel_noise(weights, generator)
-    legal = masks.legal
-    if masks.conditions:
-        _apply_conditions(spec, masks, weights, scores)
-        legal = weights > -torch.inf
-    actions = scores.argmax(dim=-1)
-    log_p = torch.log_softmax(weights, dim=-1)
-    log_probs = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    # A head without a legal choice has -inf or NaN here, and so have non-finite logits.
-    if not math.isfinite(log_probs.detach().min()):
-        masks.require_legal(spec)
-        raise NonFiniteError(
-            "the policy's logits are not finite; its weights or the observations hold NaN or "
-            "infinity. Check the observations, or lower learning_rate."
-        )
-    return actions, log_probs, legal
-
-
-def _negated_gumbel_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return finite noise whose subtraction makes the largest log-weight a draw."""
-    uniform = torch.rand(like.shape, generator=generator, device=like.device)
-    return uniform.clamp_(min=1e-12).log_().neg_().log_()
-
-
-def _apply_conditions(
-    spec: ActionSpec, masks: ChoiceMasks, weights: Tensor, scores: Tensor
-) -> None:
-    """Set, in place, log-weights and scores to -inf where a parent's choice rules them out."""
-    drawn: dict[int, Tensor] = {}
-    for condition in masks.conditions:
-        parent, child = condition.parent, condition.child
-        if parent not in drawn:
-            drawn[parent] = scores[:, parent].argmax(dim=-1)
-        ruled_out = ~condition.allowed(drawn[parent])
-        if parent != spec.op_index:
-            op = scores[:, spec.op_index].argmax(dim=-1)
-            ruled_out &= relevance_table(spec, op.device)[op, child].unsqueeze(-1)
-        for values in (weights, scores) if scores is not weights else (weights,):
-            values[:, child, : ruled_out.shape[-1]].masked_fill_(ruled_out, -torch.inf)

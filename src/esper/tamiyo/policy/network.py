@@ -17,7 +17,9 @@ from esper.config import PolicyConfig
 from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
-from esper.tamiyo.policy.masked_distribution import LegalChoices, draw_actions, evaluate_actions
+from esper.tamiyo.policy.head_layout import LegalChoices
+from esper.tamiyo.policy.masked_distribution import evaluate_actions
+from esper.tamiyo.policy.sampling import draw_actions
 
 
 class _StepsLastLinear(torch.autograd.Function):

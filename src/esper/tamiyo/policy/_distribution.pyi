@@ -1,0 +1,38 @@
+def evaluate(
+    logits: int,
+    weight: int,
+    actions: int,
+    sizes: int,
+    n_heads: int,
+    n_steps: int,
+    log_p: int,
+    p: int,
+    taken: int,
+    entropy: int,
+    /,
+) -> None: ...
+def gradient(
+    log_p: int,
+    p: int,
+    entropy: int,
+    d_taken: int,
+    d_entropy: int,
+    actions: int,
+    sizes: int,
+    n_heads: int,
+    n_steps: int,
+    d_logits: int,
+    /,
+) -> None: ...
+def draw(
+    plan: int,
+    batch: int,
+    logits: int,
+    row_stride: int,
+    uniform: int,
+    legal: int,
+    actions: int,
+    log_probs: int,
+    /,
+    *conditions: int,
+) -> int: ...
