@@ -60,8 +60,10 @@ class SlotError(EsperError):
     """A slot, stage or blueprint does not exist, or exists twice."""
 
 
-class UnknownHeadError(EsperError):
+class UnknownHeadError(EsperError, KeyError):
     """An action head is named that the specification does not have."""
+
+    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
 
 
 class NoLegalActionError(EsperError):
@@ -80,7 +82,7 @@ class RolloutError(EsperError):
     """A rollout buffer was overfilled, or read while something is missing."""
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the allowed name nearest to ``name``, or nothing."""
-    nearest = difflib.get_close_matches(name, list(allowed), n=1)
+    nearest = difflib.get_close_matches(str(name), list(allowed), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

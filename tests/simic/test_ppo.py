@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from esper.errors import (
     ConfigError,
     DeviceError,
     DtypeError,
+    NonFiniteError,
     RolloutError,
     ShapeError,
+    TensorError,
 )
 from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer, ppo
@@ -174,7 +177,7 @@ def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str
     counts: Counter[str] = Counter()
     run_epoch, read = agent._run_epoch, EpochMeasures.read
 
-    def profiled(*arguments: object) -> EpochMeasures:
+    def profiled(*arguments: object) -> tuple[EpochMeasures, bool]:
         with torch.profiler.profile() as profiler:
             result = run_epoch(*arguments)  # type: ignore[arg-type]
         for event in profiler.events() or []:
@@ -187,9 +190,20 @@ def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str
         counts["reads"] += 1
         return read(sums, spec)
 
+    def waiting(name: str) -> Callable[..., object]:
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor: Tensor, *arguments: object) -> object:
+            counts[name] += 1
+            return original(tensor, *arguments)
+
+        return method
+
     agent._run_epoch = profiled  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo.EpochMeasures, "read", counted)
+        for name in ("tolist", "cpu", "item", "__bool__", "__float__", "__int__"):
+            patch.setattr(torch.Tensor, name, waiting(name))
         agent.update(buffer)
     return counts
 
@@ -202,7 +216,12 @@ def test_the_host_reads_once_per_epoch_whatever_the_heads_and_minibatches(
     spec = ActionSpec.independent([3] * n_heads)
     agent = make_agent(spec=spec, n_minibatches=n_minibatches, n_epochs=3, target_kl=None)
     counts = waits_in_epochs(agent, fill(agent, ends=0.3))
-    assert counts == {"epochs": 3, "reads": 3}
+    assert counts["epochs"] == counts["reads"] == counts["tolist"] == 3
+    assert not [name for name in counts if name.startswith("aten::")]
+    # What is left is done once, before the first epoch or after the last.
+    once = {name: n for name, n in counts.items() if name not in ("epochs", "reads", "tolist")}
+    baseline = make_agent(spec=ActionSpec.independent([3]), n_epochs=1, target_kl=None)
+    assert once.items() <= waits_in_epochs(baseline, fill(baseline, ends=0.3)).items()
 
 
 def test_the_counter_of_waits_sees_a_wait() -> None:
@@ -337,6 +356,147 @@ def test_it_learns_which_choice_pays_within_the_masks() -> None:
     assert np.mean(means[-5:]) > 0.9
 
 
+def test_values_are_in_units_of_reward_when_acting_and_when_asked() -> None:
+    agent = make_agent()
+    agent.normalizer.update(torch.tensor([100.0, 140.0]))
+    observations, state = torch.randn(3, OBSERVATION_SIZE), agent.initial_state(3)
+    raw = agent.policy.value(observations, state).detach()
+    expected = raw * 20.0 + 120.0
+    torch.testing.assert_close(agent.value(observations, state), expected)
+    torch.testing.assert_close(agent.act(observations, None, state).values, expected)
+
+
+def test_a_gradient_is_clipped_to_its_norm() -> None:
+    parameters = []
+    for limit in (1e9, 1e-3):
+        agent = make_agent(max_grad_norm=limit, target_kl=None, n_epochs=1)
+        steps: list[float] = []
+        agent.optimizer.step = lambda steps=steps, agent=agent: steps.append(  # type: ignore
+            float(torch.cat([p.grad.flatten() for p in agent.policy.parameters()]).norm())  # type: ignore
+        )
+        report = agent.update(fill(agent))
+        parameters.append((steps[0], report.gradient_norm))
+    (free, reported), (clipped, same) = parameters
+    assert free == pytest.approx(reported, rel=1e-4)
+    assert same == pytest.approx(reported, rel=1e-4)
+    assert clipped == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("setting", ["normalize_returns", "normalize_advantage"])
+def test_normalisation_can_be_turned_off(setting: str) -> None:
+    def batch(is_on: bool):  # type: ignore[no-untyped-def]
+        agent = make_agent(**{setting: is_on})
+        ((minibatch, _),) = prepare(agent, fill(agent)).minibatches(torch.Generator())
+        return minibatch.returns if setting == "normalize_returns" else minibatch.advantages
+
+    assert abs(batch(True).std(correction=0).item() - 1.0) < 1e-4
+    assert abs(batch(False).std(correction=0).item() - 1.0) > 1e-2
+
+
+def test_values_are_clipped_around_what_they_were_when_collected() -> None:
+    agent = make_agent(clip_range_vf=0.1)
+    buffer = fill(agent)
+    ((batch, _),) = prepare(agent, buffer).minibatches(torch.Generator())
+    values = buffer.flat("values")[batch.grid.steps]
+    expected = (values - agent.normalizer.mean) / agent.normalizer.std
+    torch.testing.assert_close(batch.old_values, expected)
+    assert not torch.allclose(batch.old_values, batch.returns)
+
+
+def test_minibatches_are_shuffled_between_epochs() -> None:
+    agent = make_agent(n_minibatches=4)
+    rollout, shuffler = prepare(agent, fill(agent)), torch.Generator().manual_seed(0)
+    orders = [
+        [int(batch.grid.starts[0]) for batch, _ in rollout.minibatches(shuffler)] for _ in range(6)
+    ]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e6])
+def test_a_reset_holds_however_large_the_observations(scale: float) -> None:
+    agent = make_agent()
+    buffer, state = agent.make_buffer(2, 6), agent.initial_state(2)
+    starts, generator = torch.zeros(2, dtype=torch.bool), torch.Generator().manual_seed(0)
+    for t in range(6):
+        observations = scale * torch.randn(2, OBSERVATION_SIZE, generator=generator)
+        decision = agent.act(observations, None, state, starts)
+        starts = torch.tensor([t % 2 == 0, t == 3])
+        never = torch.zeros(2, dtype=torch.bool)
+        rewards = torch.zeros(2)
+        buffer.add(observations, decision, rewards=rewards, dones=starts, truncated=never)
+        state = decision.next_state
+    buffer.finish(torch.zeros(2))
+    ((batch, _),) = prepare(agent, buffer).minibatches(torch.Generator())
+    log_probs, _, _ = agent.policy.evaluate(
+        batch.observations,
+        batch.grid.resets,
+        batch.state,
+        batch.grid.cells,
+        batch.legal,
+        batch.actions,
+    )
+    assert batch.grid.resets is not None
+    torch.testing.assert_close(log_probs, batch.old_log_probs, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("n_minibatches", [1, 2])
+@pytest.mark.parametrize("poison", ["observation", "value", "reward"])
+def test_numbers_that_are_not_finite_are_refused_and_the_policy_is_left_alone(
+    poison: str, n_minibatches: int
+) -> None:
+    agent = make_agent(n_minibatches=n_minibatches)
+    buffer = fill(agent)
+    before = [p.clone() for p in agent.policy.parameters()]
+    if poison == "observation":
+        buffer.observations[2, 3, 1] = torch.nan
+    elif poison == "value":
+        buffer.values[2, 3] = torch.nan
+    else:
+        buffer.rewards[2, 3] = 3e38
+        buffer.values[2, 3] = -3e38
+    with pytest.raises((NonFiniteError, RolloutError), match=r"NaN|environment 2 at step"):
+        agent.update(buffer)
+    assert all(map(torch.equal, before, agent.policy.parameters()))
+
+
+def test_a_loss_that_is_not_finite_takes_no_step() -> None:
+    agent = make_agent()
+    buffer = fill(agent)
+    with torch.no_grad():
+        agent.policy.outputs.weight[0, 0] = torch.inf  # type: ignore[attr-defined]
+    before = [p.clone() for p in agent.policy.parameters()]
+    with pytest.raises(NonFiniteError, match="gradient step was not taken"):
+        agent.update(buffer)
+    assert torch.equal(before[0], next(iter(agent.policy.parameters())))
+
+
+def test_a_saved_state_shares_nothing_with_the_agent() -> None:
+    agent, other = make_agent(), make_agent(seed=1)
+    agent.update(fill(agent))
+    saved = agent.state_dict()
+    kept = saved["optimizer"]["state"][0]["mean"].clone()
+    other.load_state_dict(saved)
+    agent.update(fill(agent, seed=5))
+    other.update(fill(other, seed=6))
+    assert torch.equal(saved["optimizer"]["state"][0]["mean"], kept)
+
+
+def test_returns_that_never_vary_leave_the_scale_alone() -> None:
+    agent = make_agent(gae_lambda=1.0)
+    buffer, state = agent.make_buffer(2, 3), agent.initial_state(2)
+    never, zeros = torch.zeros(2, dtype=torch.bool), torch.zeros(2)
+    for _ in range(3):
+        decision = agent.act(torch.randn(2, OBSERVATION_SIZE), None, state)
+        buffer.add(
+            torch.zeros(2, OBSERVATION_SIZE), decision, rewards=zeros, dones=never, truncated=never
+        )
+    buffer.finish(zeros)
+    report = agent.update(buffer)
+    assert report.value_loss < 100.0
+    assert float(agent.normalizer.std) == 1.0
+
+
 def test_mistakes_are_named() -> None:
     agent = make_agent()
     with pytest.raises(ActionSpecError, match="the policy was built for heads"):
@@ -355,7 +515,18 @@ def test_mistakes_are_named() -> None:
         agent.act(observations.double(), None, state)
     with pytest.raises(DeviceError, match="observations is on meta; the policy is on cpu"):
         agent.act(observations.to("meta"), None, state)
-    with pytest.raises(ShapeError, match=r"episode_starts is torch\.bool of shape \(2,\)"):
+    with pytest.raises(ShapeError, match=r"episode_starts has shape \(2,\)"):
         agent.act(observations, None, state, torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(DtypeError, match=r"episode_starts has dtype torch\.float32"):
+        agent.act(observations, None, state, torch.zeros(3))
+    with pytest.raises(DtypeError, match="episode_starts is a ndarray"):
+        agent.act(observations, None, state, np.zeros(3, bool))  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match="observations is a ndarray"):
+        agent.act(observations.numpy(), None, state)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"observations has shape \(\)"):
+        agent.value(torch.zeros(()), state)
+    other = make_agent(spec=ActionSpec.independent([4, 2, 3]))
+    with pytest.raises(ActionSpecError, match="made for other actions"):
+        agent.update(fill(other))
     with pytest.raises(ConfigError, match="clip_range is 0"):
         PPOConfig(clip_range=0.0)

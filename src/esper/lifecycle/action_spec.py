@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,14 @@ class ActionSpec:
     """``relevance[op][head]``: whether that op reads that head."""
 
     def __post_init__(self) -> None:
+        # Lists and arrays are taken too; a specification is hashed, so it keeps tuples.
+        object.__setattr__(self, "names", tuple(str(name) for name in self.names))
+        object.__setattr__(self, "sizes", tuple(self.sizes))
         _check_heads(self.names, self.sizes, self.op_head)
-        _check_relevance(self.relevance, self)
+        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        table = tuple(tuple(bool(entry) for entry in row) for row in self.relevance)
+        object.__setattr__(self, "relevance", table)
+        _check_relevance(table, self)
 
     @classmethod
     def independent(cls, sizes: Sequence[int], names: Sequence[str] | None = None) -> ActionSpec:
@@ -156,6 +163,13 @@ class ActionSpec:
 
 
 @lru_cache(maxsize=64)
+def all_choices(spec: ActionSpec, device: torch.device) -> Tensor:
+    """Return every choice of every head, ``[H, K]`` bool: False where a head is padded."""
+    rows = [[k < size for k in range(spec.n_choices)] for size in spec.sizes]
+    return torch.tensor(rows, dtype=torch.bool, device=device)
+
+
+@lru_cache(maxsize=64)
 def relevance_table(spec: ActionSpec, device: torch.device) -> Tensor:
     """Return the relevance table of a specification as a bool tensor ``[O, H]`` on a device."""
     return torch.tensor(spec.relevance, dtype=torch.bool, device=device)
@@ -170,8 +184,8 @@ def _check_heads(names: tuple[str, ...], sizes: tuple[int, ...], op_head: str) -
     if repeated:
         raise ActionSpecError(f"the heads {repeated} are named twice; names must differ.")
     for name, size in zip(names, sizes, strict=True):
-        if size < 1:
-            raise ActionSpecError(f"head {name!r} has {size} choices; it needs at least 1.")
+        if not isinstance(size, Integral) or size < 1:
+            raise ActionSpecError(f"head {name!r} has {size!r} choices; it needs at least 1.")
     if op_head not in names:
         hint = did_you_mean(op_head, names)
         raise ActionSpecError(f"op_head is {op_head!r}; the heads are {', '.join(names)}.{hint}")

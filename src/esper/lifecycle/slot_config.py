@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from typing import cast
 
 from esper.config.checks import require_bool, require_int
 from esper.errors import SlotError, did_you_mean
@@ -56,20 +56,22 @@ class SlotConfig:
     """Whether the controller may end a host's training early."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slot_ids", tuple(self.slot_ids))
-        object.__setattr__(self, "blueprints", tuple(self.blueprints))
+        object.__setattr__(self, "slot_ids", _names("slot_ids", self.slot_ids))
+        object.__setattr__(self, "blueprints", _names("blueprints", self.blueprints))
         _require_distinct("slot_ids", self.slot_ids)
         _require_distinct("blueprints", self.blueprints)
         if self.enabled is not None:
-            object.__setattr__(self, "enabled", frozenset(self.enabled))
+            object.__setattr__(self, "enabled", frozenset(_names("enabled", self.enabled)))
             for slot in sorted(self.enabled):
                 self.slot_index(slot)
         if self.seed_limit is not None:
             require_int("seed_limit", self.seed_limit, least=0)
         require_bool("allow_finish", self.allow_finish)
-        frozen = {slot: frozenset(names) for slot, names in self.fits.items()}
-        object.__setattr__(self, "fits", MappingProxyType(frozen))
-        for slot, names in frozen.items():
+        fits = {
+            slot: frozenset(_names(f"fits[{slot!r}]", names)) for slot, names in self.fits.items()
+        }
+        object.__setattr__(self, "fits", fits)
+        for slot, names in fits.items():
             self.slot_index(slot)
             for name in sorted(names):
                 self.blueprint_index(name)
@@ -95,6 +97,17 @@ class SlotConfig:
     def does_fit(self, blueprint: str, slot: str) -> bool:
         """Return whether ``blueprint`` may grow in ``slot``."""
         return blueprint in self.fits.get(slot, self.blueprints)
+
+
+def _names(what: str, given: object) -> tuple[str, ...]:
+    """Return names as a tuple; refuse a single string, which is a sequence of letters."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SlotError(f"{what} is {given!r}; a tuple of names is needed.")
+    names = tuple(cast(Iterable[object], given))
+    for name in names:
+        if not isinstance(name, str):
+            raise SlotError(f"{what} names {name!r}; names are strings.")
+    return cast(tuple[str, ...], names)
 
 
 def _require_distinct(what: str, names: tuple[str, ...]) -> None:

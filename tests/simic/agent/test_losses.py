@@ -7,17 +7,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.losses import (
-    approx_kl,
     clipped_surrogate,
     entropy_bonus,
     explained_variance,
+    kl_estimates,
     normalize_advantages,
     relevant_log_ratio,
     value_loss,
 )
+from esper.simic.agent.update_report import EpochMeasures, count_heads, measure
 
 N, H = 7, 3
+SPEC = ActionSpec.independent([2] * H)
+
+
+def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> EpochMeasures:
+    """What the update would read of one minibatch with these ratios."""
+    zero, ones = torch.zeros(()).double(), torch.ones(N, H).double()
+    counts = count_heads(relevant, ones)
+    sums = measure((zero, zero, zero), log_ratio, ones, ones, counts, clip_range)
+    return EpochMeasures.read(sums, SPEC)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -44,8 +55,14 @@ def test_approx_kl_is_the_weighted_mean_of_the_heads_own(seed: int) -> None:
         mean = float(((r.exp() - 1 - r) * mask).sum()) / n_valid
         weighted_sum += mean * n_valid / N
         total_weight += n_valid / N
-    expected = torch.tensor(weighted_sum / total_weight, dtype=torch.float64)
-    torch.testing.assert_close(approx_kl(log_ratio, relevant), expected)
+    assert measured(log_ratio, relevant).approx_kl == pytest.approx(weighted_sum / total_weight)
+
+
+def test_a_ratio_counts_as_clipped_on_either_side() -> None:
+    log_ratio = torch.zeros(N, H).double()
+    log_ratio[:4, 0] = torch.tensor([0.79, 0.81, 1.19, 1.21]).double().log()
+    assert measured(log_ratio, torch.ones(N, H).double()).clipped == [2.0, 0.0, 0.0]
+    assert measured(log_ratio, torch.ones(N, H).double(), clip_range=1.5).clipped == [0.0] * 3
 
 
 def test_everything_is_finite_when_only_the_op_matters() -> None:
@@ -56,10 +73,10 @@ def test_everything_is_finite_when_only_the_op_matters() -> None:
     log_ratio = relevant_log_ratio(log_probs, old, relevant)
     weight = torch.ones(N).double()
     loss = clipped_surrogate(log_ratio, random(N, seed=2), relevant, weight, 0.2)
-    kl = approx_kl(log_ratio, relevant)
-    (loss + kl).backward()
+    loss.backward()
     assert log_probs.grad is not None
-    assert bool(torch.isfinite(torch.stack([loss, kl])).all())
+    assert bool(torch.isfinite(loss))
+    assert measured(log_ratio.detach(), relevant).approx_kl == 0.0
     assert bool(torch.isfinite(log_probs.grad).all())
     assert bool((log_probs.grad[:, :-1] == 0.0).all())
 
@@ -106,7 +123,7 @@ def test_every_term_has_the_gradient_of_finite_differences(clip: float | None) -
     assert gradcheck(lambda v: value_loss(v, random(N, seed=1), random(N, seed=2), clip), (values,))
     assert gradcheck(lambda h: entropy_bonus(h, relevant), (entropies,))
     assert gradcheck(
-        lambda new: approx_kl(relevant_log_ratio(new, old, relevant), relevant), (log_probs,)
+        lambda new: kl_estimates(relevant_log_ratio(new, old, relevant)).sum(), (log_probs,)
     )
 
 

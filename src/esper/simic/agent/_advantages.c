@@ -130,7 +130,11 @@ static PyObject *estimate(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
         PyErr_SetString(PyExc_TypeError, "estimate takes 12 arguments");
         return NULL;
     }
-    for (int i = 0; i < 7; i++) at[i] = PyLong_AsVoidPtr(args[i]);
+    for (int i = 0; i < 7; i++) {
+        at[i] = PyLong_AsVoidPtr(args[i]);
+        if (!at[i] && !PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a tensor without memory has no advantages");
+    }
     const double gamma = PyFloat_AsDouble(args[9]);
     const advantage_job job = {
         .rewards = at[0], .values = at[1], .next_values = at[2],

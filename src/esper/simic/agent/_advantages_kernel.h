@@ -94,6 +94,7 @@ static void NAME(env_major)(const advantage_job *job)
     for (Py_ssize_t e = 0; e < E; e++) {
         NAME(reals) carry = {0};
         Py_ssize_t end = T;
+#ifndef __clang__ /* which has no __builtin_shuffle: every step is done one by one below */
         for (; end > 0 && T >= LANES; end -= LANES) {
             /* The first vector may reach into the second: lanes that are done keep their value. */
             const Py_ssize_t t = end < LANES ? 0 : end - LANES, i = e * T + t;
@@ -121,6 +122,7 @@ static void NAME(env_major)(const advantage_job *job)
             STORE(returns + i, target);
             carry = advantage[0] - zeros;
         }
+#endif
         for (Py_ssize_t t = end - 1; t >= 0; t--) {
             const Py_ssize_t i = e * T + t;
             SCALAR_STEP(i, t < T - 1, advantages[i + 1]);

@@ -62,11 +62,6 @@ def kl_estimates(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def approx_kl(log_ratio: Tensor, relevant: Tensor) -> Tensor:
-    """Return the mean divergence over all heads and steps that mattered."""
-    return kl_estimates(log_ratio).sum() / relevant.sum()
-
-
 def normalize_advantages(advantages: Tensor, floor: float = 1e-6) -> Tensor:
     """Return advantages ``[N]`` less their mean, divided by their deviation or by the floor."""
     centred = advantages - advantages.mean()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.errors import ConfigError
+from esper.errors import ConfigError, NonFiniteError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
 from esper.simic.agent.policy import Policy
 from esper.simic.agent.return_normalizer import ReturnNormalizer
@@ -79,6 +79,11 @@ class PreparedRollout:
         steps = everything.steps
         self.n_steps = len(steps)
 
+        observations = buffer.flat("observations")[steps]
+        if not bool(torch.isfinite(observations.sum())):
+            raise NonFiniteError(
+                "the stored observations hold NaN or infinity; the policy is left as it was."
+            )
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(values[steps], returns[steps])
         if config.normalize_returns:

@@ -5,13 +5,14 @@ Shapes: ``E`` environments, ``N`` steps of a minibatch, ``H`` heads, ``K`` choic
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import PPOConfig
-from esper.errors import ActionSpecError, ShapeError
+from esper.errors import ActionSpecError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.adam import Adam
 from esper.simic.agent.losses import (
@@ -93,12 +94,7 @@ class PPOAgent:
             NonFiniteError: If the policy's output is not finite.
         """
         if episode_starts is not None:
-            if episode_starts.shape != state.shape[:1] or episode_starts.dtype is not torch.bool:
-                raise ShapeError(
-                    f"episode_starts is {episode_starts.dtype} of shape "
-                    f"{tuple(episode_starts.shape)}; torch.bool of shape {list(state.shape[:1])}, "
-                    "one for each environment, is needed."
-                )
+            _check_starts(episode_starts, state)
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self._generator
         actions, log_probs, values, legal, next_state = self.policy.act(
@@ -124,14 +120,18 @@ class PPOAgent:
             ConfigError: If there are fewer sequences than minibatches.
         """
         config = self.config
+        if buffer.spec != self.spec or buffer.device != self.device:
+            raise ActionSpecError(
+                f"the buffer was made for other actions, or is on {buffer.device} while the policy "
+                f"is on {self.device}; use this agent's make_buffer()."
+            )
         buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
         rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
         norms: list[Tensor] = []
-        stopped_early, epoch = False, 0
+        epoch = 0
         while True:
             epoch += 1
-            measures = self._run_epoch(rollout, norms)
-            stopped_early = measures.approx_kl > config.kl_limit
+            measures, stopped_early = self._run_epoch(rollout, norms)
             if stopped_early or epoch == config.n_epochs:
                 break
         return measures.report(
@@ -144,34 +144,43 @@ class PPOAgent:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next action and the next update depend on."""
-        return {
+        """Return a copy of everything that the next action and the next update depend on."""
+        state = {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "normalizer": self.normalizer.state_dict(),
             "generator": self._generator.get_state(),
             "shuffler": self._shuffler.get_state(),
         }
+        return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave; what follows is then the same."""
         self.policy.load_state_dict(state["policy"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.normalizer.load_state_dict(state["normalizer"])
         self._generator.set_state(state["generator"])
         self._shuffler.set_state(state["shuffler"])
 
-    def _run_epoch(self, rollout: PreparedRollout, norms: list[Tensor]) -> EpochMeasures:
-        """Take the gradient steps of one pass and add their gradient norms to ``norms``."""
+    def _run_epoch(
+        self, rollout: PreparedRollout, norms: list[Tensor]
+    ) -> tuple[EpochMeasures, bool]:
+        """Take the gradient steps of one pass and add their gradient norms to ``norms``.
+
+        Return what was measured, and whether the policy has moved too far for the last step.
+        """
         sums = torch.zeros((), device=self.device)
         for minibatch, is_last in rollout.minibatches(self._shuffler):
             loss, measured = self._loss(minibatch)
             sums = sums + measured
-            measures = EpochMeasures.read(sums, self.spec) if is_last else None
-            if measures is None or measures.approx_kl <= self.config.kl_limit:
+            if not is_last:
                 norms.append(self._descend(loss))
-            if measures is not None:
-                return measures
+                continue
+            measures = EpochMeasures.read(sums, self.spec)
+            is_too_far = measures.approx_kl > self.config.kl_limit
+            if not is_too_far:
+                norms.append(self._descend(loss))
+            return measures, is_too_far
         raise AssertionError("an epoch has a last minibatch")
 
     def _loss(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
@@ -205,3 +214,15 @@ class PPOAgent:
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm, foreach=True)
         self.optimizer.step()
         return norm
+
+
+def _check_starts(episode_starts: Tensor, state: Tensor) -> None:
+    """Refuse flags that are not one bool for each environment."""
+    if not isinstance(episode_starts, Tensor):
+        kind = type(episode_starts).__name__
+        raise DtypeError(f"episode_starts is a {kind}; a torch.Tensor is needed.")
+    if episode_starts.dtype is not torch.bool:
+        raise DtypeError(f"episode_starts has dtype {episode_starts.dtype}; torch.bool is needed.")
+    if episode_starts.shape != state.shape[:1]:
+        shape, needed = tuple(episode_starts.shape), list(state.shape[:1])
+        raise ShapeError(f"episode_starts has shape {shape}; {needed} is needed.")

@@ -27,7 +27,8 @@ class ReturnNormalizer:
         mean = self.mean + weight * (returns.mean() - self.mean)
         spread_of_old = self.std.square() + (self.mean - mean).square()
         variance = (1.0 - weight) * spread_of_old + weight * (returns - mean).square().mean()
-        std = variance.sqrt().clamp(min=1e-4)
+        # Returns that do not vary, as before the first reward, say nothing about their scale.
+        std = torch.where(variance > 1e-8, variance.sqrt(), self.std)
         scale, shift = self.std / std, (self.mean - mean) / std
         self.mean, self.std = mean, std
         return scale, shift

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from esper.config.checks import require_int
-from esper.errors import RolloutError, ShapeError
+from esper.errors import DtypeError, RolloutError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.agent.policy import Decision
@@ -191,6 +191,7 @@ class TamiyoRolloutBuffer:
                 "is no bootstrap value; pass bootstrap_values, the value of the state it reached."
             )
 
+        self._advantages = self._returns = None
         rows = [
             ("observations", self._observations[t], observations),
             ("decision.state", self._states[t], decision.state),
@@ -202,11 +203,11 @@ class TamiyoRolloutBuffer:
         if bootstrap_values is not None:
             rows.append(("bootstrap_values", self._bootstrap_values[t], bootstrap_values))
         for name, place, given in rows:
-            if given.shape != place.shape:
-                shape, needed = tuple(given.shape), list(place.shape)
-                raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")
+            _require_fit(name, given, place)
         for _, place, given in rows:
             place.copy_(given.detach())
+        unused = torch.from_numpy(~needs_bootstrap).to(self.device)
+        self._bootstrap_values[t].masked_fill_(unused, torch.nan)
         self._rewards[t] = torch.from_numpy(np.where(took_part, reward, 0.0))
         self._dones[t] = torch.from_numpy(done)
         self._truncated[t] = torch.from_numpy(cut)
@@ -218,13 +219,11 @@ class TamiyoRolloutBuffer:
 
         Read only for environments whose last stored step did not end an episode.
         """
-        if tuple(last_values.shape) != (self.n_envs,):
-            shape = tuple(last_values.shape)
-            raise ShapeError(f"last_values has shape {shape}; [{self.n_envs}] is needed.")
+        _require_fit("last_values", last_values, self._values[0])
         envs = np.flatnonzero(self._lengths)
         rows = torch.from_numpy(self._lengths[envs] - 1).to(self.device)
         columns = torch.from_numpy(envs).to(self.device)
-        given = last_values.detach().to(self.device)[columns]
+        given = last_values.detach().to(self.device, torch.float32)[columns]
         is_open = ~(self._dones[rows, columns] | self._truncated[rows, columns])
         kept = self._bootstrap_values[rows, columns]
         self._bootstrap_values[rows, columns] = torch.where(is_open, given, kept)
@@ -256,6 +255,14 @@ class TamiyoRolloutBuffer:
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
+        bad = ((steps_left > 0) & ~torch.isfinite(returns.t())).nonzero()
+        if len(bad):
+            t, env = (int(index) for index in bad[0])
+            raise RolloutError(
+                f"the return of environment {env} at step {t} is {float(returns[env, t])}; its "
+                f"reward is {float(self._rewards[t, env])} and its value "
+                f"{float(self._values[t, env])}. Rewards and values must be finite and moderate."
+            )
         # Time beyond an environment's last step holds nothing.
         self._advantages = advantages.t().masked_fill_(steps_left <= 0, 0.0)
         self._returns = returns.t().masked_fill_(steps_left <= 0, 0.0)
@@ -313,6 +320,18 @@ class TamiyoRolloutBuffer:
             f"environment {env} has no finite bootstrap value at step {t}, which was truncated or "
             "is its last; call finish(last_values) with the values of the states reached."
         )
+
+
+def _require_fit(name: str, given: Tensor, place: Tensor) -> None:
+    """Refuse what cannot be stored in ``place`` as it is."""
+    if not isinstance(given, Tensor):
+        raise DtypeError(f"{name} is a {type(given).__name__}; a torch.Tensor is needed.")
+    if given.shape != place.shape:
+        shape, needed = tuple(given.shape), list(place.shape)
+        raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")
+    kinds = [(t.is_floating_point(), t.dtype == torch.bool) for t in (given, place)]
+    if kinds[0] != kinds[1]:
+        raise DtypeError(f"{name} has dtype {given.dtype}; {place.dtype} is needed.")
 
 
 def _require_computed(tensor: Tensor | None) -> Tensor:

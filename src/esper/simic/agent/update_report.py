@@ -5,13 +5,16 @@ Shapes: ``N`` steps, ``H`` heads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from esper.errors import NonFiniteError
 from esper.lifecycle.action_spec import ActionSpec
+from esper.simic.agent.losses import kl_estimates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,11 @@ class EpochMeasures:
     def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures:
         """Read sums made by :func:`measure`, the only time in an epoch that the host waits."""
         numbers = cast(list[float], sums.tolist())
+        if not all(map(math.isfinite, numbers)):
+            raise NonFiniteError(
+                "the loss of the update is not finite, so its gradient step was not taken; the "
+                "observations hold NaN or infinity, or learning_rate is too high."
+            )
         n_steps, policy_loss, value_loss, entropy = numbers[:4]
         heads = [numbers[i : i + spec.n_heads] for i in range(4, len(numbers), spec.n_heads)]
         kl, clipped, head_entropy, relevant, available = heads
@@ -161,8 +169,9 @@ def measure(
         clip_range: How far a ratio may leave 1.
     """
     n_steps = log_ratio.shape[0]
-    excess = torch.expm1(log_ratio)
-    by_head = torch.stack([excess - log_ratio, excess.abs() > clip_range, entropies * available])
+    lower = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
+    is_clipped = (log_ratio > math.log1p(clip_range)) | (log_ratio < lower)
+    by_head = torch.stack([kl_estimates(log_ratio), is_clipped, entropies * available])
     means = torch.stack(losses) * n_steps
     return torch.cat([counts.new_full((1,), n_steps), means, by_head.sum(dim=1).flatten(), counts])
 

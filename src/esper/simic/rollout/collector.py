@@ -108,7 +108,8 @@ class VectorCollector:
         return final
 
     def _to_tensor(self, observations: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(observations), dtype=torch.float32).to(self.agent.device)
+        # A copy: an environment may write its next observation into the same array.
+        return torch.from_numpy(np.array(observations, np.float32)).to(self.agent.device)
 
 
 def read_masks(info: dict[str, Any], agent: PPOAgent) -> Tensor | None:
@@ -117,6 +118,12 @@ def read_masks(info: dict[str, Any], agent: PPOAgent) -> Tensor | None:
         return None
     masks, spec = np.asarray(info["action_mask"]), agent.spec
     if masks.dtype == object:
+        missing = [env for env, mask in enumerate(masks) if mask is None]
+        if missing:
+            raise ShapeError(
+                f"environment {missing[0]} gave no info['action_mask'] but others did; "
+                "every environment needs one at every reset and step."
+            )
         heads = [np.stack(column) for column in zip(*masks, strict=True)]
     elif masks.ndim == 2 and masks.shape[1] == sum(spec.sizes):
         heads = np.split(masks, np.cumsum(spec.sizes)[:-1], axis=1)

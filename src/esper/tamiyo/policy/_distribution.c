@@ -18,8 +18,7 @@
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_VECTOR_MATH
-/* glibc has these for whole vectors; saying so lets the loops below use them. */
-__attribute__((simd("notinbranch"))) float expf(float);
+/* glibc has this for whole vectors; saying so lets the loop over it use that. */
 __attribute__((simd("notinbranch"))) float logf(float);
 #endif
 

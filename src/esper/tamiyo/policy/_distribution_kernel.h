@@ -4,6 +4,27 @@
  * each into vector instructions.
  */
 
+/* exp(x) for x in [NEGLIGIBLE, 0], within two units in the last place: a power of two times a
+ * polynomial of what is left. Plain arithmetic, so that a loop over it becomes vector code. */
+static inline float NAME(exp_of_negative)(float x)
+{
+    const float rounder = 12582912.0f; /* 1.5 * 2**23: adding it rounds to a whole number */
+    const float whole = (x * 1.442695041f + rounder) - rounder;
+    const float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float series = 1.0f / 5040.0f;
+    series = series * r + 1.0f / 720.0f;
+    series = series * r + 1.0f / 120.0f;
+    series = series * r + 1.0f / 24.0f;
+    series = series * r + 1.0f / 6.0f;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    const int32_t bits = ((int32_t)whole + 127) * (1 << 23);
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return series * power;
+}
+
 /* One head of up to TILE steps: rows of `size` choices, `stride` apart. */
 static inline void NAME(evaluate_head)(const float *restrict logits, const float *restrict weight,
                                        float *restrict log_p, float *restrict p,
@@ -14,16 +35,17 @@ static inline void NAME(evaluate_head)(const float *restrict logits, const float
     for (int64_t i = 0; i < n; i++) best[i] = LOWEST;
     for (int64_t k = 0; k < size; k++)
         for (int64_t i = 0; i < n; i++) {
-            const float x = weight[k * stride + i] != 0 ? logits[k * stride + i] : LOWEST;
+            const float w = weight[k * stride + i], logit = logits[k * stride + i];
+            const float x = w != 0 ? logit : LOWEST;
             best[i] = x > best[i] ? x : best[i];
         }
     for (int64_t i = 0; i < n; i++) total[i] = 0;
     for (int64_t k = 0; k < size; k++)
         for (int64_t i = 0; i < n; i++) {
-            const float w = weight[k * stride + i];
-            float x = (w != 0 ? logits[k * stride + i] : LOWEST) - best[i];
-            x = x > LOWEST ? x : LOWEST;
-            const float e = w * expf(x > NEGLIGIBLE ? x : NEGLIGIBLE);
+            const float w = weight[k * stride + i], logit = logits[k * stride + i];
+            float x = (w != 0 ? logit : LOWEST) - best[i];
+            x = x < LOWEST ? LOWEST : x; /* this way round a NaN stays one, and is noticed */
+            const float e = w * NAME(exp_of_negative)(x < NEGLIGIBLE ? NEGLIGIBLE : x);
             log_p[k * stride + i] = x;
             p[k * stride + i] = e;
             total[i] += e;

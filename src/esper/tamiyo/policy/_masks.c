@@ -102,6 +102,10 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     for (int i = 0; i < 8; i++) at[i] = PyLong_AsVoidPtr(args[i]);
     const Py_ssize_t batch = PyLong_AsSsize_t(args[1]);
     if (PyErr_Occurred()) return NULL;
+    if (!at[2] && !(at[3] && at[4] && at[5])) {
+        PyErr_SetString(PyExc_ValueError, "a tensor without memory has no masks");
+        return NULL;
+    }
 
     const mask_plan *plan = at[0];
     const slot_states states = {at[2], at[3], at[4], at[5]};

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from esper.errors import DeviceError, DtypeError, ShapeError
-from esper.lifecycle.action_spec import ActionSpec, MaskLike
+from esper.errors import ActionSpecError, DeviceError, DtypeError, ShapeError
+from esper.lifecycle.action_spec import ActionSpec, MaskLike, all_choices
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,34 @@ class PolicyMasks(Protocol):
         ...
 
 
-MaskInput = ChoiceMasks | PolicyMasks | Tensor | Mapping[str, MaskLike] | Sequence[MaskLike] | None
+MaskInput = (
+    ChoiceMasks
+    | PolicyMasks
+    | Tensor
+    | np.ndarray
+    | Mapping[str, MaskLike]
+    | Sequence[MaskLike]
+    | None
+)
 
 
 def as_choice_masks(spec: ActionSpec, masks: MaskInput, observations: Tensor) -> ChoiceMasks:
     """Read masks in any of the forms that users have them in, for observations ``[B, ...]``.
 
-    ``ChoiceMasks``; growth's ``ActionMasks``; one padded bool tensor ``[B, H, K]``; a mask
+    ``ChoiceMasks``; growth's ``ActionMasks``; one padded tensor or array ``[B, H, K]``; a mask
     ``[B, size]`` for each head, by name or in order; or None, when every choice is legal.
     """
     batch, device = observations.shape[0], observations.device
-    if isinstance(masks, ChoiceMasks):
+    if masks is None:
+        return ChoiceMasks(all_choices(spec, device).expand(batch, -1, -1))
+    if isinstance(masks, np.ndarray) and masks.ndim == 3:
+        masks = torch.from_numpy(masks).bool().to(device)
+    if hasattr(masks, "for_policy"):
+        choices = cast(PolicyMasks, masks).for_policy()
+    elif isinstance(masks, ChoiceMasks):
         choices = masks
-    elif masks is None:
-        everything = [torch.ones(1, size, dtype=torch.bool, device=device) for size in spec.sizes]
-        choices = ChoiceMasks(spec.pad_masks(everything).expand(batch, -1, -1))
     elif isinstance(masks, Tensor):
         choices = ChoiceMasks(masks)
-    elif hasattr(masks, "for_policy"):
-        choices = cast(PolicyMasks, masks).for_policy()
     else:
         per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
         choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
@@ -93,4 +103,32 @@ def as_choice_masks(spec: ActionSpec, masks: MaskInput, observations: Tensor) ->
         raise DtypeError(f"masks has dtype {legal.dtype}; torch.bool is needed.")
     if legal.device != device:
         raise DeviceError(f"masks is on {legal.device}; the observations are on {device}.")
+    if isinstance(masks, (ChoiceMasks, Tensor)):
+        # What a user padded may be anything; a choice beyond a head's last does not exist.
+        choices = ChoiceMasks(legal & all_choices(spec, device), choices.conditions)
+    _check_conditions(spec, choices)
     return choices
+
+
+def _check_conditions(spec: ActionSpec, choices: ChoiceMasks) -> None:
+    """Refuse conditions that could not be applied, or not in this order."""
+    parents = {spec.op_index}
+    for condition in choices.conditions:
+        child, parent, table = condition.child, condition.parent, condition.table
+        if child in parents:
+            raise ActionSpecError(
+                f"a condition restricts head {spec.names[child]!r} after it was drawn; the op "
+                "cannot be restricted, and a head must be before it restricts another."
+            )
+        parents.add(parent)
+        needed = [spec.sizes[parent], spec.sizes[child]]
+        if list(table.shape) not in (needed, [len(choices.legal), *needed]):
+            raise ShapeError(
+                f"the condition of head {spec.names[child]!r} on {spec.names[parent]!r} has shape "
+                f"{tuple(table.shape)}; {needed}, with or without the batch before it, is needed."
+            )
+        if table.dtype != torch.bool or table.device != choices.legal.device:
+            raise DtypeError(
+                f"the condition of head {spec.names[child]!r} is {table.dtype} on {table.device}; "
+                f"torch.bool on {choices.legal.device} is needed."
+            )

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 
+from esper.lifecycle.action_spec import all_choices
 from esper.lifecycle.factored_actions import HEADS_READ_BY, Op, growth_action_spec
 from esper.lifecycle.legality import (
     BLOCKING_STAGES,
@@ -59,9 +60,7 @@ class MaskTables:
         """``[S, blueprints]``: which blueprint may grow in which slot."""
         self.does_everything_fit = bool(self.fits.all())
         self.ops_that_read_slot = table(["slot" in HEADS_READ_BY[op] for op in Op])
-        self.all_choices = table(
-            [[k < size for k in range(self.spec.n_choices)] for size in self.spec.sizes]
-        )
+        self.all_choices = all_choices(self.spec, device)
         """``[H, K]``: every choice of every head, False where a head is padded."""
         self.choices_shape = tuple(self.all_choices.shape)
         self.slot_by_op_shape = (len(Op), slot_config.max_slots)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from esper.config import PolicyConfig
-from esper.errors import DeviceError, DtypeError, ShapeError
+from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
 from esper.tamiyo.policy.head_layout import LegalChoices
@@ -146,9 +146,9 @@ class RecurrentPolicy(nn.Module):
         """
         features = torch.relu_(self.features(observations))
         if resets is not None:
-            closing = torch.zeros_like(features)
-            closing[..., -1] = resets
-            features = features + closing
+            closing = features.new_zeros(features.shape[-1])
+            closing[-1] = 1.0
+            features = torch.where(resets.unsqueeze(-1), closing, features)
         start = state.unsqueeze(0)
         hidden, _ = self.lstm(
             features,
@@ -178,11 +178,16 @@ class RecurrentPolicy(nn.Module):
 
     def _check(self, observations: Tensor, state: Tensor) -> None:
         """Refuse observations and states that do not fit the network."""
-        batch, weight = observations.shape[0] if observations.ndim else 0, self.features.weight
+        weight, batch = self.features.weight, 0
+        if isinstance(observations, Tensor) and observations.ndim:
+            batch = observations.shape[0]
         for name, tensor, size in (
             ("observations", observations, self.observation_size),
             ("state", state, self.state_size),
         ):
+            if not isinstance(tensor, Tensor):
+                kind = type(tensor).__name__
+                raise TensorError(f"{name} is a {kind}; a torch.Tensor is needed.")
             if tensor.shape != (batch, size) or batch == 0:
                 raise ShapeError(
                     f"{name} has shape {tuple(tensor.shape)}; [batch, {size}] is needed, "

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper.errors import NoLegalActionError, NonFiniteError, ShapeError
+from esper.errors import NoLegalActionError, NonFiniteError
 from esper.lifecycle.action_spec import ActionSpec, relevance_table
 from esper.tamiyo.policy.choice_masks import ChoiceMasks
 from esper.tamiyo.policy.head_layout import layout_of
@@ -43,14 +43,6 @@ def draw_actions(
         NoLegalActionError: If a head has no legal choice, naming head and environment.
         NonFiniteError: If the logits are not finite.
     """
-    for condition in masks.conditions:
-        needed = (spec.sizes[condition.parent], spec.sizes[condition.child])
-        if condition.table.shape[-2:] != needed:
-            raise ShapeError(
-                f"the condition of head {spec.names[condition.child]!r} on "
-                f"{spec.names[condition.parent]!r} has shape {tuple(condition.table.shape)}; "
-                f"its last two axes must be {list(needed)}."
-            )
     if _kernel is not None and logits.is_cpu:
         return _draw_natively(spec, logits.detach().float(), masks, generator)
     return _draw_with_tensors(spec, logits.detach().float(), masks, generator)
