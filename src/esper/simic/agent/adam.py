@@ -38,14 +38,18 @@ class Adam(torch.optim.Optimizer):
             beta_1, beta_2 = group["betas"]
             spread = math.sqrt(1.0 - beta_2 ** group["count"])
             size = group["lr"] * spread / (1.0 - beta_1 ** group["count"])
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                mean, square = self._moments(parameter)
-                mean.lerp_(parameter.grad, 1.0 - beta_1)
-                square.mul_(beta_2).addcmul_(parameter.grad, parameter.grad, value=1.0 - beta_2)
-                scale = square.sqrt().add_(group["eps"] * spread)
-                parameter.addcdiv_(mean, scale, value=-size)
+            moving = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not moving:
+                continue
+            gradients = [cast(Tensor, parameter.grad) for parameter in moving]
+            means, squares = map(list, zip(*map(self._moments, moving), strict=True))
+            # All parameters in one call each: what their own calls would cost exceeds the work.
+            torch._foreach_lerp_(means, gradients, 1.0 - beta_1)  # pyright: ignore
+            torch._foreach_mul_(squares, beta_2)  # pyright: ignore
+            torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta_2)  # pyright: ignore
+            scales = torch._foreach_sqrt(squares)  # pyright: ignore
+            torch._foreach_add_(scales, group["eps"] * spread)  # pyright: ignore
+            torch._foreach_addcdiv_(moving, means, scales, -size)  # pyright: ignore
 
     def _moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         """Return the running means of a parameter's gradient and of its square."""

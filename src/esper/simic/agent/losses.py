@@ -30,11 +30,14 @@ def clipped_surrogate(
         clip_range: How far a ratio may leave 1 before its gradient stops.
     """
     ratio = log_ratio.exp()
-    advantage = advantages.unsqueeze(-1)
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-    gain = torch.minimum(ratio * advantage, clipped * advantage) * relevant
+    stake = (advantages * weight).unsqueeze(-1) * relevant
+    gain = ratio * stake
+    # min(gain, limit) as a difference: where the limit binds the ratio is outside the clip range,
+    # so the limit is a constant there and needs no gradient of its own.
+    limit = ratio.detach().clamp(1.0 - clip_range, 1.0 + clip_range) * stake
+    gain = gain - torch.relu(gain - limit)
     # Every step of a minibatch may be forced; the numerator is then 0 as well.
-    return -(gain.sum(dim=-1) * weight).sum() / weight.sum().clamp(min=1.0)
+    return -gain.sum() / weight.sum().clamp(min=1.0)
 
 
 def value_loss(

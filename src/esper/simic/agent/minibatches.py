@@ -76,23 +76,20 @@ class PreparedRollout:
                 f"{len(self._sequences)} sequences; use fewer minibatches, or a sequence_length."
             )
         everything = self._lay_out(self._sequences)
-        steps = everything.steps
-        self.n_steps = len(steps)
-
-        observations = buffer.flat("observations")[steps]
-        if not bool(torch.isfinite(observations.sum())):
+        take = everything.take
+        if not bool(torch.isfinite(take(buffer.flat("observations")).sum())):
             raise NonFiniteError(
                 "the stored observations hold NaN or infinity; the policy is left as it was."
             )
         values, returns = buffer.flat("values"), buffer.flat("returns")
-        self.explained_variance = explained_variance(values[steps], returns[steps])
+        self.explained_variance = explained_variance(take(values), take(returns))
         if config.normalize_returns:
-            policy.rescale_value(*normalizer.update(returns[steps]))
+            policy.rescale_value(*normalizer.update(take(returns)))
         self._old_values = normalizer.normalize(values)
         self._returns = normalizer.normalize(returns)
         self._advantages = buffer.flat("advantages").clone()
         if config.normalize_advantage:
-            self._advantages[steps] = normalize_advantages(self._advantages[steps])
+            self._advantages[everything.steps] = normalize_advantages(take(self._advantages))
         self._weigh_heads()
         self._whole = self._build(everything) if self._n_minibatches == 1 else None
 
@@ -125,25 +122,27 @@ class PreparedRollout:
         self._log_probs = buffer.flat("log_probs").t().contiguous()
 
     def _build(self, grid: SequenceGrid) -> Minibatch:
-        buffer, steps = self._buffer, grid.steps
+        buffer, take = self._buffer, grid.take
 
         def by_head(stored: Tensor) -> Tensor:
-            return stored.index_select(1, steps).t()
+            return take(stored, dim=1).t()
 
         relevant, available = by_head(self._relevant), by_head(self._available)
-        observations = buffer.flat("observations").index_select(0, grid.source)
+        observations = buffer.flat("observations")
+        if not grid.is_storage_order:
+            observations = observations.index_select(0, grid.source)
         return Minibatch(
             grid=grid,
             observations=observations.view(*grid.shape, -1),
             state=buffer.flat("hidden_states").index_select(0, grid.starts),
-            legal=self._policy.lay_out_masks(buffer.flat("masks").index_select(0, steps)),
+            legal=self._policy.lay_out_masks(take(buffer.flat("masks"))),
             actions=by_head(self._actions),
             old_log_probs=by_head(self._log_probs),
-            old_values=self._old_values[steps],
-            returns=self._returns[steps],
-            advantages=self._advantages[steps],
+            old_values=take(self._old_values),
+            returns=take(self._returns),
+            advantages=take(self._advantages),
             relevant=relevant,
             available=available,
-            weight=self._weight[steps],
+            weight=take(self._weight),
             counts=count_heads(relevant, available),
         )

@@ -211,7 +211,7 @@ class PPOAgent:
         parameters = self.policy.parameters()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm, foreach=True)
+        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         self.optimizer.step()
         return norm
 

@@ -42,6 +42,13 @@ class SequenceGrid:
     starts: Tensor
     """``[R]`` step number that each sequence starts with."""
 
+    is_storage_order: bool
+    """Whether the grid is all of the storage, as it lies."""
+
+    def take(self, stored: Tensor, dim: int = 0) -> Tensor:
+        """Return what is stored for all step numbers, along ``dim``, for the N steps in order."""
+        return stored if self.is_storage_order else stored.index_select(dim, self.steps)
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -119,4 +126,6 @@ def lay_out(
         cells=None if len(cells) == n_cells else tensor(cells),
         steps=tensor(steps),
         starts=tensor(sequences.start * n_envs + sequences.env),
+        is_storage_order=len(steps) == n_cells == starts_episode.size
+        and bool((np.diff(steps) == 1).all()),
     )

@@ -169,11 +169,11 @@ def measure(
         clip_range: How far a ratio may leave 1.
     """
     n_steps = log_ratio.shape[0]
-    lower = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
-    is_clipped = (log_ratio > math.log1p(clip_range)) | (log_ratio < lower)
-    by_head = torch.stack([kl_estimates(log_ratio), is_clipped, entropies * available])
+    is_clipped = (log_ratio.exp() - 1.0).abs() > clip_range
+    by_head = [kl_estimates(log_ratio), is_clipped, entropies * available]
     means = torch.stack(losses) * n_steps
-    return torch.cat([counts.new_full((1,), n_steps), means, by_head.sum(dim=1).flatten(), counts])
+    sums = [values.sum(dim=0) for values in by_head]
+    return torch.cat([counts.new_full((1,), n_steps), means, *sums, counts])
 
 
 def count_heads(relevant: Tensor, available: Tensor) -> Tensor:
