@@ -105,15 +105,17 @@ def _run_kernel(
     assert _kernel is not None
     n_envs, n_steps = rewards.shape
     form = _DOUBLE if rewards.dtype is torch.float64 else 0
-    strides = (1, n_envs)
-    if not (
-        rewards.stride() == values.stride() == next_values.stride() == strides
+    strides = rewards.stride()
+    do_agree = (
+        values.stride() == next_values.stride() == strides
         and terminated.stride() == truncated.stride() == strides
-    ):
+    )
+    if not (do_agree and strides == (1, n_envs)):
         form |= _ENV_MAJOR
-        rewards, values = rewards.contiguous(), values.contiguous()
-        next_values = next_values.contiguous()
-        terminated, truncated = terminated.contiguous(), truncated.contiguous()
+        if not (do_agree and strides == (n_steps, 1)):
+            rewards, values = rewards.contiguous(), values.contiguous()
+            next_values = next_values.contiguous()
+            terminated, truncated = terminated.contiguous(), truncated.contiguous()
     if n_envs * n_steps < _LARGE:
         advantages, returns = _empty_like(rewards), _empty_like(rewards)
     else:

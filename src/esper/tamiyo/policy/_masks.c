@@ -1,7 +1,8 @@
 /* Action masks of a batch of hosts in one pass over their slots' states.
  *
- * No rule of growth is written here: what a slot's state allows comes in a table that is filled
- * from esper/lifecycle/legality.py, one word for each state code (4 * stage + 2 * aged + at rest).
+ * What a slot's own state allows comes in a table that is filled from esper/lifecycle/legality.py,
+ * one word for each state code (4 * stage + 2 * aged + at rest), with the two properties that the
+ * rule for germinating counts over a host's slots.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -45,7 +46,7 @@ static void fill_host(const mask_plan *plan, const slot_states *states, int64_t 
 {
     const uint16_t *words = (const uint16_t *)(intptr_t)plan->state_words;
     const uint8_t *germinable = (const uint8_t *)(intptr_t)plan->germinable;
-    const uint8_t *fits = (const uint8_t *)(intptr_t)plan->fits;
+    const uint8_t *fits = (const uint8_t *)(intptr_t)plan->fits; /* NULL: everything fits */
     const int64_t S = plan->n_slots, first = host * S;
     int64_t n_live = 0, n_blocking = 0;
     for (int64_t s = 0; s < S; s++) {
@@ -60,24 +61,21 @@ static void fill_host(const mask_plan *plan, const slot_states *states, int64_t 
     uint8_t *slot_row = choices + plan->slot_head * plan->n_choices;
     uint8_t *blueprint_row = choices + plan->blueprint_head * plan->n_choices;
     uint8_t *op_row = choices + plan->op_head * plan->n_choices;
-    memset(slot_row, 0, (size_t)S);
-    memset(blueprint_row, 0, (size_t)plan->n_blueprints);
-    memset(op_row, 0, (size_t)plan->n_ops);
+    if (fits) memset(blueprint_row, 0, (size_t)plan->n_blueprints);
+    uint32_t of_host = 0;
     for (int64_t s = 0; s < S; s++) {
-        int64_t word = words[state_code(states, first + s)];
-        if (!is_open || !germinable[s]) word &= ~((int64_t)1 << plan->germinate);
-        for (int64_t o = 0; o < plan->n_ops; o++) {
-            const uint8_t legal = (word >> o) & 1;
-            slot_by_op[o * S + s] = legal;
-            op_row[o] |= legal;
-        }
-        slot_row[s] = (word & plan->slot_ops) != 0;
-        if ((word >> plan->germinate) & 1)
+        uint32_t word = words[state_code(states, first + s)];
+        if (!is_open || !germinable[s]) word &= ~((uint32_t)1 << plan->germinate);
+        of_host |= word;
+        for (int64_t o = 0; o < plan->n_ops; o++) slot_by_op[o * S + s] = (word >> o) & 1;
+        slot_row[s] = (word & (uint32_t)plan->slot_ops) != 0;
+        if (fits && ((word >> plan->germinate) & 1))
             for (int64_t k = 0; k < plan->n_blueprints; k++)
                 blueprint_row[k] |= fits[s * plan->n_blueprints + k];
     }
+    for (int64_t o = 0; o < plan->n_ops; o++) op_row[o] = (of_host >> o) & 1;
     open_if_empty(slot_row, S);
-    open_if_empty(blueprint_row, plan->n_blueprints);
+    if (fits) open_if_empty(blueprint_row, plan->n_blueprints);
 }
 
 /* Return the index of the first slot whose stage does not exist, or -1. */

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 SLOT_BY_OP = "slot_by_op"
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 class ActionMasks(Mapping[str, Tensor]):
@@ -223,22 +224,22 @@ def _compute_with_tensors(tables: MaskTables, codes: Tensor) -> ActionMasks:
 
 
 def _check_arrays(stage: Tensor, age: Tensor, at_rest: Tensor, slot_config: SlotConfig) -> None:
-    shape = stage.shape
+    shape, device = stage.shape, stage.device
     if len(shape) != 2 or shape[1] != slot_config.max_slots or shape[0] == 0:
         raise ShapeError(
             f"stage has shape {tuple(shape)}; [batch, {slot_config.max_slots}] is needed, "
             "with at least one host."
         )
-    for name, tensor in (("age_epochs", age), ("alpha_at_rest", at_rest)):
+    for name, tensor in (("stage", stage), ("age_epochs", age), ("alpha_at_rest", at_rest)):
         if tensor.shape != shape:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; stage has {tuple(shape)}.")
-        if tensor.device != stage.device:
-            raise DeviceError(f"{name} is on {tensor.device}; stage is on {stage.device}.")
-    for name, tensor in (("stage", stage), ("age_epochs", age)):
-        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        if tensor.device != device:
+            raise DeviceError(f"{name} is on {tensor.device}; stage is on {device}.")
+        if name == "alpha_at_rest":
+            if tensor.dtype is not torch.bool:
+                raise DtypeError(f"{name} has dtype {tensor.dtype}; torch.bool is needed.")
+        elif tensor.dtype not in _INTEGERS:
             raise DtypeError(f"{name} has dtype {tensor.dtype}; an integer dtype is needed.")
-    if at_rest.dtype != torch.bool:
-        raise DtypeError(f"alpha_at_rest has dtype {at_rest.dtype}; torch.bool is needed.")
 
 
 def _raise_bad_stage(index: int, stage: Tensor, slot_config: SlotConfig) -> None:

@@ -86,7 +86,7 @@ class MaskTables:
             *(spec.index("slot"), spec.index("blueprint"), spec.op_index),
             *(int(Op.GERMINATE), slot_ops, self.seed_limit),
             *(self._state_words.data_ptr(), self.is_germinable.data_ptr()),
-            *(self.fits.data_ptr(), self.all_choices.data_ptr()),
+            *(0 if self.does_everything_fit else self.fits.data_ptr(), self.all_choices.data_ptr()),
         ]
         return torch.tensor(fields, dtype=torch.int64)
 
