@@ -1,4 +1,4 @@
-# `make train` and `make test` do all the set-up themselves; a new machine needs Python 3.11 and make.
+# `make train` and `make test` do all the set-up themselves; a new machine needs Python 3.11 or newer and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +29,8 @@ bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for 
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
 
 clean:
-	rm -rf $(VENV) .venv-bench build
+	rm -rf $(VENV) $(BENCH_VENV) build
+	find src -name "*.so" -delete
 
 $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
