@@ -89,22 +89,22 @@ def estimate_advantages(
         advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
         return advantages, advantages + values.detach()
 
-    return _run_kernel(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    form = _DOUBLE if dtype is torch.float64 else 0
+    tensors = rewards, values, next_values, terminated, truncated
+    return _run_kernel(tensors, shape, form, gamma, gae_lambda)
 
 
 def _run_kernel(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    shape: torch.Size,
+    form: int,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Make one pass of the compiled kernel over tensors that are known to fit together."""
     assert _kernel is not None
-    n_envs, n_steps = rewards.shape
-    form = _DOUBLE if rewards.dtype is torch.float64 else 0
+    rewards, values, next_values, terminated, truncated = tensors
+    n_envs, n_steps = shape
     strides = rewards.stride()
     do_agree = (
         values.stride() == next_values.stride() == strides

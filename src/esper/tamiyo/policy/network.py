@@ -144,7 +144,9 @@ class RecurrentPolicy(nn.Module):
             legal: The legal choices of the N steps.
             actions: ``[N, H]`` the choices taken.
         """
-        features = torch.relu_(self.features(observations))
+        # Flat, because rectifying a view in place would make the gradient copy all of it.
+        flat = torch.relu_(self.features(observations.flatten(0, 1)))
+        features = flat.view(*observations.shape[:2], -1)
         if resets is not None:
             closing = features.new_zeros(features.shape[-1])
             closing[-1] = 1.0
