@@ -460,6 +460,16 @@ def test_numbers_that_are_not_finite_are_refused_and_the_policy_is_left_alone(
     assert all(map(torch.equal, before, agent.policy.parameters()))
 
 
+@pytest.mark.parametrize("choice", [-1, 2, 3, 99])
+def test_an_action_that_its_mask_forbids_is_named(choice: int) -> None:
+    agent = make_agent()
+    buffer = fill(agent, lengths=UNEQUAL)
+    buffer.actions[3, 5, 1] = choice
+    message = f"environment 3 took choice {choice} of head 'force' at step 5"
+    with pytest.raises(RolloutError, match=message):
+        agent.update(buffer)
+
+
 def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     agent = make_agent()
     buffer = fill(agent)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PPOConfig
-from esper.errors import ConfigError, NonFiniteError
+from esper.errors import ConfigError, NonFiniteError, RolloutError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
 from esper.simic.agent.policy import Policy
 from esper.simic.agent.return_normalizer import ReturnNormalizer
@@ -81,6 +81,7 @@ class PreparedRollout:
             raise NonFiniteError(
                 "the stored observations hold NaN or infinity; the policy is left as it was."
             )
+        self._require_legal_actions(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
         if config.normalize_returns:
@@ -106,6 +107,21 @@ class PreparedRollout:
 
     def _lay_out(self, sequences: Sequences) -> SequenceGrid:
         return lay_out(sequences, self._starts_episode, self._buffer.device)
+
+    def _require_legal_actions(self, everything: SequenceGrid) -> None:
+        """Refuse stored actions that their own masks forbid, naming environment and step."""
+        buffer, take = self._buffer, everything.take
+        actions, legal = take(buffer.flat("actions")), take(buffer.flat("masks"))
+        exists = (actions >= 0) & (actions < buffer.spec.n_choices)
+        is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
+        if bool(is_legal.all()):
+            return
+        place, head = (int(index) for index in (~is_legal).nonzero()[0])
+        step, env = divmod(int(everything.steps[place]), buffer.n_envs)
+        raise RolloutError(
+            f"environment {env} took choice {int(actions[place, head])} of head "
+            f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
+        )
 
     def _weigh_heads(self) -> None:
         """Find out which heads mattered, which could have, and where there was a choice at all."""
