@@ -59,6 +59,7 @@ def test_any_table_becomes_a_specification_once_its_op_row_is_true(
         ({"names": ("op", "op")}, "named twice"),
         ({"sizes": (2,)}, "2 names and 1 sizes"),
         ({"sizes": (2, 0)}, "'a' has 0 choices"),
+        ({"sizes": (2, 1.5)}, r"'a' has 1\.5 choices"),
         ({"op_head": "opp"}, "Did you mean 'op'"),
         ({"relevance": ((True, True),)}, "has 1 rows"),
         ({"relevance": ((True,), (True, True))}, "row 0 has 1 entries"),
@@ -74,6 +75,15 @@ def test_a_contradiction_is_named(changes: dict[str, object], message: str) -> N
     ActionSpec(**valid)  # type: ignore[arg-type]
     with pytest.raises(ActionSpecError, match=message):
         ActionSpec(**{**valid, **changes})  # type: ignore[arg-type]
+
+
+def test_lists_and_arrays_are_taken_too() -> None:
+    table = np.array([[True, False], [True, True]])
+    spec = ActionSpec(names=["op", "a"], sizes=np.array([2, 3]), op_head="op", relevance=table)  # type: ignore
+    assert spec == ActionSpec(
+        names=("op", "a"), sizes=(2, 3), op_head="op", relevance=((True, False), (True, True))
+    )
+    assert isinstance(hash(spec), int)
 
 
 def test_gymnasium_spaces_become_independent_heads() -> None:

@@ -1,5 +1,7 @@
 """What may be done to a slot is what the design's table says, and slots are named correctly."""
 
+import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -86,6 +88,9 @@ def test_codes_number_all_states() -> None:
         (lambda: SlotConfig(("a",), enabled=frozenset({"b"})), "no slot 'b'"),
         (lambda: SlotConfig(("block_1",), fits={"blok_1": []}), "Did you mean 'block_1'"),
         (lambda: SlotConfig(("a",), fits={"a": ["nrom"]}), "Did you mean 'norm'"),
+        (lambda: SlotConfig("early"), "slot_ids is 'early'; a tuple of names"),  # type: ignore
+        (lambda: SlotConfig(("a", 3)), "slot_ids names 3"),  # type: ignore[arg-type]
+        (lambda: SlotConfig(("a",), fits={"a": "norm"}), "'norm'; a tuple of names"),
         (lambda: SlotMaskState(9, 0, True), "stage is 9"),  # type: ignore[arg-type]
         (lambda: SlotMaskState(Stage.HOLDING, -1, True), "age_epochs is -1"),
         (lambda: may_apply(Op.WAIT, "middle", [None, None], TWO), "no slot 'middle'"),
@@ -102,3 +107,10 @@ def test_settings_of_the_wrong_type_are_refused() -> None:
         SlotConfig(("a",), seed_limit=-1)
     with pytest.raises(ConfigError, match="allow_finish is 1"):
         SlotConfig(("a",), allow_finish=1)  # type: ignore[arg-type]
+
+
+def test_a_configuration_can_be_copied_and_sent_to_another_process() -> None:
+    config = SlotConfig(["a", "b"], fits={"a": ["norm"]}, seed_limit=1)  # type: ignore[arg-type]
+    assert copy.deepcopy(config) == config
+    assert hash(copy.deepcopy(config)) == hash(config)
+    assert dataclasses.asdict(config)["slot_ids"] == ("a", "b")

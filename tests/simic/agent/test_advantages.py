@@ -185,6 +185,22 @@ def test_every_form_agrees_at_every_shape_and_layout(
     torch.testing.assert_close(returns, got + numbers[1].to(dtype))
 
 
+@pytest.mark.parametrize("layout", ["environment-major", "time-major"])
+def test_a_large_rollout_is_estimated_like_its_parts(form: str, layout: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    numbers = [torch.randn(700, 100, generator=generator) for _ in range(3)]
+    flags = [torch.rand(700, 100, generator=generator) < 0.05 for _ in range(2)]
+
+    def estimate(rows: slice) -> Tensor:
+        parts = [LAYOUTS[layout](tensor[rows]) for tensor in (*numbers, *flags)]
+        ends = {"terminated": parts[3], "truncated": parts[4]}
+        return torch.stack(estimate_advantages(*parts[:3], **ends, gamma=0.9, gae_lambda=0.9))
+
+    whole = estimate(slice(None))
+    parts = [estimate(slice(0, 300)), estimate(slice(300, None))]
+    torch.testing.assert_close(whole, torch.cat(parts, dim=1), atol=1e-6, rtol=1e-6)
+
+
 def test_two_episodes_worked_by_hand(form: str) -> None:
     # Steps 0-1 are one episode, truncated; steps 2-3 the next, terminated.
     advantages, returns = estimate_advantages(

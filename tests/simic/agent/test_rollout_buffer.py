@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simic.helpers import SPEC, fill, make_agent
 
-from esper.errors import ConfigError, RolloutError, ShapeError
+from esper.errors import ConfigError, DtypeError, RolloutError, ShapeError
 from esper.simic.agent import Decision, TamiyoRolloutBuffer
 
 
@@ -166,8 +166,51 @@ def test_shapes_and_sizes_that_do_not_fit_are_named() -> None:
 
 def test_a_reset_buffer_is_as_good_as_new() -> None:
     agent = make_agent()
-    used, fresh = fill(agent, seed=3), make_buffer()
+    used = fill(agent, seed=3)
+    used.compute_advantages_and_returns(0.9, 0.9)
     used.reset()
     assert used.lengths.sum() == 0
     assert used.values.shape == (4, 0)
-    assert fresh.values.shape == (2, 0)
+    with pytest.raises(RolloutError, match="not computed"):
+        _ = used.returns
+    used.add(
+        torch.zeros(4, 5),
+        agent.act(torch.zeros(4, 5), None, agent.initial_state(4)),
+        rewards=np.ones(4),
+        dones=np.zeros(4, bool),
+        truncated=np.zeros(4, bool),
+    )
+    assert bool(torch.isnan(used.bootstrap_values).all())
+
+
+def test_a_step_added_later_makes_old_advantages_invalid() -> None:
+    buffer = make_buffer()
+    add(buffer)
+    buffer.finish(torch.zeros(2))
+    buffer.compute_advantages_and_returns(0.9, 0.9)
+    add(buffer)
+    with pytest.raises(RolloutError, match="not computed"):
+        _ = buffer.advantages
+
+
+def test_a_bootstrap_value_counts_only_where_the_step_was_truncated() -> None:
+    buffer = make_buffer()
+    cut = np.array([True, False])
+    add(buffer, dones=cut, truncated=cut, bootstrap_values=torch.tensor([1.0, 777.0]))
+    assert torch.isnan(buffer.bootstrap_values[1, 0])
+    with pytest.raises(RolloutError, match="environment 1 has no finite bootstrap value"):
+        buffer.compute_advantages_and_returns(1.0, 1.0)
+    buffer.finish(torch.tensor([50.0, 5.0]))
+    buffer.compute_advantages_and_returns(1.0, 1.0)
+    assert buffer.returns.tolist() == [[2.0], [6.0]]
+
+
+def test_only_tensors_of_the_right_kind_are_stored() -> None:
+    buffer, never = make_buffer(), np.zeros(2, bool)
+    flags = {"rewards": never, "dones": never, "truncated": never}
+    with pytest.raises(DtypeError, match=r"decision\.actions has dtype torch\.float32"):
+        buffer.add(torch.zeros(2, 1), replace(decision(2), actions=torch.zeros(2, 3)), **flags)
+    with pytest.raises(DtypeError, match="observations is a ndarray"):
+        buffer.add(np.zeros((2, 1)), decision(2), **flags)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="last_values is a ndarray"):
+        buffer.finish(np.zeros(2))  # type: ignore[arg-type]

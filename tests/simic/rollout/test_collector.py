@@ -15,6 +15,7 @@ from esper.config import PolicyConfig
 from esper.errors import ShapeError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec, PPOAgent
 from esper.simic.rollout import VectorCollector
+from esper.simic.rollout.collector import read_masks
 from esper.tamiyo.policy import RecurrentPolicy
 
 
@@ -97,6 +98,38 @@ def test_steps_ends_masks_and_bootstraps_land_where_they_belong(mask: str) -> No
     assert buffer.observations[3, 0, 0] == 94.0
     assert bool((buffer.hidden_states[3, 0] != 0).any())
     agent.update(buffer)
+
+
+def test_what_is_stored_is_what_was_acted_on_even_if_the_array_is_used_again() -> None:
+    agent = make_agent()
+    envs = SyncVectorEnv(
+        [lambda: CountdownEnv(9, True, False)], copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    buffer = agent.make_buffer(1, 5)
+    VectorCollector(envs, agent, seed=0).collect(buffer)
+    assert buffer.observations[0, :, 0].tolist() == [9.0, 8.0, 7.0, 6.0, 5.0]
+
+
+def test_the_last_value_is_that_of_the_state_reached() -> None:
+    agent = make_agent()
+    torch.nn.init.normal_(agent.policy.outputs.weight)  # type: ignore[attr-defined]
+    envs = vector(lambda: CountdownEnv(9, True, False), lambda: CountdownEnv(3, True, False))
+    buffer = agent.make_buffer(2, 3)
+    VectorCollector(envs, agent, seed=0).collect(buffer)
+    state = agent.initial_state(1)
+    for left in (9.0, 8.0, 7.0):
+        state = agent.act(torch.tensor([[left, 9.0]]), None, state).next_state
+    expected = agent.value(torch.tensor([[6.0, 9.0]]), state)
+    torch.testing.assert_close(buffer.bootstrap_values[0, 2:3], expected)
+    assert torch.isnan(buffer.bootstrap_values[1, 2])
+
+
+def test_an_environment_without_a_mask_among_others_is_named() -> None:
+    agent = make_agent()
+    masks = np.empty(2, object)
+    masks[0] = CountdownEnv(3, True, False).info()["action_mask"]
+    with pytest.raises(ShapeError, match="environment 1 gave no info"):
+        read_masks({"action_mask": masks}, agent)
 
 
 def test_a_single_discrete_action_works_on_a_classic_environment() -> None:

@@ -159,6 +159,15 @@ def test_dormant_host_can_germinate_anywhere_or_wait() -> None:
     assert masks["slot_by_op"][Op.GERMINATE].tolist() == [True, True]
 
 
+def test_masks_are_a_mapping() -> None:
+    masks = compute_action_masks([None, None], SlotConfig(("a", "b")))
+    assert "slot" in masks
+    assert "slots" not in masks
+    assert masks.get("slots") is None
+    assert len(masks) == len(list(masks)) == 9
+    assert "op=(7,)" in repr(masks)
+
+
 def test_bad_states_are_refused_by_host_and_slot() -> None:
     config = SlotConfig(("a", "b"))
     with pytest.raises(SlotError, match="host 1 has 1 slot states"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.config import PolicyConfig
-from esper.errors import DtypeError, ShapeError
+from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.policy.network import steps_last_linear
@@ -25,6 +25,17 @@ def test_sizes_come_from_the_configuration() -> None:
     assert policy.lstm.input_size == 20
     assert policy.state_size == 60
     assert policy.outputs.out_features == 2 + 3 + 1
+
+
+def test_the_lstm_remembers_at_first() -> None:
+    bias = RecurrentPolicy(SPEC, 4, SIZES).lstm.bias_ih_l0.view(4, 6)
+    assert bias.tolist() == [[0.0] * 6, [1.0] * 6, [0.0] * 6, [0.0] * 6]
+
+
+def test_the_same_generator_gives_the_same_weights() -> None:
+    first, second = make_policy(3), make_policy(3)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert not torch.equal(first.features.weight, make_policy(4).features.weight)
 
 
 def test_actions_are_near_uniform_at_first() -> None:
@@ -127,3 +138,5 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         policy.act(torch.zeros(3, 4), masks[:2], state, None)
     with pytest.raises(DtypeError, match=r"masks has dtype torch\.float32"):
         policy.act(torch.zeros(3, 4), masks.float(), state, None)
+    with pytest.raises(DeviceError, match="masks is on meta; the observations are on cpu"):
+        policy.act(torch.zeros(3, 4), masks.to("meta"), state, None)

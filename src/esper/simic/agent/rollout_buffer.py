@@ -191,21 +191,7 @@ class TamiyoRolloutBuffer:
                 "is no bootstrap value; pass bootstrap_values, the value of the state it reached."
             )
 
-        self._advantages = self._returns = None
-        rows = [
-            ("observations", self._observations[t], observations),
-            ("decision.state", self._states[t], decision.state),
-            ("decision.actions", self._actions[t], decision.actions),
-            ("decision.log_probs", self._log_probs[t], decision.log_probs),
-            ("decision.legal", self._legal[t], decision.legal),
-            ("decision.values", self._values[t], decision.values),
-        ]
-        if bootstrap_values is not None:
-            rows.append(("bootstrap_values", self._bootstrap_values[t], bootstrap_values))
-        for name, place, given in rows:
-            _require_fit(name, given, place)
-        for _, place, given in rows:
-            place.copy_(given.detach())
+        self._write(t, observations, decision, bootstrap_values)
         unused = torch.from_numpy(~needs_bootstrap).to(self.device)
         self._bootstrap_values[t].masked_fill_(unused, torch.nan)
         self._rewards[t] = torch.from_numpy(np.where(took_part, reward, 0.0))
@@ -213,6 +199,7 @@ class TamiyoRolloutBuffer:
         self._truncated[t] = torch.from_numpy(cut)
         self._lengths[took_part] = t + 1
         self._cursor = t + 1
+        self._advantages = self._returns = None
 
     def finish(self, last_values: Tensor) -> None:
         """Give the value ``[E]`` of the state that each environment's last stored step led to.
@@ -278,6 +265,25 @@ class TamiyoRolloutBuffer:
         """Return what is stored under an attribute's name as ``[T * E, ...]``, time first."""
         view: Tensor = getattr(self, name)
         return view.transpose(0, 1).flatten(0, 1)
+
+    def _write(
+        self, t: int, observations: Tensor, decision: Decision, bootstrap_values: Tensor | None
+    ) -> None:
+        """Store the tensors of step t, all of them or, if one does not fit, none."""
+        rows = [
+            ("observations", self._observations[t], observations),
+            ("decision.state", self._states[t], decision.state),
+            ("decision.actions", self._actions[t], decision.actions),
+            ("decision.log_probs", self._log_probs[t], decision.log_probs),
+            ("decision.legal", self._legal[t], decision.legal),
+            ("decision.values", self._values[t], decision.values),
+        ]
+        if bootstrap_values is not None:
+            rows.append(("bootstrap_values", self._bootstrap_values[t], bootstrap_values))
+        for name, place, given in rows:
+            _require_fit(name, given, place)
+        for _, place, given in rows:
+            place.copy_(given.detach())
 
     def _view(self, stored: Tensor) -> Tensor:
         return stored[: self._cursor].transpose(0, 1)
