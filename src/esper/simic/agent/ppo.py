@@ -208,8 +208,9 @@ class PPOAgent:
 
     def _descend(self, loss: Tensor) -> Tensor:
         """Take one gradient step; return the norm that the gradient had before clipping."""
-        parameters = self.policy.parameters()
-        self.optimizer.zero_grad(set_to_none=True)
+        parameters = list(self.policy.parameters())
+        for parameter in parameters:
+            parameter.grad = None
         loss.backward()
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         self.optimizer.step()

@@ -169,8 +169,9 @@ def measure(
         clip_range: How far a ratio may leave 1.
     """
     n_steps = log_ratio.shape[0]
-    is_clipped = (log_ratio.exp() - 1.0).abs() > clip_range
-    by_head = [kl_estimates(log_ratio), is_clipped, entropies * available]
+    low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
+    is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
+    by_head = [kl_estimates(log_ratio), is_clipped.to(log_ratio.dtype), entropies * available]
     means = torch.stack(losses) * n_steps
     sums = [values.sum(dim=0) for values in by_head]
     return torch.cat([counts.new_full((1,), n_steps), means, *sums, counts])
