@@ -32,7 +32,8 @@ def test_a_wheel_built_without_a_compiler_passes_the_tests_of_the_tensor_forms(
         archive.extractall(site)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     check = (
-        "from esper.simic.agent import advantages; from esper.tamiyo.policy import action_masks, sampling;"
+        "from esper.simic.agent import advantages;"
+        "from esper.tamiyo.policy import action_masks, sampling;"
         f"assert advantages.__file__.startswith({str(site)!r});"
         "assert not any(m._kernel for m in (advantages, action_masks, sampling))"
     )

@@ -121,10 +121,11 @@ def test_illegal_choices_have_probability_zero_and_finite_zero_gradients(
     assert bool((logits.grad[~flat] == 0.0).all())
 
 
-def test_a_legal_logit_that_is_nan_is_not_hidden(form: str) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_legal_logit_that_is_not_finite_is_not_hidden(form: str, bad: float) -> None:
     legal = LegalChoices.of(SPEC, torch.ones(3, 4, 5, dtype=torch.bool), torch.float32)
     logits = torch.zeros(3, 13)
-    logits[1, 4] = torch.nan
+    logits[1, 4] = bad
     log_probs, entropies = evaluate_actions(logits, legal, torch.zeros(3, 4, dtype=torch.long))
     assert bool(torch.isnan(log_probs[1, 1]))
     assert bool(torch.isnan(entropies[1, 1]))

@@ -85,7 +85,7 @@ class LegalChoices:
     @cached_property
     def ceiling(self) -> Tensor:
         """``[P, N]``: what a logit may at most be: anything where legal, else very low."""
-        return self.weight * torch.finfo(self.weight.dtype).max + LOWEST
+        return torch.full_like(self.weight, LOWEST).masked_fill_(self.weight > 0, torch.inf)
 
     @classmethod
     def of(cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype) -> LegalChoices:
