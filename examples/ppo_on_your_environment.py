@@ -171,10 +171,21 @@ def main(rounds: int = 120, n_episodes: int = 500, seed: int = 0) -> tuple[float
     return before, after, best
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too few; at least 1 is needed")
+    return value
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=120, help="rounds of collecting and learning")
-    parser.add_argument("--episodes", type=int, default=500, help="held-out episodes to compare on")
+    parser.add_argument(
+        "--rounds", type=positive, default=120, help="rounds of collecting and learning"
+    )
+    parser.add_argument(
+        "--episodes", type=positive, default=500, help="held-out episodes to compare on"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, draws and episodes")
     arguments = parser.parse_args()
     main(arguments.rounds, arguments.episodes, arguments.seed)

@@ -25,7 +25,7 @@ from esper.errors import (
 from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer, ppo
 from esper.simic.agent.losses import normalize_advantages
-from esper.simic.agent.minibatches import PreparedRollout
+from esper.simic.agent.minibatches import Minibatch, PreparedRollout
 from esper.simic.agent.update_report import EpochMeasures
 from tests.simic.helpers import OBSERVATION_SIZE, SPEC, fill, make_agent, random_masks
 
@@ -35,6 +35,13 @@ UNEQUAL = np.array([11, 3, 0, 7])
 def prepare(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> PreparedRollout:
     buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.gae_lambda)
     return PreparedRollout(buffer, agent.policy, agent.normalizer, agent.config)
+
+
+def evaluate(agent: PPOAgent, batch: Minibatch) -> tuple[Tensor, Tensor, Tensor]:
+    grid = batch.grid
+    return agent.policy.evaluate(
+        batch.observations, grid.resets, batch.state, grid.cells, batch.legal, batch.actions
+    )
 
 
 @pytest.mark.parametrize("sequence_length", [None, 1, 3, 5])
@@ -48,14 +55,7 @@ def test_the_first_ratio_is_one(
     buffer = fill(agent, ends=ends, lengths=lengths)
     n_steps = 0
     for batch, _ in prepare(agent, buffer).minibatches(torch.Generator()):
-        log_probs, _, values = agent.policy.evaluate(
-            batch.observations,
-            batch.grid.resets,
-            batch.state,
-            batch.grid.cells,
-            batch.legal,
-            batch.actions,
-        )
+        log_probs, _, values = evaluate(agent, batch)
         torch.testing.assert_close(log_probs, batch.old_log_probs, atol=1e-6, rtol=0)
         torch.testing.assert_close(values, batch.old_values, atol=2e-6, rtol=0)
         n_steps += len(log_probs)
@@ -428,14 +428,7 @@ def test_a_reset_holds_however_large_the_observations(scale: float) -> None:
         state = decision.next_state
     buffer.finish(torch.zeros(2))
     ((batch, _),) = prepare(agent, buffer).minibatches(torch.Generator())
-    log_probs, _, _ = agent.policy.evaluate(
-        batch.observations,
-        batch.grid.resets,
-        batch.state,
-        batch.grid.cells,
-        batch.legal,
-        batch.actions,
-    )
+    log_probs, _, _ = evaluate(agent, batch)
     assert batch.grid.resets is not None
     torch.testing.assert_close(log_probs, batch.old_log_probs, atol=2e-6, rtol=0)
 

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 
 class Adam(torch.optim.Optimizer):
-    """Adam (Kingma and Ba, 2015) without weight decay; the same numbers as ``torch.optim.Adam``."""
+    """Adam (Kingma and Ba, 2015) without weight decay, with the steps of ``torch.optim.Adam``.
+
+    One count serves all parameters, so a parameter that had no gradient for a while goes on with
+    the count of the others.
+    """
 
     def __init__(
         self,

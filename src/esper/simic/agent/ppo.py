@@ -116,8 +116,11 @@ class PPOAgent:
         taken and the update ends.
 
         Raises:
-            RolloutError: If the buffer is empty or a bootstrap value is missing.
+            ActionSpecError: If the buffer was made for another agent.
+            RolloutError: If the buffer is empty, a bootstrap value is missing, a return is not
+                finite or an action is one that its mask forbids.
             ConfigError: If there are fewer sequences than minibatches.
+            NonFiniteError: If an observation or the loss is not finite.
         """
         config = self.config
         if buffer.spec != self.spec or buffer.device != self.device:
