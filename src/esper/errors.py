@@ -8,7 +8,10 @@
     │   ├── DtypeError
     │   ├── DeviceError
     │   └── ValueRangeError
-    ├── SlotError               a slot, stage or blueprint that does not exist, or exists twice
+    ├── SlotError               a slot, stage or blueprint that does not exist, or cannot be used
+    │   └── IllegalActionError  an action that the host's state does not allow
+    ├── SavedModelError         a saved model is missing, damaged, or of another design
+    ├── UnsupportedHostError    a model that a population or an export cannot handle
     ├── UnknownHeadError        an action head that the specification does not have
     ├── NoLegalActionError      a head of an environment has no legal choice
     ├── UnsupportedEnvironmentError  a Gymnasium environment that cannot be driven
@@ -57,7 +60,19 @@ class ValueRangeError(TensorError):
 
 
 class SlotError(EsperError):
-    """A slot, stage or blueprint does not exist, or exists twice."""
+    """A slot, stage or blueprint does not exist, exists twice, or cannot be used."""
+
+
+class IllegalActionError(SlotError):
+    """An action is not allowed in the state that the host is in."""
+
+
+class SavedModelError(EsperError):
+    """A saved model is missing, damaged, or belongs to another design."""
+
+
+class UnsupportedHostError(EsperError):
+    """A model cannot be handled by what was asked of it."""
 
 
 class UnknownHeadError(EsperError, KeyError):

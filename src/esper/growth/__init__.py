@@ -1,0 +1,1 @@
+"""Growing networks: slots, seeds and their lives, populations, export."""

@@ -1,0 +1,194 @@
+"""Putting slots into any model, and finding where they could go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from esper.config.growth import GrowthConfig
+from esper.errors import SlotError, did_you_mean
+from esper.growth.block_paths import find_path
+from esper.growth.dry_run import Call, record_calls
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
+from esper.growth.modules import module_names, named_modules
+from esper.growth.sites import SlotSite
+from esper.growth.tensor_kinds import TensorKind, describe, kind_of, width_of
+from esper.lifecycle.stages import Stage
+
+
+def add_slots(
+    model: nn.Module,
+    at: Sequence[str],
+    sample_input: Any,
+    *,
+    growth_config: GrowthConfig | None = None,
+    seed_limit: int | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Put a slot around each named submodule, in place, and return the model.
+
+    The model is run twice with hooks, with and without gradients, in evaluation mode, to see what
+    each block reads and returns. Its parameters, buffers and outputs stay as they are.
+
+    Args:
+        model: Any module.
+        at: Names of submodules, as ``model.named_modules()`` gives them.
+        sample_input: What the model is called with: a tensor, a tuple of arguments or a mapping of
+            keyword arguments. A batch of two or more is best.
+        growth_config: How long a seed must stay in a stage.
+        seed_limit: How many live seeds there may be at once; None for no limit.
+        seed: Decides the weights that seeds start with.
+
+    Raises:
+        SlotError: If a name is unknown, or a block cannot have a slot; the message says why.
+    """
+    if ATTRIBUTE in model.__dict__:
+        present = ", ".join(slots(model))
+        raise SlotError(
+            f"this {type(model).__name__} has slots already ({present}); name all of them at once."
+        )
+    names = _require_names(model, at)
+    blocks = {name: model.get_submodule(name) for name in names}
+    calls = record_calls(model, blocks, sample_input, with_grad=True)
+    counts = record_calls(model, blocks, sample_input, with_grad=False)
+    sites: list[SlotSite] = []
+    for name, block in blocks.items():
+        problem = _find_problem(model, name, block, calls[name], len(counts[name]))
+        if problem is not None:
+            raise SlotError(f"{name!r} cannot have a slot: {problem}")
+        sites.append(site_of(name, block, calls[name][0]))
+    attach_slots(model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
+    return model
+
+
+def attach_slots(
+    model: nn.Module,
+    sites: list[SlotSite],
+    *,
+    growth_config: GrowthConfig | None = None,
+    seed_limit: int | None = None,
+    seed: int = 0,
+) -> HostSlots:
+    """Give a model slots at places that are known, without running it."""
+    host_slots = HostSlots(
+        model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
+    )
+    setattr(model, ATTRIBUTE, host_slots)
+    return host_slots
+
+
+def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
+    """Return every place in a model that can have a slot, in the order the model calls them."""
+    blocks = {name: module for name, module in named_modules(model).items() if name}
+    calls = record_calls(model, blocks, sample_input, with_grad=True)
+    counts = record_calls(model, blocks, sample_input, with_grad=False)
+    return [
+        site_of(name, block, calls[name][0])
+        for name, block in blocks.items()
+        if _find_problem(model, name, block, calls[name], len(counts[name])) is None
+    ]
+
+
+def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
+    """Return what a block's call shows of the place."""
+    kind = kind_of(call.output)
+    assert kind is not None, "asked of a block whose output fits no kind"
+    output_shape = tuple(call.output.shape)
+    key, reason = _find_input(call, kind, output_shape)
+    if key is None:
+        return SlotSite(name=name, kind=kind, output_shape=output_shape, why_no_parallel=reason)
+    x = call.tensors()[key]
+    return SlotSite(
+        name=name,
+        kind=kind,
+        output_shape=output_shape,
+        input_shape=tuple(x.shape),
+        input_key=key,
+        path=find_path(block, call, x),
+    )
+
+
+def print_trainable_parameters(model: nn.Module) -> None:
+    """Print how many parameters of a model learn, and what its slots add to it."""
+    parameters = list(model.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    share = 100.0 * trainable / total if total else 0.0
+    print(f"trainable parameters: {trainable:,} of {total:,} ({share:.1f}%)")
+    for name, slot in slots(model).items():
+        life = slot.life
+        if life.stage == Stage.DORMANT:
+            print(f"  {name}: dormant")
+            continue
+        count = sum(parameter.numel() for parameter in slot.seed_parameters())
+        stage = life.stage.name.lower()
+        print(f"  {name}: {life.blueprint}, {stage}, alpha {life.alpha:.2f}, {count:,} parameters")
+
+
+def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
+    if isinstance(at, str):
+        raise SlotError(f"at is {at!r}; a list of names is needed, such as [{at!r}].")
+    known = [name for name, _ in module_names(model) if name]
+    names = list(at)
+    if not names:
+        raise SlotError("at is empty; name at least one submodule. esper.find_slots proposes some.")
+    for name in names:
+        if names.count(name) > 1:
+            raise SlotError(f"{name!r} is named twice; a block has one slot.")
+        if name not in known:
+            top = [name for name in known if "." not in name]
+            hint = did_you_mean(name, known) or f" At the top there are {', '.join(top)}."
+            raise SlotError(f"{type(model).__name__} has no submodule {name!r}.{hint}")
+    return names
+
+
+def _find_problem(
+    model: nn.Module, name: str, block: nn.Module, calls: list[Call], n_without_grad: int
+) -> str | None:
+    """Return why a block cannot have a slot, or None if it can."""
+    twins = [other for other, module in module_names(model) if module is block and other != name]
+    if twins:
+        return f"the same module is also {', '.join(map(repr, twins))}; a seed would act in both."
+    if not calls:
+        return (
+            "the model does not call it (it is a list of modules, or its weights are read "
+            "directly); name a module that is called."
+        )
+    if len(calls) > 1:
+        return f"the model calls it {len(calls)} times in one pass; a seed would act in each."
+    if n_without_grad != len(calls):
+        return "without gradients the model takes a short cut past it; name the block around it."
+    if kind_of(calls[0].output) is None:
+        kinds = ", ".join(kind.value for kind in TensorKind)
+        return (
+            f"it returns {describe(calls[0].output)}; a slot needs a floating-point {kinds}. "
+            "Name a block inside it."
+        )
+    return None
+
+
+def _find_input(
+    call: Call, kind: TensorKind, output_shape: tuple[int, ...]
+) -> tuple[int | str | None, str]:
+    """Return which argument parallel seeds can read, or None and why there is none."""
+    tensors = call.tensors()
+    for key, x in tensors.items():
+        if kind_of(x) != kind or not _do_axes_fit(tuple(x.shape), output_shape, kind):
+            continue
+        if not x.is_inference() and x._version != call.versions[key]:
+            return None, "the block changes its input in place"
+        return key, ""
+    given = ", ".join(describe(x) for x in tensors.values()) or "no tensor"
+    return None, f"the block's input ({given}) cannot be mapped to its output by a parallel seed"
+
+
+def _do_axes_fit(shape: tuple[int, ...], output_shape: tuple[int, ...], kind: TensorKind) -> bool:
+    """Return whether a seed that mixes channels can lead from one shape to the other."""
+    if kind != TensorKind.FEATURE_MAP:
+        return shape[:-1] == output_shape[:-1]
+    sizes = list(zip(shape[2:], output_shape[2:], strict=True))
+    # A 3x3 convolution with padding 1 and stride s turns n into ceil(n / s).
+    strided = all(out > 0 and -(-size // max(1, size // out)) == out for size, out in sizes)
+    return shape[0] == output_shape[0] and width_of(shape, kind) > 0 and strided

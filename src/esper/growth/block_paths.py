@@ -1,0 +1,186 @@
+"""Recognising the two layers of a block between which there can be more hidden units.
+
+Nothing is known of architectures. A block is run once with hooks on its leaves; a path is two
+layers whose tensors are seen to be connected, and whose second output is seen to be *added* to the
+block's output, by disturbing it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.dry_run import Call, evaluation_mode, recorded_calls
+from esper.growth.modules import named_modules
+from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape
+
+Calls = dict[str, Call]
+
+
+def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
+    """Return the two-layer path of a block that was called with ``x``, or None if there is none."""
+    leaves = {
+        name: module for name, module in named_modules(block).items() if not any(module.children())
+    }
+    with evaluation_mode(block), torch.random.fork_rng(devices=[]):
+        with recorded_calls(leaves) as recorded, torch.no_grad():
+            block(*call.args, **call.kwargs)
+        once = {name: calls[0] for name, calls in recorded.items() if len(calls) == 1}
+        for first, path in _connected_paths(leaves, once, x):
+            if _is_added(block, leaves[path.second], call):
+                assert path.first == first
+                return path
+    return None
+
+
+def _connected_paths(
+    leaves: dict[str, nn.Module], calls: Calls, x: Tensor
+) -> list[tuple[str, BlockPath]]:
+    """Return each (first, second) pair of layers joined by an optional norm and an activation."""
+    found: list[tuple[str, BlockPath]] = []
+    for first, call in calls.items():
+        layer = leaves[first]
+        if not _is_plain_layer(layer) or not _reads(call, x):
+            continue
+        norm, hidden = _follow_norm(leaves, calls, call.output)
+        for second, second_call in calls.items():
+            layer_2 = leaves[second]
+            if second == first or type(layer_2) is not type(layer) or not _is_plain_layer(layer_2):
+                continue
+            activation = _activation_between(leaves, calls, hidden, second_call)
+            if activation is not None and _units_in(layer_2) == _units_out(layer):
+                path = _describe(leaves, first, norm, activation, second)
+                found.append((first, path))
+    return found
+
+
+def _is_plain_layer(layer: nn.Module) -> bool:
+    """Return whether more units can be joined to this layer by joining its weights."""
+    if type(layer) is nn.Linear:
+        return True
+    # A string as padding ("same") leaves the amounts to torch.
+    return (
+        type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _units_out(layer: nn.Module) -> int:
+    return cast(Tensor, layer.weight).shape[0]
+
+
+def _units_in(layer: nn.Module) -> int:
+    return cast(Tensor, layer.weight).shape[1]
+
+
+def _reads(call: Call, tensor: Tensor) -> bool:
+    return len(call.args) == 1 and not call.kwargs and call.args[0] is tensor
+
+
+def _follow_norm(
+    leaves: dict[str, nn.Module], calls: Calls, tensor: Tensor
+) -> tuple[str | None, Tensor]:
+    """Return the batch norm that reads ``tensor`` and its output, or None and the tensor itself."""
+    for name, call in calls.items():
+        norm = leaves[name]
+        # On a sequence, BatchNorm1d takes the steps for channels.
+        is_plain = (
+            type(norm) is (nn.BatchNorm2d if tensor.ndim == 4 else nn.BatchNorm1d)
+            and tensor.ndim != 3
+            and norm.affine
+            and norm.track_running_stats
+            and norm.momentum is not None
+        )
+        if is_plain and _reads(call, tensor):
+            return name, call.output
+    return None, tensor
+
+
+def _activation_between(
+    leaves: dict[str, nn.Module], calls: Calls, hidden: Tensor, second: Call
+) -> str | None:
+    """Return the name of the activation that leads from ``hidden`` to the second layer."""
+    if len(second.args) != 1 or second.kwargs or not isinstance(second.args[0], Tensor):
+        return None
+    reached = second.args[0]
+    for name, call in calls.items():
+        if _reads(call, hidden) and call.output is reached:
+            for activation, make in ACTIVATIONS.items():
+                if _is_same_activation(leaves[name], make()):
+                    return activation
+    # The block may call a function instead of a module.
+    if reached.shape == hidden.shape:
+        for activation, make in ACTIVATIONS.items():
+            if torch.equal(make()(hidden), reached):
+                return activation
+    return None
+
+
+def _is_same_activation(module: nn.Module, candidate: nn.Module) -> bool:
+    return type(module) is type(candidate) and getattr(module, "approximate", None) == getattr(
+        candidate, "approximate", None
+    )
+
+
+def _is_added(block: nn.Module, layer: nn.Module, call: Call) -> bool:
+    """Return whether what ``layer`` gives is added to the block's output and does nothing else."""
+    nudge: list[Tensor] = []
+
+    def disturb(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(output.shape, generator=generator).to(output)
+        nudge.append(noise)
+        return output + noise
+
+    with torch.no_grad():
+        before = block(*call.args, **call.kwargs)
+        handle = layer.register_forward_hook(disturb)
+        try:
+            after = block(*call.args, **call.kwargs)
+        finally:
+            handle.remove()
+    if len(nudge) != 1 or nudge[0].shape != before.shape:
+        return False
+    # Both signs of the disturbance occur, so an activation behind the layer is noticed.
+    scale = before.abs().max().clamp_min(1.0).item()
+    error = (after - before - nudge[0]).abs().max().item()
+    return error <= 64.0 * torch.finfo(before.dtype).eps * scale
+
+
+def _describe(
+    leaves: dict[str, nn.Module], first: str, norm: str | None, activation: str, second: str
+) -> BlockPath:
+    layer, norm_layer = leaves[first], leaves[norm] if norm is not None else None
+    has_norm = isinstance(norm_layer, (nn.BatchNorm1d, nn.BatchNorm2d))
+    return BlockPath(
+        first=first,
+        second=second,
+        norm=norm,
+        activation=activation,
+        hidden=_units_out(layer),
+        has_first_bias=getattr(layer, "bias", None) is not None,
+        norm_eps=norm_layer.eps if has_norm else 1e-5,
+        norm_momentum=(norm_layer.momentum or 0.0) if has_norm else 0.1,
+        first_conv=_conv_shape(layer),
+        second_conv=_conv_shape(leaves[second]),
+    )
+
+
+def _conv_shape(layer: nn.Module) -> ConvShape | None:
+    if not isinstance(layer, nn.Conv2d):
+        return None
+    return ConvShape(
+        kernel=_pair(layer.kernel_size),
+        stride=_pair(layer.stride),
+        padding=_pair(layer.padding),
+        dilation=_pair(layer.dilation),
+    )
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    first, second = values
+    return int(first), int(second)

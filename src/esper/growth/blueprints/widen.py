@@ -1,0 +1,106 @@
+"""Width growth: more hidden units beside a block.
+
+Where the block is two layers with an activation between (recognised by the dry run), the seed
+copies their geometry, norm and activation and is exactly "more hidden units": exporting joins its
+weights to the block's. Elsewhere it is a two-layer network beside the block.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from esper.growth.blueprints.blueprint import Blueprint, SeedForm
+from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, SlotSite
+from esper.growth.tensor_kinds import TensorKind
+
+SHARES: dict[str, float] = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
+"""New units, as a share of the block's hidden units (of its output width where unknown)."""
+
+
+class WidenSeed(nn.Module):
+    """Hidden units beside a block: a layer, the block's norm if any, an activation, a layer.
+
+    Starts at zero: the second layer, which leads out, has zero weights and no bias.
+    """
+
+    def __init__(self, site: SlotSite, n_units: int) -> None:
+        super().__init__()
+        path = site.path or _default_path(site)
+        self.first = _first_layer(site, path, n_units)
+        self.norm = _norm(path, n_units)
+        self.activation = ACTIVATIONS[path.activation]()
+        self.second = _second_layer(site, path, n_units)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the hidden units add to the block's output."""
+        return self.second(self.hidden(x))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return what the hidden units give."""
+        return self.activation(self.norm(self.first(x)))
+
+
+def _default_path(site: SlotSite) -> BlockPath:
+    """Return the shape of a two-layer network beside a block that was not recognised."""
+    conv = site.kind == TensorKind.FEATURE_MAP
+    same = {"kernel": (3, 3), "padding": (1, 1), "dilation": (1, 1)}
+    return BlockPath(
+        first="",
+        second="",
+        norm=None,
+        activation="relu",
+        hidden=site.width,
+        has_first_bias=True,
+        first_conv=ConvShape(stride=site.stride, **same) if conv else None,
+        second_conv=ConvShape(stride=(1, 1), **same) if conv else None,
+    )
+
+
+def _first_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
+    shape, bias = path.first_conv, path.has_first_bias
+    if shape is None:
+        return nn.Linear(site.input_width, n_units, bias=bias)
+    return _conv(site.input_width, n_units, shape, bias=bias)
+
+
+def _second_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
+    if path.second_conv is None:
+        return nn.Linear(n_units, site.width, bias=False)
+    return _conv(n_units, site.width, path.second_conv, bias=False)
+
+
+def _conv(width_in: int, width_out: int, shape: ConvShape, *, bias: bool) -> nn.Conv2d:
+    return nn.Conv2d(
+        width_in,
+        width_out,
+        shape.kernel,
+        stride=shape.stride,
+        padding=shape.padding,
+        dilation=shape.dilation,
+        bias=bias,
+    )
+
+
+def _norm(path: BlockPath, n_units: int) -> nn.Module:
+    if path.norm is None:
+        return nn.Identity()
+    kind = nn.BatchNorm1d if path.first_conv is None else nn.BatchNorm2d
+    return kind(n_units, eps=path.norm_eps, momentum=path.norm_momentum)
+
+
+def _blueprint(name: str, share: float) -> Blueprint:
+    def build(site: SlotSite) -> nn.Module:
+        hidden = site.path.hidden if site.path is not None else site.width
+        return WidenSeed(site, max(1, round(share * hidden)))
+
+    return Blueprint(
+        name=name,
+        kinds=frozenset(TensorKind),
+        form=SeedForm.PARALLEL,
+        build=build,
+        summary=f"{share:.0%} more hidden units beside the block",
+    )
+
+
+BLUEPRINTS = tuple(_blueprint(name, share) for name, share in SHARES.items())

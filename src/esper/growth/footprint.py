@@ -1,0 +1,136 @@
+"""What a model costs: its parameters, and the floating-point operations of its work.
+
+FLOPs are counted by torch's own counter (matrix products, convolutions and attention; a
+multiplication and an addition count as two), not estimated from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growth.dry_run import call_model, evaluation_mode
+from esper.growth.host_slots import ATTRIBUTE, slots
+from esper.growth.modules import count_parameters
+from esper.growth.seed_slot import SeedSlot
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Size and cost of a model as it is now."""
+
+    host_parameters: int
+    """Parameters that are not a seed's."""
+    seed_parameters: dict[str, int]
+    """Parameters of each seed, by slot."""
+    forward_flops: int
+    """Of one forward pass of the sample, seeds included."""
+    training_step_flops: int
+    """Of one forward and backward pass of the sample, seeds included."""
+    seed_forward_flops: dict[str, int]
+    """Part of ``forward_flops`` that is each seed's, by slot."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.host_parameters + sum(self.seed_parameters.values())
+
+
+def count_flops(work: Callable[[], Any]) -> int:
+    """Return the floating-point operations that ``work`` does."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def footprint(model: nn.Module, sample_input: Any) -> Footprint:
+    """Return what a model costs with a sample of its input; the model stays as it is."""
+    grown: Mapping[str, SeedSlot] = slots(model) if ATTRIBUTE in model.__dict__ else {}
+    total = count_parameters(model)
+    seeds: dict[str, int] = {}
+    seed_flops: dict[str, int] = {}
+    forward = forward_flops(model, sample_input)
+    for name, slot in grown.items():
+        if slot.seed is None:
+            continue
+        seeds[name] = count_parameters(slot.seed) + count_parameters(slot.gate)
+        with slot.switched_off():
+            seed_flops[name] = forward - forward_flops(model, sample_input)
+    return Footprint(
+        host_parameters=total - sum(seeds.values()),
+        seed_parameters=seeds,
+        forward_flops=forward,
+        training_step_flops=training_step_flops(model, sample_input),
+        seed_forward_flops=seed_flops,
+    )
+
+
+def forward_flops(model: nn.Module, sample_input: Any) -> int:
+    """Return the FLOPs of a forward pass that learns nothing."""
+    with evaluation_mode(model), torch.no_grad():
+        return count_flops(lambda: call_model(model, sample_input))
+
+
+def training_step_flops(model: nn.Module, sample_input: Any) -> int:
+    """Return the FLOPs of a forward and a backward pass; parameters and gradients stay as they are.
+
+    The loss is taken to be free: it is what comes before it that costs.
+    """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def work() -> None:
+        outputs = _tensors_in(call_model(model, sample_input))
+        total = sum((output.float().sum() for output in outputs), start=torch.zeros(()))
+        if learning and total.requires_grad:
+            torch.autograd.grad(total, learning, allow_unused=True)
+
+    with evaluation_mode(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        return count_flops(work)
+
+
+class TrainingMeter:
+    """Adds up the FLOPs that a model's training has taken.
+
+    The model is counted anew only when its slots have changed; between changes, work is in
+    proportion to samples.
+    """
+
+    def __init__(self, model: nn.Module, sample_input: Tensor) -> None:
+        self.model = model
+        self.total_flops = 0.0
+        self._sample = sample_input
+        self._counted: tuple[Any, float, float] | None = None
+
+    def add_training(self, n_samples: int) -> None:
+        """Count samples that were learned from."""
+        self.total_flops += n_samples * self._per_sample()[1]
+
+    def add_evaluation(self, n_samples: int) -> None:
+        """Count samples that were only looked at."""
+        self.total_flops += n_samples * self._per_sample()[0]
+
+    def _per_sample(self) -> tuple[float, float]:
+        lives = slots(self.model).lives.items()
+        key = [(life.stage, life.blueprint, life.style, life.alpha > 0.0) for _, life in lives]
+        if self._counted is None or self._counted[0] != key:
+            n = len(self._sample)
+            forward = forward_flops(self.model, self._sample) / n
+            step = training_step_flops(self.model, self._sample) / n
+            self._counted = (key, forward, step)
+        return self._counted[1], self._counted[2]
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in what a model returned."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        return [t for part in value.values() for t in _tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (tuple, list)):
+        return [t for part in value for t in _tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
+    return []

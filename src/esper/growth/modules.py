@@ -1,0 +1,22 @@
+"""The modules and parameters of a model by name, with their types."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return every module inside a model once, by name; the model itself has the name ''."""
+    return dict(cast(Any, model.named_modules()))
+
+
+def module_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every (name, module) of a model; a module that has two names comes twice."""
+    return list(cast(Any, model.named_modules(remove_duplicate=False)))
+
+
+def count_parameters(module: nn.Module | None) -> int:
+    """Return how many numbers a module can learn."""
+    return 0 if module is None else sum(p.numel() for p in module.parameters())

@@ -1,0 +1,173 @@
+"""The module that stands around a block while a seed lives there."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.blending import blend, effective_change, straight_through
+from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.sites import SlotSite
+from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+
+
+class SeedSlot(nn.Module):
+    """A block and the seed that grows there.
+
+    A slot with nothing in it costs nothing: the block itself is in the model, and the slot takes
+    its place only while there is a seed. What a model asks of its block beyond calling it (an
+    attribute) is answered by the block.
+    """
+
+    def __init__(self, site: SlotSite, block: nn.Module, lives: SlotLives) -> None:
+        super().__init__()
+        self.site = site
+        self.block = block
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        """Gives the learned gate of the gated style, one number for each position."""
+        self.form = SeedForm.SERIAL
+        self.is_off = False
+        """Whether the seed is left out, to measure what it is worth."""
+        self._lives = lives
+        self.training = block.training
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
+                raise
+            return getattr(self.block, name)
+
+    @property
+    def name(self) -> str:
+        """The slot's name: that of its block in the model."""
+        return self.site.name
+
+    @property
+    def life(self) -> SlotLife:
+        """Where the seed is in its life."""
+        return self._lives[self.site.name]
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the slot."""
+        return self.life.stage
+
+    @property
+    def alpha(self) -> float:
+        """How strongly the seed counts, 0 to 1."""
+        return self.life.alpha
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the block's output, changed by the seed as its stage says."""
+        y = self.block(*args, **kwargs)
+        life = self.life
+        if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
+            return y
+        if life.stage == Stage.TRAINING:
+            if not torch.is_grad_enabled():
+                return y
+            return straight_through(y, self._change(y.detach(), args, kwargs, is_isolated=True))
+        if life.alpha == 0.0:
+            return y
+        return blend(y, self._change(y, args, kwargs, is_isolated=False), life.alpha)
+
+    @contextmanager
+    def switched_off(self) -> Generator[None]:
+        """Leave the seed out while the context lasts."""
+        self.is_off = True
+        try:
+            yield
+        finally:
+            self.is_off = False
+
+    def plant(self, blueprint: str, style: BlendStyle) -> None:
+        """Build a blueprint's seed, its weights drawn from torch's default generator."""
+        recipe = find_blueprint(blueprint)
+        seed = recipe.build(self.site)
+        self.seed, self.form = seed.to(**self._tensor_options()), recipe.form
+        self.seed.train(self.block.training)
+        self.restyle(style)
+
+    def restyle(self, style: BlendStyle) -> None:
+        """Make the gate if the style has one and there is none; remove it if it has none."""
+        if style != BlendStyle.LEARNED_GATE:
+            self.gate = None
+        elif self.gate is None:
+            self.gate = _zero_gate(self.site).to(**self._tensor_options())
+
+    def clear(self) -> None:
+        """Take the seed away."""
+        self.seed = self.gate = None
+
+    def seed_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are here because of the seed."""
+        parts = [part for part in (self.seed, self.gate) if part is not None]
+        return [parameter for part in parts for parameter in part.parameters()]
+
+    def find_start_problem(self) -> str | None:
+        """Return why the new seed would harm the host, found by trying it; None if it would not."""
+        assert self.seed is not None, "asked of an empty slot"
+        is_serial = self.form == SeedForm.SERIAL
+        shape = self.site.output_shape if is_serial else self.site.input_shape
+        assert shape is not None
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(shape, generator=generator).to(**self._tensor_options())
+        mode = self.seed.training
+        self.seed.eval()
+        with torch.no_grad():
+            change = self.seed(probe)
+        self.seed.train(mode)
+        return find_change_problem(change, self.site.output_shape)
+
+    def _change(
+        self, y: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_isolated: bool
+    ) -> Tensor:
+        """Return what the seed adds to ``y`` at alpha 1."""
+        assert self.seed is not None
+        source = y
+        if self.form == SeedForm.PARALLEL:
+            source = self._read_input(args, kwargs)
+            source = source.detach() if is_isolated else source
+        gate = None if self.gate is None else self.gate(y)
+        return effective_change(self.life.style, y, self.seed(source), gate)
+
+    def _read_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        key = self.site.input_key
+        return args[key] if isinstance(key, int) else kwargs[key]  # pyright: ignore[reportArgumentType]
+
+    def _tensor_options(self) -> dict[str, Any]:
+        for parameter in self.block.parameters():
+            if parameter.is_floating_point():
+                return {"device": parameter.device, "dtype": parameter.dtype}
+        return {}
+
+
+def find_change_problem(change: Tensor, shape: tuple[int, ...]) -> str | None:
+    """Return what is wrong with a new seed's output on a probe, or None if it is zero."""
+    if tuple(change.shape) != shape:
+        return f"its output has shape {list(change.shape)}, the block's has {list(shape)}"
+    if not bool(torch.isfinite(change).all()):
+        return "its output is not finite"
+    if bool((change != 0).any()):
+        return f"it changes the host by up to {change.abs().max().item():.3g} before it has learned"
+    return None
+
+
+def _zero_gate(site: SlotSite) -> nn.Module:
+    """Return a gate that looks at each position; zero, so that it starts by letting all through."""
+    is_map = site.kind == TensorKind.FEATURE_MAP
+    gate = nn.Conv2d(site.width, 1, 1) if is_map else nn.Linear(site.width, 1)
+    assert gate.bias is not None
+    nn.init.zeros_(gate.weight)
+    nn.init.zeros_(gate.bias)
+    return gate

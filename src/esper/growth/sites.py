@@ -1,0 +1,116 @@
+"""What is known of the place of a slot: the tensors that pass there and the block's structure.
+
+Everything here is plain data, so that a saved model's slots can be put back without a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from esper.growth.tensor_kinds import TensorKind, width_of
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+}
+"""The activations that a widening seed can copy from the block that it widens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvShape:
+    """The geometry of a convolution."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPath:
+    """The two layers inside a block between which there can be more hidden units.
+
+    The block computes ``something + second(activation(norm(first(x))))`` of its input ``x``, the
+    norm working on each unit by itself or missing.
+    """
+
+    first: str
+    """Name of the first layer inside the block; empty if the block is that layer."""
+    second: str
+    norm: str | None
+    activation: str
+    hidden: int
+    """Units between the two layers."""
+    has_first_bias: bool
+    norm_eps: float = 1e-5
+    norm_momentum: float = 0.1
+    first_conv: ConvShape | None = None
+    """Geometry of the layers if they are convolutions; None if they are linear."""
+    second_conv: ConvShape | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSite:
+    """A place in a model where a seed can live."""
+
+    name: str
+    kind: TensorKind
+    output_shape: tuple[int, ...]
+    """Shape of the block's output in the dry run, batch included."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of the tensor that parallel seeds read; None if they cannot grow here."""
+    input_key: int | str | None = None
+    """Which argument of the block that tensor is: a position or a keyword."""
+    why_no_parallel: str = ""
+    """Why parallel seeds cannot grow here; empty if they can."""
+    path: BlockPath | None = None
+    """The block's two layers, if they were recognised."""
+
+    @property
+    def width(self) -> int:
+        """Channels or features of the block's output."""
+        return width_of(self.output_shape, self.kind)
+
+    @property
+    def input_width(self) -> int:
+        """Channels or features of the block's input."""
+        assert self.input_shape is not None, "asked of a site where nothing is known of the input"
+        return width_of(self.input_shape, self.kind)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """How many times smaller a feature map leaves the block than it entered, by axis."""
+        assert self.input_shape is not None, "asked of a site where nothing is known of the input"
+        (rows, columns), (rows_out, columns_out) = self.input_shape[2:], self.output_shape[2:]
+        return rows // rows_out, columns // columns_out
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the site as plain values."""
+        return asdict(self) | {"kind": self.kind.name.lower()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> SlotSite:
+        """Return the site that :meth:`to_json` described."""
+        values = dict(values)
+        shape, path = values["input_shape"], values["path"]
+        values["kind"] = TensorKind[values["kind"].upper()]
+        values["output_shape"] = tuple(values["output_shape"])
+        values["input_shape"] = None if shape is None else tuple(shape)
+        values["path"] = None if path is None else _path_from_json(path)
+        return cls(**values)
+
+
+def _path_from_json(values: dict[str, Any]) -> BlockPath:
+    values = dict(values)
+    for key in ("first_conv", "second_conv"):
+        if values[key] is not None:
+            values[key] = ConvShape(**{name: tuple(v) for name, v in values[key].items()})
+    return BlockPath(**values)
