@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
-from esper.growth.blueprints import blueprint_names, fitting_blueprints
+from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite
-from esper.growth.slot_lives import Outcome, SlotLives
+from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
@@ -183,8 +184,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def remove_seed(self, slot: str) -> None:
         """Take the seed away and put the block back."""
         self[slot].clear()
-        parent, attribute = self._places[slot]
-        setattr(parent, attribute, self[slot].block)
+        self._take_out(slot)
         self._notify()
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
@@ -207,6 +207,24 @@ class HostSlots(Mapping[str, SeedSlot]):
         self[slot].training = self[slot].block.training
         setattr(parent, attribute, self[slot])
 
+    def put_back(
+        self,
+        slot: str,
+        life: SlotLife,
+        seed: nn.Module | None,
+        gate: nn.Module | None,
+        form: SeedForm,
+    ) -> None:
+        """Put a slot back into a state it was in, with the modules that stood there."""
+        self.lives.set_life(slot, replace(life))
+        place = self[slot]
+        place.seed, place.gate, place.form = seed, gate, form
+        if seed is not None:
+            self.place(slot)
+        else:
+            self._take_out(slot)
+        self._notify()
+
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each seed that is not committed, by slot."""
         return {
@@ -219,6 +237,10 @@ class HostSlots(Mapping[str, SeedSlot]):
     def n_live(self) -> int:
         """Seeds that are neither committed nor given up."""
         return sum(life.stage in LIVE_STAGES for _, life in self.lives.items())
+
+    def _take_out(self, slot: str) -> None:
+        parent, attribute = self._places[slot]
+        setattr(parent, attribute, self[slot].block)
 
     def _notify(self) -> None:
         for listener in self.listeners:

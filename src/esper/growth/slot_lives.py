@@ -7,7 +7,7 @@ by the same rules, and legality is asked of :mod:`esper.lifecycle.legality`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from esper.config.growth import GrowthConfig
@@ -142,6 +142,15 @@ class SlotLives:
     def __getitem__(self, slot: str) -> SlotLife:
         self.slot_config.slot_index(slot)
         return self._lives[slot]
+
+    def set_life(self, slot: str, life: SlotLife) -> None:
+        """Put a slot into another state, for going back to an earlier one."""
+        self.slot_config.slot_index(slot)
+        self._lives[slot] = life
+
+    def copied(self) -> dict[str, SlotLife]:
+        """Return a copy of each slot's life."""
+        return {slot: replace(life) for slot, life in self._lives.items()}
 
     def items(self) -> list[tuple[str, SlotLife]]:
         """Return each slot with its life."""
