@@ -190,5 +190,7 @@ def _do_axes_fit(shape: tuple[int, ...], output_shape: tuple[int, ...], kind: Te
         return shape[:-1] == output_shape[:-1]
     sizes = list(zip(shape[2:], output_shape[2:], strict=True))
     # A 3x3 convolution with padding 1 and stride s turns n into ceil(n / s).
-    strided = all(out > 0 and -(-size // max(1, size // out)) == out for size, out in sizes)
+    strided = all(
+        out > 0 and size > 0 and -(-size // -(-size // out)) == out for size, out in sizes
+    )
     return shape[0] == output_shape[0] and width_of(shape, kind) > 0 and strided

@@ -90,7 +90,8 @@ class SlotSite:
         """How many times smaller a feature map leaves the block than it entered, by axis."""
         assert self.input_shape is not None, "asked of a site where nothing is known of the input"
         (rows, columns), (rows_out, columns_out) = self.input_shape[2:], self.output_shape[2:]
-        return rows // rows_out, columns // columns_out
+        # A stride s turns n into ceil(n / s); this is the least s that does.
+        return -(-rows // rows_out), -(-columns // columns_out)
 
     def to_json(self) -> dict[str, Any]:
         """Return the site as plain values."""

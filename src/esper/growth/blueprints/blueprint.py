@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from torch import nn
 
@@ -94,12 +94,25 @@ def _discover() -> None:
     global _is_discovered
     if _is_discovered:
         return
-    _is_discovered = True
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    _is_discovered = True  # first, because a package may ask for blueprints while it is loaded
+    try:
+        found = [_load(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    except SlotError:
+        _is_discovered = False
+        raise
+    for blueprint in found:
+        register_blueprint(blueprint)
+
+
+def _load(entry: EntryPoint) -> Blueprint:
+    """Return the blueprint that another package offers."""
+    what = f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r}"
+    try:
         loaded = entry.load()
-        if not isinstance(loaded, Blueprint):
-            raise SlotError(
-                f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r} is a "
-                f"{type(loaded).__name__}; it must be an esper.Blueprint."
-            )
-        register_blueprint(loaded)
+    except Exception as error:
+        raise SlotError(
+            f"{what} cannot be loaded ({error}); repair or remove {entry.value!r}."
+        ) from error
+    if not isinstance(loaded, Blueprint):
+        raise SlotError(f"{what} is a {type(loaded).__name__}; it must be an esper.Blueprint.")
+    return loaded

@@ -1,0 +1,60 @@
+"""Settings of growth are checked when they are made, and each mistake is named."""
+
+import dataclasses
+
+import pytest
+
+from esper.config.growth import GovernorConfig, GrowthConfig
+from esper.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_training_epochs": -1}, "min_training_epochs is -1; it must be a whole number of"),
+        ({"min_training_epochs": 1.0}, r"min_training_epochs is 1\.0"),
+        ({"min_holding_epochs": -1}, "min_holding_epochs is -1; .* at least 0"),
+        ({"min_holding_epochs": True}, "min_holding_epochs is True"),
+        ({"embargo_epochs": 0}, "embargo_epochs is 0; it must be a whole number of at least 1"),
+        ({"embargo_epochs": "2"}, "embargo_epochs is '2'"),
+    ],
+)
+def test_bad_growth_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GrowthConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_losses": 1}, "warmup_losses is 1; it must be a whole number of at least 2"),
+        ({"memory": 1.0}, r"memory is 1\.0; it must be a number in \[0, 0\.9999\]"),
+        ({"memory": -0.1}, r"memory is -0\.1"),
+        ({"memory": float("nan")}, "memory is nan"),
+        ({"outlier_deviations": 0.0}, r"outlier_deviations is 0\.0; .* greater than 0"),
+        ({"outlier_deviations": float("inf")}, "outlier_deviations is inf"),
+        ({"outlier_factor": 0.5}, r"outlier_factor is 0\.5; it must be a finite number at least 1"),
+    ],
+)
+def test_bad_governor_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GovernorConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_least_settings_that_are_allowed() -> None:
+    least = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
+    assert dataclasses.astuple(least) == (0, 0, 1)
+    edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
+    assert dataclasses.astuple(edge) == (2, 0, 0.1, 1)
+
+
+@pytest.mark.parametrize("config", [GrowthConfig(), GovernorConfig()])
+def test_settings_do_not_change(config: object) -> None:
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, field.name, 1)
+
+
+def test_settings_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        GrowthConfig(1)  # type: ignore[misc]

@@ -1,0 +1,307 @@
+"""Every blueprint starts by changing nothing, can learn at once, and is found by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from esper.errors import SlotError
+from esper.growth.blueprints import (
+    Blueprint,
+    SeedForm,
+    blueprint,
+    blueprint_names,
+    find_blueprint,
+    fitting_blueprints,
+    register_blueprint,
+)
+from esper.growth.modules import count_parameters
+from esper.growth.sites import BlockPath, ConvShape, SlotSite
+from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
+from tests.growth.helpers import same_bits, site_for
+
+MAPS = TensorKind.FEATURE_MAP
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "identity")
+
+
+def path_for(kind: TensorKind, activation: str, hidden: int, *, has_norm: bool) -> BlockPath:
+    same = ConvShape(kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    point = ConvShape(kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1))
+    return BlockPath(
+        first="up",
+        second="down",
+        norm="norm" if has_norm else None,
+        activation=activation,
+        hidden=hidden,
+        has_first_bias=not has_norm,
+        first_conv=same if kind == MAPS else None,
+        second_conv=point if kind == MAPS else None,
+    )
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> SlotSite:
+    kind = draw(st.sampled_from(list(TensorKind)))
+    width, width_in = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    site = site_for(kind, width=width, width_in=width_in, size=draw(st.integers(2, 5)))
+    if not draw(st.booleans()):
+        return site
+    # Batch norm is not recognised on sequences.
+    has_norm = draw(st.booleans()) and kind != TensorKind.SEQUENCE
+    path = path_for(
+        kind, draw(st.sampled_from(ACTIVATIONS)), draw(st.integers(1, 9)), has_norm=has_norm
+    )
+    return SlotSite(
+        name=site.name,
+        kind=kind,
+        output_shape=site.output_shape,
+        input_shape=site.input_shape,
+        input_key=0,
+        path=path,
+    )
+
+
+def plant(name: str, site: SlotSite, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
+    """Return a new seed and something for it to read."""
+    recipe = find_blueprint(name)
+    torch.manual_seed(1)
+    shape = site.output_shape if recipe.form == SeedForm.SERIAL else site.input_shape
+    assert shape is not None
+    return recipe.build(site).to(dtype), torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("name", BUILTIN_BLUEPRINTS)
+@given(site=sites(), dtype=st.sampled_from(DTYPES), is_training=st.booleans())
+def test_a_new_seed_gives_exact_zeros_and_can_learn(name, site, dtype, is_training) -> None:
+    if find_blueprint(name).why_not(site) is not None:
+        return
+    seed, x = plant(name, site, dtype)
+    seed.train(is_training)
+    change = seed(x)
+    assert change.shape == site.output_shape
+    assert change.dtype == dtype
+    assert not change.any()
+    if name == "noop":
+        assert count_parameters(seed) == 0
+        return
+    change.backward(torch.randn(change.shape).to(dtype))
+    grads = [p.grad for p in seed.parameters() if p.grad is not None]
+    if x.numel() > 2 and site.width > 1:  # a norm over a single number is zero, and dead units are
+        assert any(bool(grad.any()) for grad in grads) or is_dead(seed, x)
+    assert all(bool(torch.isfinite(grad).all()) for grad in grads)
+
+
+def is_dead(seed: nn.Module, x: torch.Tensor) -> bool:
+    """Return whether no unit of a seed's last hidden layer responds to this input."""
+    inside: list[torch.Tensor] = []
+    last = [m for m in seed.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
+    handle = last.register_forward_pre_hook(lambda _, args: inside.append(args[0]))
+    seed(x)
+    handle.remove()
+    return not inside[0].any()
+
+
+@pytest.mark.parametrize("kind", list(TensorKind))
+def test_each_kind_has_the_blueprints_of_the_design(kind: TensorKind) -> None:
+    widen = {"widen_small", "widen_medium", "widen_large"}
+    expected = {
+        TensorKind.FEATURE_MAP: {
+            "attention",
+            "depthwise",
+            "bottleneck",
+            "conv_small",
+            "conv_light",
+            "conv_heavy",
+        },
+        TensorKind.SEQUENCE: {
+            "lora_small",
+            "lora_large",
+            "mlp_small",
+            "mlp_large",
+            "self_attention",
+        },
+        TensorKind.VECTOR: {"mlp_small", "mlp_large", "low_rank"},
+    }
+    fitting = fitting_blueprints(site_for(kind), BUILTIN_BLUEPRINTS)
+    assert set(fitting) == expected[kind] | widen | {"noop", "norm"}
+    assert list(fitting) == sorted(fitting, key=BUILTIN_BLUEPRINTS.index)
+
+
+@pytest.mark.parametrize("kind", list(TensorKind))
+def test_parallel_seeds_do_not_fit_where_no_input_can_be_read(kind: TensorKind) -> None:
+    shape = site_for(kind).output_shape
+    site = SlotSite(name="x", kind=kind, output_shape=shape, why_no_parallel="it is a secret")
+    fitting = fitting_blueprints(site, BUILTIN_BLUEPRINTS)
+    assert not {name for name in fitting if name.startswith(("widen", "lora", "low_rank"))}
+    assert find_blueprint("widen_small").why_not(site) == "it is a secret"
+    assert {"noop", "norm"} < set(fitting)
+
+
+def test_sizes_of_seeds_worked_by_hand() -> None:
+    vector, sequence = site_for(TensorKind.VECTOR, width=16), site_for(TensorKind.SEQUENCE, width=8)
+    feature_map = site_for(MAPS, width=8)
+    sizes = {
+        ("norm", vector): 16 + 16,
+        ("mlp_small", vector): (16 * 8 + 8) + (8 * 16 + 16),
+        ("mlp_large", vector): (16 * 32 + 32) + (32 * 16 + 16),
+        ("low_rank", vector): 2 * 16 * 2,
+        ("widen_small", vector): (16 * 4 + 4) + 4 * 16,
+        ("widen_large", vector): (16 * 16 + 16) + 16 * 16,
+        ("lora_small", sequence): 2 * 8 * 4,
+        ("lora_large", sequence): 2 * 8 * 8,  # a rank above the width would be wasted
+        ("self_attention", sequence): (8 + 8) + (8 * 24 + 24) + (8 * 8 + 8),
+        ("attention", feature_map): (8 * 2 + 2) + (2 * 8 + 8),
+        ("depthwise", feature_map): (8 * 9 + 8) + (8 * 8 + 8),
+        ("bottleneck", feature_map): (8 * 2 + 2) + (2 * 2 * 9 + 2) + (2 * 8 + 8),
+        ("conv_small", feature_map): (8 * 2 * 9 + 2) + (2 * 8 * 9 + 8),
+        ("conv_heavy", feature_map): (8 * 8 * 9 + 8) + (8 * 8 * 9 + 8),
+        ("widen_medium", feature_map): (8 * 4 * 9 + 4) + 4 * 8 * 9,
+    }
+    for (name, site), expected in sizes.items():
+        assert count_parameters(find_blueprint(name).build(site)) == expected, name
+
+
+def test_widening_a_recognised_block_copies_its_layers() -> None:
+    path = path_for(MAPS, "silu", hidden=10, has_norm=True)
+    site = site_for(MAPS)
+    site = SlotSite(
+        name="x",
+        kind=MAPS,
+        output_shape=site.output_shape,
+        input_shape=site.input_shape,
+        input_key=0,
+        path=path,
+    )
+    seed = find_blueprint("widen_medium").build(site)
+    assert seed.first.out_channels == 5
+    assert seed.first.bias is None
+    assert isinstance(seed.norm, nn.BatchNorm2d)
+    assert isinstance(seed.activation, nn.SiLU)
+    assert seed.second.kernel_size == (1, 1)
+
+
+def test_self_attention_does_not_see_what_comes_later() -> None:
+    torch.manual_seed(0)
+    seed = find_blueprint("self_attention").build(site_for(TensorKind.SEQUENCE, width=8))
+    nn.init.normal_(seed[1].project.weight)
+    x = torch.randn(2, 6, 8)
+    later = x.clone()
+    later[:, 4:] += 1.0
+    before, after = seed(x), seed(later)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+@pytest.mark.parametrize(("size", "size_out"), [(8, 4), (7, 4), (9, 3), (6, 6)])
+def test_widening_follows_the_stride_of_a_block(size: int, size_out: int) -> None:
+    site = SlotSite(
+        name="x",
+        kind=MAPS,
+        output_shape=(2, 5, size_out, size_out),
+        input_shape=(2, 3, size, size),
+        input_key=0,
+    )
+    seed = find_blueprint("widen_small").build(site)
+    assert seed(torch.randn(2, 3, size, size)).shape == (2, 5, size_out, size_out)
+
+
+def test_an_unknown_blueprint_gets_a_suggestion() -> None:
+    with pytest.raises(SlotError, match=r"no blueprint 'widen_smal'.*Did you mean 'widen_small'\?"):
+        find_blueprint("widen_smal")
+
+
+def test_a_name_can_be_taken_once() -> None:
+    with pytest.raises(SlotError, match="blueprint 'norm' is registered already"):
+        register_blueprint(find_blueprint("norm"))
+
+
+@pytest.fixture
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path for distributions, and a registry that has yet to look for them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    monkeypatch.setattr(blueprint, "_is_discovered", False)
+    yield tmp_path
+    for name in ("their_seeds",):
+        sys.modules.pop(name, None)
+
+
+def install(folder: Path, code: str, target: str) -> None:
+    info = folder / "their_seeds-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-seeds\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[esper.blueprints]\ntheirs = {target}\n")
+    (folder / "their_seeds.py").write_text(code)
+
+
+THEIR_CODE = """
+from torch import nn
+from esper.growth.blueprints import Blueprint, SeedForm
+from esper.growth.tensor_kinds import TensorKind
+
+def build(site):
+    layer = nn.Linear(site.width, site.width)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+THEIRS = Blueprint(
+    name="theirs",
+    kinds=frozenset({TensorKind.VECTOR}),
+    form=SeedForm.SERIAL,
+    build=build,
+    summary="one layer",
+)
+"""
+
+
+def test_another_package_registers_a_blueprint_by_entry_point(site_packages: Path) -> None:
+    install(site_packages, THEIR_CODE, "their_seeds:THEIRS")
+    assert blueprint_names() == (*BUILTIN_BLUEPRINTS, "theirs")
+    seed = find_blueprint("theirs").build(site_for(TensorKind.VECTOR))
+    assert same_bits(seed(torch.ones(2, 4)), torch.zeros(2, 4))
+    assert fitting_blueprints(site_for(MAPS), ["theirs"]) == ()
+
+
+def test_an_entry_point_that_is_no_blueprint_is_named(site_packages: Path) -> None:
+    install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
+    with pytest.raises(
+        SlotError, match=r"entry point 'theirs' of group 'esper\.blueprints' is a int"
+    ):
+        blueprint_names()
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named(site_packages: Path) -> None:
+    install(site_packages, "raise RuntimeError('half installed')", "their_seeds:THEIRS")
+    with pytest.raises(SlotError, match=r"entry point 'theirs' .*half installed"):
+        find_blueprint("norm")
+
+
+def test_a_broken_package_is_reported_every_time(site_packages: Path) -> None:
+    install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
+    for _ in range(2):
+        with pytest.raises(SlotError, match="entry point 'theirs'"):
+            blueprint_names()
+
+
+def test_a_blueprint_of_ones_own_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    mine = Blueprint(
+        name="mine",
+        kinds=frozenset({MAPS}),
+        form=SeedForm.SERIAL,
+        build=lambda site: nn.Identity(),
+        summary="mine",
+    )
+    assert register_blueprint(mine) is mine
+    assert find_blueprint("mine") is mine
+    assert blueprint_names()[-1] == "mine"

@@ -1,0 +1,262 @@
+"""The gradient-maximising start finds the strongest gradient and leaves all else as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import NonFiniteError, SlotError
+from esper.growth.attach import add_slots, attach_slots
+from esper.growth.gradmax import maximise_gradient
+from esper.growth.host_slots import HostSlots, slots
+from esper.growth.sites import BlockPath, SlotSite
+from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import lead_to, make_host, randomise, same_bits, same_state, state_of
+
+WIDEN = "widen_medium"
+SLOT = {"mlp": "stem", "conv": "block_1", "transformer": "blocks.0"}
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    return weight.detach().flatten(1).norm(dim=1)
+
+
+def linear_host(
+    activation: str, *, units: int, shape: tuple[int, ...] = (64,), dtype: torch.dtype
+) -> tuple[nn.Module, HostSlots, Callable[[], Tensor]]:
+    """Return one linear layer from 24 to 5 features, with a slot for units of an activation."""
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(24, 5)).to(dtype)
+    x = torch.randn(*shape, 24, dtype=dtype)
+    target = x @ torch.randn(24, 5, dtype=dtype)
+    path = BlockPath(
+        first="",
+        second="",
+        norm=None,
+        activation=activation,
+        hidden=units,
+        has_first_bias=True,
+    )
+    kind = TensorKind.VECTOR if len(shape) == 1 else TensorKind.SEQUENCE
+    site = SlotSite(
+        name="0",
+        kind=kind,
+        output_shape=(*shape, 5),
+        input_shape=(*shape, 24),
+        input_key=0,
+        path=path,
+    )
+    host = attach_slots(model, [site])
+    host.germinate("0", "widen_large")
+    return model, host, lambda: (model(x) - target).square().sum()
+
+
+def real_norm(model: nn.Module, host: HostSlots, slot: str, loss: Callable[[], Tensor]) -> Tensor:
+    """Return the gradient norm of the outgoing weights in a backward pass like any other."""
+    if host[slot].stage == Stage.GERMINATED:
+        assert host.advance(slot).was_done
+    model.zero_grad()
+    loss().backward()
+    return host[slot].seed.second.weight.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(64,), (8, 8)])
+@pytest.mark.parametrize("units", [3, 10, 30])
+def test_without_an_activation_the_singular_value_optimum_is_reached(
+    dtype: torch.dtype, shape: tuple[int, ...], units: int
+) -> None:
+    model, host, loss = linear_host("identity", units=units, shape=shape, dtype=dtype)
+    length = row_norms(host["0"].seed.first.weight).mean()
+    # At this block, the sum of g x^T is the gradient of the block's own weight.
+    (outer,) = torch.autograd.grad(loss(), model[0].weight)
+    strengths = torch.zeros(48, dtype=dtype)
+    # Of 30 units, 24 can be orthogonal; the other 6 are a group of their own.
+    strengths[:5] = strengths[24:29] = torch.linalg.svdvals(outer)
+    optimum = length * strengths[:units].square().sum().sqrt()
+
+    report = maximise_gradient(model, "0", loss)
+
+    assert report.norm_after == pytest.approx(optimum.item(), rel=1e-5)
+    assert report.norm_before < report.norm_after
+    torch.testing.assert_close(real_norm(model, host, "0", loss), optimum)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
+@pytest.mark.parametrize("shape", [(64,), (8, 8)])
+def test_with_an_activation_no_random_start_is_better(
+    activation: str, shape: tuple[int, ...]
+) -> None:
+    model, host, loss = linear_host(activation, units=3, shape=shape, dtype=torch.float32)
+    seed = host["0"].seed
+    length = row_norms(seed.first.weight).mean()
+    report = maximise_gradient(model, "0", loss)
+    assert report.norm_after == pytest.approx(real_norm(model, host, "0", loss).item(), rel=1e-5)
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        seed.first.bias.zero_()
+    for _ in range(200):
+        draw = torch.randn(seed.first.weight.shape, generator=generator)
+        with torch.no_grad():
+            seed.first.weight.copy_(length * draw / draw.norm(dim=1, keepdim=True))
+        assert real_norm(model, host, "0", loss) <= report.norm_after
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "transformer"])
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_the_first_layer_changes_and_the_function_stays(
+    name: str, stage: Stage, dtype: torch.dtype
+) -> None:
+    model, host, x = make_host(name)
+    slot = SLOT[name]
+    model.to(dtype)
+    x = x.to(dtype) if x.is_floating_point() else x
+    lead_to(host, slot, stage, blueprint=WIDEN)
+    model(x).square().sum().backward()  # so that there are gradients to keep
+    outputs, modes = model(x), [module.training for module in model.modules()]
+    before = state_of(model)
+    grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    generator = torch.get_rng_state()
+    length = row_norms(host[slot].seed.first.weight).mean()
+
+    report = maximise_gradient(model, slot, lambda: model(x).square().sum())
+
+    after = state_of(model)
+    changed = {key for key in after if not same_bits(after[key], before[key])}
+    assert changed <= {f"{slot}.seed.first.weight", f"{slot}.seed.first.bias"}
+    assert f"{slot}.seed.first.weight" in changed
+    assert not after[f"{slot}.seed.second.weight"].any()
+    assert same_state(
+        grads, {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    )
+    assert torch.equal(generator, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+    assert same_bits(outputs, model(x))
+    first = host[slot].seed.first
+    torch.testing.assert_close(row_norms(first.weight), length.expand(len(first.weight)))
+    assert first.bias is None or not first.bias.any()
+    assert report.norm_after > report.norm_before > 0.0
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "transformer"])
+@pytest.mark.parametrize("style", list(BlendStyle))
+def test_the_reported_gradient_is_that_of_a_real_backward_pass(
+    name: str, style: BlendStyle
+) -> None:
+    model, host, x = make_host(name)
+    slot = SLOT[name]
+    lead_to(host, slot, Stage.TRAINING, blueprint=WIDEN, style=style)
+    if host[slot].gate is not None:
+        randomise(host[slot].gate)
+
+    def loss() -> Tensor:
+        return model(x).square().sum()
+
+    before = real_norm(model, host, slot, loss)
+    report = maximise_gradient(model, slot, loss)
+    assert report.norm_before == pytest.approx(before.item(), rel=1e-5)
+    after = real_norm(model, host, slot, loss)
+    assert report.norm_after == pytest.approx(after.item(), rel=1e-5)
+
+
+def test_a_loss_may_call_the_model_several_times() -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "blocks.1", Stage.TRAINING, blueprint=WIDEN)
+
+    def loss() -> Tensor:
+        return model(x).square().sum() + model(2 * x).abs().sum()
+
+    report = maximise_gradient(model, "blocks.1", loss)
+    real = real_norm(model, host, "blocks.1", loss)
+    assert report.norm_after == pytest.approx(real.item(), rel=1e-5)
+
+
+def test_a_frozen_host_can_be_widened() -> None:
+    model, host, x = make_host("mlp")
+    model.requires_grad_(False)
+    lead_to(host, "stem", Stage.GERMINATED, blueprint=WIDEN)
+    report = maximise_gradient(model, "stem", lambda: model(x).square().sum())
+    assert report.norm_after > report.norm_before
+
+
+def test_weights_that_nothing_beats_stay() -> None:
+    # Of inputs this small only a bias makes units respond, and the start has none.
+    model, host, _ = linear_host("relu", units=4, dtype=torch.float32)
+    x = torch.full((16, 24), 1e-6)
+    before = state_of(model)
+    report = maximise_gradient(model, "0", lambda: model(x).sum())
+    assert (
+        report.norm_after
+        == pytest.approx(report.norm_before)
+        == pytest.approx(real_norm(model, host, "0", lambda: model(x).sum()).item())
+    )
+    assert same_state(before, state_of(model))
+
+
+def test_what_cannot_be_maximised_is_refused_by_name() -> None:
+    model, host, x = make_host("mlp")
+
+    def loss() -> Tensor:
+        return model(x).square().sum()
+
+    with pytest.raises(SlotError, match=r"there is no slot 'blocks\.2'.*Did you mean 'blocks"):
+        maximise_gradient(model, "blocks.2", loss)
+    with pytest.raises(SlotError, match="slot 'stem' holds no seed"):
+        maximise_gradient(model, "stem", loss)
+    lead_to(host, "stem", Stage.BLENDING, blueprint=WIDEN)
+    with pytest.raises(SlotError, match=r"the seed of slot 'stem' is blending; .* germinated or"):
+        maximise_gradient(model, "stem", loss)
+    lead_to(host, "blocks.0", Stage.BLENDING, blueprint="mlp_small")
+    with pytest.raises(SlotError, match=r"slot 'blocks\.0' holds a 'mlp_small' seed"):
+        maximise_gradient(model, "blocks.0", loss)
+    lead_to(host, "blocks.1", Stage.TRAINING, blueprint=WIDEN)
+    for useless in (lambda: x.sum(), lambda: model(x), lambda: model(x).sum().detach()):
+        with pytest.raises(SlotError, match="the loss does not depend on the block of slot"):
+            maximise_gradient(model, "blocks.1", useless)
+    with pytest.raises(NonFiniteError, match=r"at slot 'blocks\.1' is not finite"):
+        maximise_gradient(model, "blocks.1", lambda: model(x).sum() * float("nan"))
+    randomise(host["blocks.1"].seed)
+    with pytest.raises(SlotError, match=r"the seed of slot 'blocks\.1' has learned already"):
+        maximise_gradient(model, "blocks.1", loss)
+
+
+def test_hooks_and_switches_are_gone_even_when_the_loss_fails() -> None:
+    model, host, _ = make_host("mlp")
+    lead_to(host, "stem", Stage.GERMINATED, blueprint=WIDEN)
+    with pytest.raises(RuntimeError):
+        maximise_gradient(model, "stem", lambda: model(torch.zeros(2, 99)))
+    assert not host["stem"].block._forward_hooks
+    assert not host["stem"].is_off
+
+
+def test_a_block_with_keyword_input_can_be_widened() -> None:
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Keyword()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(features=x)
+
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, *, features: Tensor) -> Tensor:
+            return self.layer(features)
+
+    torch.manual_seed(0)
+    model, x = Caller(), torch.randn(7, 5)
+    add_slots(model, ["inner"], x)
+    slots(model).germinate("inner", WIDEN)
+    report = maximise_gradient(model, "inner", lambda: model(x).square().sum())
+    assert dataclasses.astuple(report)[1] > dataclasses.astuple(report)[0]

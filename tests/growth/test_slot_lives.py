@@ -1,0 +1,367 @@
+"""Slots live by the rules that the action masks show, and gates say why they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.config.growth import GrowthConfig
+from esper.errors import IllegalActionError, SlotError
+from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.lifecycle.factored_actions import (
+    ALPHA_CURVES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGETS,
+    STYLES,
+    TEMPO_EPOCHS,
+    AlphaCurve,
+    BlendStyle,
+    Op,
+)
+from esper.lifecycle.growth_action import WAIT, GrowthAction
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage, may_follow
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_action_masks
+
+FITS = {"a": {"noop", "norm"}, "b": {"norm"}, "c": set[str]()}
+CONFIGS = (
+    SlotConfig(("a", "b", "c"), blueprints=("noop", "norm"), fits=FITS),
+    SlotConfig(("a", "b", "c"), blueprints=("noop", "norm"), fits=FITS, seed_limit=1),
+    SlotConfig(
+        ("a", "b", "c"),
+        blueprints=("noop", "norm"),
+        fits=FITS,
+        enabled=frozenset({"a", "c"}),
+        allow_finish=False,
+    ),
+)
+
+
+class Keeper:
+    """Remembers in which slots there is a seed, and what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.present: set[str] = set()
+        self.log: list[str] = []
+        self.problem: str | None = None
+
+    def add_seed(self, slot: str, action: GrowthAction) -> None:
+        assert slot not in self.present
+        self.present.add(slot)
+        self.log.append(f"add {action.blueprint}")
+
+    def remove_seed(self, slot: str) -> None:
+        self.present.remove(slot)
+        self.log.append("remove")
+
+    def restyle_seed(self, slot: str, style: BlendStyle) -> None:
+        self.log.append(f"restyle {style.value}")
+
+    def commit_seed(self, slot: str) -> None:
+        self.log.append("commit")
+
+    def find_start_problem(self, slot: str) -> str | None:
+        return self.problem
+
+
+class Host:
+    """One slot, acted upon in few words."""
+
+    def __init__(self, **growth: int) -> None:
+        self.keeper = Keeper()
+        self.lives = SlotLives(SlotConfig(("a",)), GrowthConfig(**growth))
+
+    @property
+    def life(self) -> SlotLife:
+        return self.lives["a"]
+
+    def do(self, op: Op, **choices: object) -> str:
+        choices = {"blueprint": "norm"} | choices
+        action = GrowthAction(op=op, slot="a", **choices)  # type: ignore[arg-type]
+        outcome = self.lives.apply(action, self.keeper)
+        assert outcome.action == action
+        assert outcome.was_done == (outcome.reason == "")
+        return outcome.reason
+
+    def tick(self, n: int = 1) -> None:
+        for _ in range(n):
+            self.lives.tick(self.keeper)
+
+    def advance_to(self, stage: Stage, **choices: object) -> None:
+        self.do(Op.GERMINATE, **choices)
+        while self.life.stage != stage:
+            self.tick()
+            self.do(Op.ADVANCE)
+
+
+def test_a_life_worked_by_hand() -> None:
+    host = Host()
+    seen: list[tuple[str, int, int, float]] = []
+
+    def note() -> None:
+        life = host.life
+        alpha = round(life.alpha, 3)
+        seen.append((life.stage.name.lower(), life.age_epochs, life.stage_epochs, alpha))
+
+    note()
+    host.do(Op.GERMINATE, tempo_epochs=3, alpha_target=0.5)
+    note()
+    host.do(Op.ADVANCE)
+    host.tick()
+    note()
+    host.do(Op.ADVANCE)
+    for _ in range(3):
+        note()
+        host.tick()
+    host.do(Op.ADVANCE)
+    note()
+    host.do(Op.SET_ALPHA_TARGET, alpha_target=1.0, style=BlendStyle.LEARNED_GATE)
+    note()
+    host.do(Op.ADVANCE)
+    host.tick()
+    note()
+    host.do(Op.FOSSILIZE)
+    host.tick(5)
+    note()
+    assert seen == [
+        ("dormant", 0, 0, 0.0),
+        ("germinated", 0, 0, 0.0),
+        ("training", 1, 1, 0.0),
+        ("blending", 1, 0, 0.167),
+        ("blending", 2, 1, 0.333),
+        ("blending", 3, 2, 0.5),
+        ("holding", 4, 0, 0.5),
+        ("blending", 4, 0, 1.0),
+        ("holding", 5, 1, 1.0),
+        ("fossilized", 10, 5, 1.0),
+    ]
+    assert host.keeper.log == ["add norm", "restyle learned gate", "commit"]
+    assert host.keeper.present == {"a"}
+
+
+def test_a_pruned_seed_fades_then_leaves_and_the_slot_rests() -> None:
+    host = Host(embargo_epochs=2)
+    host.advance_to(Stage.HOLDING, alpha_target=1.0)
+    host.do(Op.PRUNE, alpha_speed_epochs=3)
+    seen = []
+    for _ in range(8):
+        seen.append((host.life.stage.name.lower(), round(host.life.alpha, 3), host.life.has_seed))
+        assert (host.keeper.present == {"a"}) == host.life.has_seed
+        host.tick()
+    assert seen == [
+        ("pruned", 0.667, True),
+        ("pruned", 0.333, True),
+        ("embargoed", 0.0, False),
+        ("embargoed", 0.0, False),
+        ("resetting", 0.0, False),
+        ("dormant", 0.0, False),
+        ("dormant", 0.0, False),
+        ("dormant", 0.0, False),
+    ]
+    assert host.lives["a"] == SlotLife()
+
+
+@pytest.mark.parametrize("embargo", [1, 2, 5])
+def test_a_slot_is_barred_for_the_embargo_and_an_epoch_on_either_side(embargo: int) -> None:
+    host = Host(embargo_epochs=embargo)
+    host.do(Op.GERMINATE)
+    host.tick()
+    host.do(Op.PRUNE, alpha_speed_epochs=8)  # alpha is 0 already: nothing fades
+    assert host.keeper.present == set()
+    for _ in range(embargo + 2):
+        with pytest.raises(IllegalActionError):
+            host.do(Op.GERMINATE)
+        host.tick()
+    host.do(Op.GERMINATE)
+
+
+@pytest.mark.parametrize("curve", list(AlphaCurve))
+def test_ramps_follow_the_speed_and_curve_of_the_action(curve: AlphaCurve) -> None:
+    host = Host()
+    host.advance_to(Stage.HOLDING, alpha_target=0.5)
+    host.do(Op.SET_ALPHA_TARGET, alpha_target=1.0, alpha_speed_epochs=5, alpha_curve=curve)
+    alphas = []
+    while not host.life.schedule.is_at_rest:
+        alphas.append(host.life.alpha)
+        host.tick()
+    assert len(alphas) == 4
+    assert all(0.5 < alpha < 1.0 for alpha in alphas)
+    assert alphas == sorted(alphas)
+    # Symmetric about the middle, of which five epochs have no exact one.
+    assert alphas[0] + alphas[3] == pytest.approx(1.5)
+    assert host.life.alpha == 1.0
+
+
+def test_the_sigmoid_style_ramps_along_a_sigmoid_first() -> None:
+    hosts = {style: Host() for style in BlendStyle}
+    for style, host in hosts.items():
+        host.advance_to(Stage.BLENDING, style=style, tempo_epochs=5)
+    assert hosts[BlendStyle.ADD_LINEAR].life.alpha == pytest.approx(0.2)
+    assert hosts[BlendStyle.ADD_SIGMOID].life.alpha < 0.1
+
+
+def test_a_new_target_changes_no_alpha_before_its_ramp() -> None:
+    host = Host()
+    host.advance_to(Stage.HOLDING, alpha_target=0.7)
+    host.do(Op.SET_ALPHA_TARGET, alpha_target=0.7, alpha_speed_epochs=8)
+    assert host.life.alpha == pytest.approx(0.7)
+
+
+def test_gates_refuse_with_a_reason_and_change_nothing() -> None:
+    host = Host(min_training_epochs=2, min_holding_epochs=1)
+    host.do(Op.GERMINATE)
+    host.keeper.problem = "its output is not finite"
+    assert host.do(Op.ADVANCE) == "its output is not finite"
+    assert host.life.stage == Stage.GERMINATED
+    host.keeper.problem = None
+    assert host.do(Op.ADVANCE) == ""
+    host.tick()
+    assert host.do(Op.ADVANCE) == "trained for 1 of at least 2 epochs"
+    host.tick()
+    assert host.do(Op.ADVANCE) == ""
+    assert host.do(Op.ADVANCE) == "alpha is 0.333 on its way to 1"
+    assert host.life.stage == Stage.BLENDING
+    host.tick(2)
+    assert host.do(Op.ADVANCE) == ""
+    assert host.do(Op.FOSSILIZE) == "held for 0 of at least 1 epochs"
+    assert host.life.stage == Stage.HOLDING
+    host.tick()
+    assert host.do(Op.FOSSILIZE) == ""
+
+
+def test_a_seed_in_danger_is_abandoned_at_any_age() -> None:
+    for stage in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING):
+        host = Host(min_training_epochs=0)
+        host.advance_to(stage)
+        host.lives.abandon("a", host.keeper)
+        assert host.life.stage == Stage.PRUNED
+        assert host.life.alpha == 0.0
+        assert host.keeper.present == set()
+        host.tick()
+        assert host.life.stage == Stage.EMBARGOED
+        with pytest.raises(SlotError, match="slot 'a' is embargoed; only a live seed is pruned"):
+            host.lives.abandon("a", host.keeper)
+
+
+def test_a_fading_seed_can_be_abandoned_and_a_committed_one_cannot() -> None:
+    host = Host(min_holding_epochs=0)
+    host.advance_to(Stage.HOLDING)
+    host.do(Op.PRUNE, alpha_speed_epochs=8)
+    host.lives.abandon("a", host.keeper)
+    assert host.keeper.present == set()
+    host = Host(min_holding_epochs=0)
+    host.advance_to(Stage.HOLDING)
+    host.do(Op.FOSSILIZE)
+    with pytest.raises(SlotError, match="slot 'a' is fossilized"):
+        host.lives.abandon("a", host.keeper)
+
+
+def test_what_is_wrong_with_an_action_is_said() -> None:
+    lives, keeper = SlotLives(CONFIGS[2]), Keeper()
+
+    def attempt(op: Op, slot: str, blueprint: str = "norm") -> None:
+        lives.apply(GrowthAction(op=op, slot=slot, blueprint=blueprint), keeper)
+
+    with pytest.raises(IllegalActionError, match="'noop' does not fit slot 'b'; there fit norm"):
+        attempt(Op.GERMINATE, "b", "noop")
+    with pytest.raises(IllegalActionError, match="finish is not allowed for this host"):
+        attempt(Op.FINISH, "a")
+    attempt(Op.GERMINATE, "a")
+    with pytest.raises(IllegalActionError, match=r"prune is not legal for slot 'a' .*a germinated"):
+        attempt(Op.PRUNE, "a")
+    with pytest.raises(SlotError, match="there is no slot 'd'"):
+        attempt(Op.ADVANCE, "d")
+    with pytest.raises(SlotError, match="there is no slot 'd'"):
+        lives["d"]
+
+
+ALL_ACTIONS = [
+    GrowthAction(op=op, slot=slot, blueprint=blueprint)
+    for op, slot, blueprint in itertools.product(Op, ("a", "b", "c"), ("noop", "norm"))
+]
+
+
+def masked_in(masks: ActionMasks, config: SlotConfig, action: GrowthAction) -> bool:
+    """Return whether the masks allow an action, each head of it that the op reads."""
+    if not masks["op"][action.op]:
+        return False
+    if action.op in (Op.WAIT, Op.FINISH):
+        return True
+    slot = config.slot_index(action.slot)
+    if not (masks["slot_by_op"][action.op, slot] and masks["slot"][slot]):
+        return False
+    blueprint = config.blueprint_index(action.blueprint)
+    fits = action.blueprint in FITS[action.slot]
+    return action.op != Op.GERMINATE or bool(masks["blueprint"][blueprint] and fits)
+
+
+@given(st.sampled_from(CONFIGS), st.randoms(use_true_random=False))
+def test_on_random_walks_an_action_is_accepted_exactly_if_the_masks_allow_it(config, rng) -> None:
+    lives, keeper = SlotLives(config, GrowthConfig(embargo_epochs=1)), Keeper()
+    for _ in range(14):
+        legal = []
+        before = json.dumps(lives.to_json())
+        masks = compute_action_masks(lives.mask_states, config)
+        for action in ALL_ACTIONS:
+            if masked_in(masks, config, action):
+                assert lives.is_legal(action)
+                legal.append(action)
+                continue
+            with pytest.raises(IllegalActionError):
+                lives.apply(action, keeper)
+        assert json.dumps(lives.to_json()) == before
+        chosen = rng.choice([each for each in legal if each.op != Op.WAIT] or legal)
+        stages = {slot: life.stage for slot, life in lives.items()}
+        outcome = lives.apply(
+            GrowthAction(
+                op=chosen.op,
+                slot=chosen.slot,
+                blueprint=chosen.blueprint,
+                style=rng.choice(STYLES),
+                tempo_epochs=rng.choice(TEMPO_EPOCHS),
+                alpha_target=rng.choice(ALPHA_TARGETS),
+                alpha_speed_epochs=rng.choice(ALPHA_SPEED_EPOCHS),
+                alpha_curve=rng.choice(ALPHA_CURVES),
+            ),
+            keeper,
+        )
+        for slot, life in lives.items():
+            is_same = stages[slot] == life.stage
+            assert is_same or (outcome.was_done and may_follow(stages[slot], life.stage))
+        for _ in range(rng.randrange(3)):
+            lives.tick(keeper)
+        assert keeper.present == {slot for slot, life in lives.items() if life.has_seed}
+        assert all(0.0 <= life.alpha <= 1.0 for _, life in lives.items())
+
+
+@given(st.randoms(use_true_random=False))
+def test_lives_survive_json_and_go_on_alike(rng) -> None:
+    config = CONFIGS[0]
+    lives, keeper = SlotLives(config), Keeper()
+
+    def step(lives: SlotLives, keeper: Keeper, choice: float) -> None:
+        legal = [each for each in ALL_ACTIONS if lives.is_legal(each)]
+        lives.apply(legal[int(choice * len(legal))], keeper)
+        lives.tick(keeper)
+
+    for _ in range(rng.randrange(20)):
+        step(lives, keeper, rng.random())
+    twin, twin_keeper = SlotLives(config), Keeper()
+    twin.load_json(json.loads(json.dumps(lives.to_json())))
+    twin_keeper.present = set(keeper.present)
+    assert twin.items() == lives.items()
+    for _ in range(6):
+        choice = rng.random()
+        step(lives, keeper, choice)
+        step(twin, twin_keeper, choice)
+    assert twin.items() == lives.items()
+
+
+def test_waiting_changes_nothing_and_needs_no_slot() -> None:
+    lives = SlotLives(CONFIGS[0])
+    assert lives.apply(WAIT, Keeper()).was_done
+    assert lives.items() == SlotLives(CONFIGS[0]).items()
