@@ -1,0 +1,190 @@
+"""A block and its seed as one module of torch, called as the block is.
+
+The graph is written by hand; nothing of the user's is traced. ``y`` is the block's output.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from dataclasses import dataclass, field
+from inspect import Parameter
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from esper.errors import UnsupportedHostError
+from esper.growth.blueprints import SeedForm
+from esper.growth.export.plain import comes_from_esper
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.factored_actions import BlendStyle
+
+PRESERVED = "_user_preserved_attributes"
+"""Where torch keeps what a graph's copies take along besides modules and tensors."""
+
+_WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
+
+
+def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: float) -> GraphModule:
+    """Return ``y + alpha * change`` as a module that is called as the slot's block is.
+
+    Raises:
+        UnsupportedHostError: If the block's arguments cannot be written down in a graph.
+    """
+    graph = Graph()
+    arguments = _read_arguments(graph, slot)
+    y = _call_block(graph, arguments)
+    source = y
+    if slot.form == SeedForm.PARALLEL:
+        source = _read_input(graph, slot, arguments)
+    gated = None if gate is None else graph.call_module("gate", (y,))
+    delta = graph.call_module("seed", (source,))
+    change = _write_change(graph, slot.life.style, y, delta, gated)
+    change = graph.call_method("type_as", (change, y))
+    scale: dict[str, Any] = {} if alpha == 1.0 else {"alpha": alpha}
+    graph.output(graph.call_function(torch.add, (y, change), scale))
+
+    root = nn.Module()
+    root.block, root.seed = slot.block, seed
+    if gate is not None:
+        root.gate = gate
+    root.training = slot.block.training
+    composed = GraphModule(root, graph, f"Grown{type(slot.block).__name__}")
+    _preserve_attributes(composed, slot.block)
+    return composed
+
+
+def signature_of(block: nn.Module) -> list[Parameter] | None:
+    """Return the parameters of a block's forward method, or None if Python does not know them."""
+    try:
+        return list(inspect.signature(block.forward).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+@dataclass
+class _Arguments:
+    """The placeholders of a block's arguments."""
+
+    by_position: list[Node] = field(default_factory=list[Node])
+    by_keyword: dict[str, Node] = field(default_factory=dict[str, Node])
+    """Those that are passed on by keyword."""
+    by_name: dict[str, Node] = field(default_factory=dict[str, Node])
+    """All but ``*args`` and ``**kwargs``."""
+    more_positions: Node | None = None
+    more_keywords: Node | None = None
+
+
+def _read_arguments(graph: Graph, slot: SeedSlot) -> _Arguments:
+    parameters = signature_of(slot.block)
+    if parameters is None:
+        raise UnsupportedHostError(
+            f"the seed at {slot.name!r} cannot be exported: the arguments of its block, "
+            f"a {type(slot.block).__name__}, are unknown."
+        )
+    found = _Arguments()
+    has_default = False
+    for parameter in parameters:
+        if has_default and parameter.kind == Parameter.KEYWORD_ONLY and not found.more_positions:
+            # A graph has no bare star, so this one would follow the others by position.
+            _require(parameter.default is not Parameter.empty, slot, parameter, "no default")
+        has_default = has_default or parameter.default is not Parameter.empty
+        node = _placeholder(graph, slot, parameter)
+        match parameter.kind:
+            case Parameter.VAR_POSITIONAL:
+                found.more_positions = node
+            case Parameter.VAR_KEYWORD:
+                found.more_keywords = node
+            case Parameter.KEYWORD_ONLY:
+                found.by_keyword[parameter.name] = found.by_name[parameter.name] = node
+            case _:
+                found.by_position.append(node)
+                found.by_name[parameter.name] = node
+    return found
+
+
+def _placeholder(graph: Graph, slot: SeedSlot, parameter: Parameter) -> Node:
+    stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    default = parameter.default
+    if default is Parameter.empty:
+        return graph.placeholder(stars + parameter.name)
+    _require(_is_writable(default), slot, parameter, f"the default {default!r}")
+    return graph.placeholder(parameter.name, default_value=default)
+
+
+def _is_writable(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_writable, cast(tuple[Any, ...], value)))
+    return isinstance(value, _WRITABLE)
+
+
+def _require(condition: bool, slot: SeedSlot, parameter: Parameter, what: str) -> None:
+    if not condition:
+        raise UnsupportedHostError(
+            f"the seed at {slot.name!r} cannot be exported: argument {parameter.name!r} of its "
+            f"block has {what}, which a graph cannot express; prune the seed, or change the block."
+        )
+
+
+def _call_block(graph: Graph, arguments: _Arguments) -> Node:
+    positions, keywords = tuple(arguments.by_position), arguments.by_keyword
+    if arguments.more_positions is None and arguments.more_keywords is None:
+        return graph.call_module("block", positions, dict(keywords))
+    # A graph cannot unpack its arguments; torch has a function that does.
+    args: Any = positions
+    if arguments.more_positions is not None:
+        args = graph.call_function(operator.add, (positions, arguments.more_positions))
+    kwargs: Any = dict(keywords)
+    if arguments.more_keywords is not None:
+        join = cast(Any, operator.or_)
+        kwargs = graph.call_function(join, (kwargs, arguments.more_keywords))
+    block = graph.create_node("get_attr", "block")
+    return graph.call_function(torch.func.functional_call, (block, {}, args, kwargs))
+
+
+def _read_input(graph: Graph, slot: SeedSlot, arguments: _Arguments) -> Node:
+    """Return the argument that a parallel seed reads."""
+    key = slot.site.input_key
+    n = len(arguments.by_position)
+    if isinstance(key, int):
+        if key < n:
+            return arguments.by_position[key]
+        assert arguments.more_positions is not None, "the block was called with this argument"
+        return graph.call_function(operator.getitem, (arguments.more_positions, key - n))
+    assert key is not None, "a parallel seed grows only where its input is known"
+    if key in arguments.by_name:
+        return arguments.by_name[key]
+    assert arguments.more_keywords is not None, "the block was called with this argument"
+    return graph.call_function(operator.getitem, (arguments.more_keywords, key))
+
+
+def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: Node | None) -> Node:
+    """Write down what :func:`esper.growth.blending.effective_change` computes."""
+    match style:
+        case BlendStyle.MULTIPLY_LINEAR:
+            return graph.call_function(torch.mul, (y, graph.call_function(torch.tanh, (delta,))))
+        case BlendStyle.LEARNED_GATE:
+            assert gate is not None, "a gated style needs the gate's output"
+            opening = graph.call_function(torch.sigmoid, (gate,))
+            return graph.call_function(
+                torch.mul, (graph.call_function(torch.mul, (opening, 2.0)), delta)
+            )
+        case BlendStyle.ADD_LINEAR | BlendStyle.ADD_SIGMOID:
+            return delta
+
+
+def _preserve_attributes(composed: GraphModule, block: nn.Module) -> None:
+    """Keep what a model may ask of its block besides calling it: attributes that are no tensors."""
+    kept = {
+        name: value
+        for name, value in block.__dict__.items()
+        if not name.startswith("_")
+        and not hasattr(composed, name)
+        and not isinstance(value, (torch.Tensor, nn.Module))
+        and not comes_from_esper(value)
+    }
+    for name, value in kept.items():
+        setattr(composed, name, value)
+    composed.meta[PRESERVED] = kept

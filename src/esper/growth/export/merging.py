@@ -1,0 +1,165 @@
+"""Merging a seed into the weights of its block, where that is the same function.
+
+Let ``y = block(x)`` and a seed add ``alpha * seed(x)``. A linear map of small rank is more weight
+in a linear block: ``W + alpha * up @ down``. Hidden units beside a two-layer block are more hidden
+units in it: rows of the first layer, entries of the norm, columns (times alpha) of the second.
+Any other seed that ends in a layer takes alpha into that layer.
+
+A weight that has a second name, a hook or a parametrization is never touched, and what was merged
+is compared with the slot on a probe before it is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from inspect import Parameter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from esper.growth.blueprints.dense import LowRankSeed
+from esper.growth.blueprints.widen import WidenSeed
+from esper.growth.dry_run import evaluation_mode
+from esper.growth.export.composing import signature_of
+from esper.growth.export.widening import find_widened, widen
+from esper.growth.modules import module_names
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.factored_actions import BlendStyle
+
+ADD_STYLES = frozenset({BlendStyle.ADD_LINEAR, BlendStyle.ADD_SIGMOID})
+"""Styles in which the model's output is linear in the seed's."""
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
+"""How far merged and unmerged may be apart, in units of the largest output."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_SCALABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.GroupNorm)
+
+
+class Ties:
+    """Which tensors of a model have more than one name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        counts: dict[Tensor, int] = {}
+        for _, module in module_names(model):
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            for tensor in tensors:
+                counts[tensor] = counts.get(tensor, 0) + 1
+        self._tied = {tensor for tensor, count in counts.items() if count > 1}
+
+    def may_change(self, layers: Iterable[nn.Module]) -> bool:
+        """Return whether nothing but calling the layers depends on their weights."""
+        return not any(_has_hooks(layer) or self._has_tie(layer) for layer in layers)
+
+    def _has_tie(self, layer: nn.Module) -> bool:
+        return not self._tied.isdisjoint([*layer.parameters(), *layer.buffers()])
+
+
+def merge_seed(slot: SeedSlot, ties: Ties) -> bool:
+    """Merge the seed of a slot into the slot's block if that is possible; return whether it was."""
+    merge = _find_merge(slot, ties)
+    if merge is None or not _takes_one_tensor(slot):
+        return False
+    trial = copy.deepcopy(slot.block)
+    merge(trial)
+    if not _do_agree(slot, trial):
+        return False
+    merge(slot.block)
+    return True
+
+
+def scale_last_layer(seed: nn.Module, alpha: float, ties: Ties) -> bool:
+    """Multiply what a plain seed gives by alpha in its last layer; return whether it has one."""
+    layer = _last_layer(seed)
+    if layer is None or not ties.may_change([layer]):
+        return False
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(alpha)
+    return True
+
+
+def _find_merge(slot: SeedSlot, ties: Ties) -> Callable[[nn.Module], None] | None:
+    """Return what merges a slot's seed into a block, or None if it must stand beside it."""
+    block, seed, alpha = slot.block, slot.seed, slot.alpha
+    assert seed is not None
+    if slot.life.style not in ADD_STYLES or any(map(_has_hooks, block.modules())):
+        return None
+    if type(seed) is LowRankSeed and type(block) is nn.Linear:
+        layers = [block, *seed]
+        if ties.may_change(layers) and _one_kind(layers):
+            return lambda target: _add_low_rank(cast(nn.Linear, target), seed, alpha)
+    if type(seed) is WidenSeed and slot.site.path is not None:
+        path, layers = slot.site.path, find_widened(block, seed, slot.site.path)
+        if layers and ties.may_change([*layers, seed]) and _one_kind([*layers, seed]):
+            return lambda target: widen(target, seed, path, alpha)
+    return None
+
+
+def _add_low_rank(block: nn.Linear, seed: LowRankSeed, alpha: float) -> None:
+    down, up = (cast(Tensor, layer.weight).detach().double() for layer in seed)
+    with torch.no_grad():
+        block.weight.copy_(block.weight.double() + alpha * (up @ down))
+
+
+def _takes_one_tensor(slot: SeedSlot) -> bool:
+    """Return whether a block is called with nothing but the tensor that the seed reads."""
+    parameters = signature_of(slot.block) or []
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return len(parameters) == 1 and parameters[0].kind not in variable
+
+
+def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
+    """Return whether a block with the seed merged computes what the slot does, on a probe."""
+    shape = slot.site.input_shape
+    assert shape is not None, "parallel seeds grow only where the input is known"
+    weight = next(merged.parameters())
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(shape, generator=generator).to(weight)
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        evaluation_mode(slot),
+        evaluation_mode(merged),
+    ):
+        try:
+            wanted, given = cast(Tensor, slot(probe)), cast(Tensor, merged(probe))
+        except Exception:
+            # A block may refuse made-up input; then the seed stays beside it.
+            return False
+    tolerance = TOLERANCES.get(wanted.dtype, 4.0 * torch.finfo(wanted.dtype).eps)
+    if given.shape != wanted.shape:
+        return False
+    return bool((given - wanted).abs().max() <= tolerance * wanted.abs().max())
+
+
+def _last_layer(seed: nn.Module) -> nn.Module | None:
+    """Return the layer whose output is the seed's output, if it is linear in its weights."""
+    if type(seed) in _SCALABLE:
+        return seed if any(True for _ in seed.parameters()) else None
+    if _has_hooks(seed):
+        return None
+    if type(seed) is nn.Sequential and len(seed) > 0:
+        return _last_layer(seed[-1])
+    if isinstance(seed, GraphModule):
+        result = next(node for node in seed.graph.nodes if node.op == "output").args[0]
+        targets = [node.target for node in seed.graph.nodes if node.op == "call_module"]
+        if getattr(result, "op", None) == "call_module" and targets.count(result.target) == 1:
+            return _last_layer(seed.get_submodule(result.target))
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(module.__dict__.get(name) for name in _HOOKS)
+
+
+def _one_kind(modules: Iterable[nn.Module]) -> bool:
+    """Return whether all floating-point tensors share one dtype and one device."""
+    tensors: list[Any] = []
+    for module in modules:
+        tensors += [*module.parameters(), *module.buffers()]
+    return len({(t.dtype, t.device) for t in tensors if t.is_floating_point()}) == 1

@@ -1,0 +1,389 @@
+"""An exported model computes what the grown one did, and nothing of Esper is left in it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
+from esper.errors import UnsupportedHostError
+from esper.growth.attach import add_slots
+from esper.growth.blueprints.dense import MLPSeed
+from esper.growth.export import export
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
+from esper.growth.hosts import make_host as make_own_host
+from esper.growth.hosts import sample_input
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import HOSTS, grads_of, lead_to, make_host, randomise, state_of
+
+SLOTS = [(host, slot) for host, (_, at, _) in HOSTS.items() for slot in at]
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def grow(
+    host: HostSlots, slot: str, blueprint: str, stage: Stage = Stage.HOLDING, **choices: object
+) -> None:
+    """Bring a seed that has learned something to a stage; fossilized is after holding."""
+    before = Stage.HOLDING if stage == Stage.FOSSILIZED else stage
+    place = lead_to(host, slot, before, blueprint=blueprint, **choices)
+    assert place.seed is not None
+    randomise(place.seed, seed=1)
+    if place.gate is not None:
+        randomise(place.gate, seed=2)
+    if stage == Stage.FOSSILIZED:
+        host.tick()
+        assert host.fossilize(slot).was_done
+
+
+def put_statistics(model: nn.Module) -> None:
+    """Give batch norms statistics as if they had seen data."""
+    generator = torch.Generator().manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2.0, generator=generator)
+            nn.init.constant_(module.bias, 1.0)  # most units are awake
+
+
+def assert_same(given: Tensor, wanted: Tensor) -> None:
+    scale = wanted.abs().max().item()
+    assert given.dtype == wanted.dtype
+    assert (given - wanted).abs().max().item() <= TOLERANCES[wanted.dtype] * scale
+
+
+def esper_in(root: nn.Module) -> list[str]:
+    """Return what is reachable from a module and defined in Esper."""
+    found: list[str] = []
+    seen: set[int] = set()
+    stack: list[tuple[str, object]] = [("", root)]
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen or isinstance(value, (str, int, float, Tensor, types.ModuleType)):
+            continue
+        seen.add(id(value))
+        homes = [getattr(value, "__module__", None)]
+        homes += [cls.__module__ for cls in type(value).__mro__]
+        if any(str(home).split(".")[0] == "esper" for home in homes):
+            found.append(path)
+        if isinstance(value, dict):
+            stack += [(f"{path}[{key!r}]", part) for key, part in value.items()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            stack += [(f"{path}[{n}]", part) for n, part in enumerate(value)]
+        elif isinstance(value, torch.fx.Graph):
+            stack += [(f"{path}.{node}", (node.target, node.meta)) for node in value.nodes]
+        elif not isinstance(value, (type, types.FunctionType)):
+            stack += [(f"{path}.{k}", part) for k, part in getattr(value, "__dict__", {}).items()]
+            stack += [(f"{path}.{k}", getattr(value, k, None)) for k in ("__func__", "__self__")]
+    return found
+
+
+@pytest.mark.parametrize("style", list(BlendStyle))
+@pytest.mark.parametrize(("name", "slot"), SLOTS)
+def test_every_seed_exports_to_the_function_that_the_model_computes(
+    name: str, slot: str, style: BlendStyle
+) -> None:
+    fitting = make_host(name)[1].slot_config.fits[slot]
+    assert len(fitting) >= 7
+    for blueprint in sorted(fitting):
+        for dtype in TOLERANCES:
+            model, host, x = make_host(name)
+            x = x.to(dtype) if x.is_floating_point() else x
+            model.to(dtype)
+            grow(host, slot, blueprint, Stage.BLENDING, style=style, alpha_target=0.7)
+            put_statistics(model)
+            model.eval()
+            plain = export(model)
+            assert_same(plain(x), model(x))
+            assert not esper_in(plain), blueprint
+            with host.switched_off(slot):
+                is_seen = not torch.equal(model(x), plain(x))
+            assert is_seen == (blueprint != "noop")
+
+
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
+def test_a_seed_that_does_not_show_yet_leaves_no_trace(stage: Stage) -> None:
+    model, host, x = make_host("mlp")
+    names = {name for name, _ in HOSTS["mlp"][0]().named_parameters()}
+    grow(host, "blocks.0", "mlp_small", stage)
+    plain = export(model)
+    assert {name for name, _ in plain.named_parameters()} == names
+    assert torch.equal(plain(x), model(x))
+
+
+def test_only_committed_seeds_are_kept_on_request() -> None:
+    model, host, x = make_host("mlp")
+    grow(host, "blocks.0", "mlp_small", Stage.FOSSILIZED)
+    grow(host, "blocks.1", "mlp_small", Stage.HOLDING)
+    with host.switched_off("blocks.1"):
+        committed = model(x)
+    assert_same(export(model)(x), model(x))
+    assert_same(export(model, committed_only=True)(x), committed)
+    assert (committed - model(x)).abs().max() > 1e-2
+
+
+def test_a_seed_that_fades_is_kept_at_its_alpha_and_one_that_is_gone_is_not() -> None:
+    model, host, x = make_host("mlp")
+    grow(host, "blocks.0", "mlp_small")
+    host.tick()
+    host.prune("blocks.0", speed_epochs=3)
+    assert 0.0 < host["blocks.0"].alpha < 1.0
+    assert_same(export(model)(x), model(x))
+    while host["blocks.0"].seed is not None:
+        host.tick()
+    assert type(export(model).blocks[0]) is type(model.blocks[0])
+
+
+def test_a_seed_that_is_switched_off_is_left_out() -> None:
+    model, host, x = make_host("mlp")
+    grow(host, "blocks.0", "mlp_small")
+    with host.switched_off("blocks.0"):
+        plain = export(model)
+        assert torch.equal(plain(x), model(x))
+    assert not torch.equal(plain(x), model(x))
+
+
+def test_the_grown_model_stays_as_it_is() -> None:
+    model, host, x = make_host("conv")
+    grow(host, "block_1", "widen_large")
+    before, output, parts = state_of(model), model.eval()(x), list(map(type, model.modules()))
+    plain = export(model)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.zero_()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert list(map(type, model.modules())) == parts
+    assert torch.equal(model(x), output)
+    assert host["block_1"].stage == Stage.HOLDING
+
+
+def test_slots_inside_one_another_are_both_kept() -> None:
+    for inner, outer in [("mlp_large", "self_attention"), ("widen_small", "lora_small")]:
+        model, host, x = make_host("transformer")
+        grow(host, "blocks.0.mlp", inner)
+        grow(host, "blocks.0", outer)
+        plain = export(model.eval())
+        assert_same(plain(x), model(x))
+        assert not esper_in(plain)
+
+
+def test_flags_and_dtypes_are_kept() -> None:
+    model, host, _ = make_host("mlp")
+    grow(host, "blocks.0", "mlp_small")
+    model.stem.weight.requires_grad_(False)
+    seed = host["blocks.0"].seed
+    assert seed is not None
+    seed[0].weight.requires_grad_(False)
+    model.eval()
+    model.blocks[1].train()
+    plain = export(model)
+    frozen = {name for name, p in plain.named_parameters() if not p.requires_grad}
+    assert frozen == {"stem.weight", "blocks.0.seed.0.weight"}
+    modes = {name: module.training for name, module in plain.named_modules()}
+    on = {name for name, is_training in modes.items() if is_training}
+    assert on == {"blocks.1", "blocks.1.up", "blocks.1.down"}
+
+
+def test_an_exported_model_can_be_copied_and_trained_on() -> None:
+    model, host, x = make_host("conv")
+    grow(host, "block_1", "conv_heavy", style=BlendStyle.LEARNED_GATE)
+    twin = copy.deepcopy(export(model.eval()))
+    assert_same(twin(x), model(x))
+    wanted, given = grads_of(model.train(), x), grads_of(twin.train(), x)
+    assert given.keys() == wanted.keys() == dict(twin.named_parameters()).keys()
+    for name, grad in wanted.items():
+        torch.testing.assert_close(given[name], grad)
+
+
+def test_a_model_that_never_grew_is_copied() -> None:
+    model, _, x = make_host("mlp")
+    for original in (model, HOSTS["mlp"][0]()):
+        plain = export(original)
+        assert ATTRIBUTE not in plain.__dict__
+        assert list(map(type, plain.modules())) == list(map(type, original.modules()))
+        assert torch.equal(plain(x), original(x))
+        assert plain.head.weight is not original.head.weight
+
+
+@pytest.mark.parametrize("config", [MLPHostConfig(), CNNHostConfig(), GPTHostConfig()])
+def test_hosts_of_our_own_become_torch_modules_under_the_same_names(config: object) -> None:
+    model = make_own_host(config)  # type: ignore[arg-type]
+    x = sample_input(config, 3)  # type: ignore[arg-type]
+    names = list(model.state_dict())
+    host = slots(model)
+    grow(host, next(iter(host)), "widen_small")
+    put_statistics(model)
+    plain = export(model.eval())
+    assert_same(plain(x), model(x))
+    assert not esper_in(plain)
+    assert list(plain.state_dict()) == names
+    assert type(plain).__name__ == type(model).__name__
+
+
+class TwoTensors(nn.Module):
+    """Takes its arguments in every way that Python knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.label = "plain"
+
+    def forward(
+        self,
+        x: Tensor,
+        scale: float = 2.0,
+        *more: Tensor,
+        mask: Tensor,
+        sign: int = 1,
+        **rest: Tensor,
+    ) -> Tensor:
+        y = scale * self.layer(x) * mask * sign
+        return y + sum(more) + sum(rest.values())
+
+
+class KeywordOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *, hidden: Tensor, gain: float = 1.5) -> Tensor:
+        return gain * self.layer(hidden) + x
+
+
+class Caller(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(getattr(self.block, "label", None), str):
+            return self.block(x, 0.5, x.cos(), mask=x.sign(), other=x.sin())
+        return self.block(x[:, :1].cos(), hidden=x)
+
+
+@pytest.mark.parametrize("blueprint", ["mlp_small", "low_rank", "widen_medium"])
+@pytest.mark.parametrize("block", [TwoTensors, KeywordOnly])
+def test_a_block_is_called_with_the_arguments_it_was_called_with(
+    block: type[nn.Module], blueprint: str
+) -> None:
+    model, x = Caller(block()), torch.randn(3, 4)
+    add_slots(model, ["block"], x)
+    grow(slots(model), "block", blueprint)
+    plain = copy.deepcopy(export(model))
+    assert_same(plain(x), model(x))
+    assert_same(torch.export.export(plain, (x,)).module()(x), model(x))
+
+
+class OddDefault(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, how: object = functools.partial(torch.add)) -> Tensor:
+        return self.layer(x)
+
+
+def test_what_a_graph_cannot_express_is_refused_by_name() -> None:
+    model, x = nn.Sequential(OddDefault()), torch.randn(3, 4)
+    add_slots(model, ["0"], x)
+    grow(slots(model), "0", "mlp_small")
+    with pytest.raises(UnsupportedHostError, match=r"the seed at '0'.*argument 'how'"):
+        export(model)
+
+
+def test_something_of_esper_that_a_user_keeps_is_refused_by_name() -> None:
+    model, _, _ = make_host("mlp")
+    model.head.note = [BlendStyle.ADD_LINEAR]
+    with pytest.raises(UnsupportedHostError, match=r"'head' keeps something of esper.*'note'"):
+        export(model)
+
+
+class Branching(MLPSeed):
+    """A user's class built on one of ours, which cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_class_built_on_ours_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(UnsupportedHostError, match="the Branching at '0' cannot be written"):
+        export(nn.Sequential(Branching(4, 2)))
+    plain = export(nn.Sequential(type("Named", (MLPSeed,), {})(4, 2)))
+    assert type(plain[0]) is nn.Sequential
+
+
+_RELOAD = """
+import pathlib, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("esper", "tests"):
+            raise ImportError(name + " is blocked")
+
+sys.meta_path.insert(0, Blocker())
+import torch
+for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    program = torch.export.load(folder / "model.pt2").module()
+    for x, y in torch.load(folder / "cases.pt", weights_only=True):
+        assert (program(x) - y).abs().max() <= 1e-6 * y.abs().max(), "outputs differ"
+    print(folder.name)
+assert not [name for name in sys.modules if name.split(".")[0] == "esper"]
+"""
+
+PROGRAMS = {
+    "mlp": ("blocks.0", "widen_small", BlendStyle.ADD_LINEAR),
+    "conv": ("block_2", "attention", BlendStyle.MULTIPLY_LINEAR),
+    "transformer": ("blocks.0", "self_attention", BlendStyle.LEARNED_GATE),
+}
+
+
+def test_exported_programs_run_where_esper_cannot_be_imported(tmp_path: Path) -> None:
+    for name, (slot, blueprint, style) in PROGRAMS.items():
+        model, host, x = make_host(name)
+        grow(host, slot, blueprint, style=style)
+        plain = export(model.eval())
+        batch = torch.export.Dim("batch", min=2, max=64)
+        program = torch.export.export(plain, (x,), dynamic_shapes=({0: batch},))
+        (tmp_path / name).mkdir()
+        torch.export.save(program, tmp_path / name / "model.pt2")
+        cases = [(x, model(x).detach()) for x in (x, torch.cat([x, x.flip(0)]))]
+        torch.save(cases, tmp_path / name / "cases.pt")
+    command = [sys.executable, "-c", _RELOAD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == sorted(PROGRAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "conv", "gpt"])
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_model_can_be_written_as_onnx(name: str) -> None:
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    if name == "gpt":  # ONNX knows attention with heads only
+        model, x = make_own_host(GPTHostConfig()), sample_input(GPTHostConfig(), 3)
+        slot, blueprint, style = PROGRAMS["transformer"]
+    else:
+        model, _, x = make_host(name)
+        slot, blueprint, style = PROGRAMS[name]
+    grow(slots(model), slot, blueprint, style=style)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.onnx.export(
+        export(model.eval()), (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False
+    )
+    assert program is not None
+    session = reference.ReferenceEvaluator(program.model_proto)
+    for case in (x, torch.cat([x, x.flip(0)])):
+        (output,) = session.run(None, {session.input_names[0]: case.numpy()})
+        wanted = model(case).detach()
+        assert (torch.from_numpy(output) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
