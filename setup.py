@@ -19,7 +19,7 @@ def kernel(name: str) -> Extension:
             "-fno-trapping-math",
             "-Wno-psabi",
         ],
-        libraries=["m"],
+        libraries=["m", "pthread"],
         py_limited_api=True,
         optional=True,
     )
@@ -27,6 +27,7 @@ def kernel(name: str) -> Extension:
 
 setup(
     ext_modules=[
+        kernel("esper.growth.populations._conv3x3"),
         kernel("esper.simic.agent._advantages"),
         kernel("esper.tamiyo.policy._distribution"),
         kernel("esper.tamiyo.policy._masks"),

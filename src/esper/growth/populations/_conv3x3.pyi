@@ -1,0 +1,48 @@
+def forward(
+    n_threads: int,
+    n_hosts: int,
+    n_groups: int,
+    n_in: int,
+    n_out: int,
+    height: int,
+    width: int,
+    batch: int,
+    x: int,
+    weight: int,
+    weight_stride: int,
+    bias: int,
+    bias_stride: int,
+    y: int,
+    /,
+) -> None: ...
+def input_gradient(
+    n_threads: int,
+    n_hosts: int,
+    n_groups: int,
+    n_in: int,
+    n_out: int,
+    height: int,
+    width: int,
+    batch: int,
+    d_y: int,
+    weight: int,
+    weight_stride: int,
+    d_x: int,
+    /,
+) -> None: ...
+def weight_gradient(
+    n_threads: int,
+    n_hosts: int,
+    n_groups: int,
+    n_in: int,
+    n_out: int,
+    height: int,
+    width: int,
+    batch: int,
+    x: int,
+    d_y: int,
+    d_weight: int,
+    /,
+) -> None: ...
+def variants() -> list[str]: ...
+def choose(index: int, /) -> None: ...

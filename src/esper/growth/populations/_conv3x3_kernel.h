@@ -1,0 +1,269 @@
+/* 3x3 convolutions of one group of one host for one instruction set, named by NAME(x), whose
+ * vectors hold LANES numbers. In a function that is always inlined, arguments of type int are
+ * constants: loops over them are unrolled, and what they index stays in registers.
+ */
+
+typedef float NAME(floats) __attribute__((vector_size(4 * LANES), aligned(4)));
+#define LOAD(from) (*(const NAME(floats) *)(from))
+#define STORE(to, numbers) (*(NAME(floats) *)(to) = (numbers))
+
+/* What lies around one position of the images. */
+typedef struct {
+    const float *rows[3]; /* packed, above, at and below the position; NULL beyond an edge */
+    int64_t left, width;  /* the columns within reach */
+    int64_t n_missing;    /* columns beyond the left edge */
+    int64_t n_samples;
+} NAME(window);
+
+/* Copy row h of n samples to [W, C, V * LANES]: what a position needs of a row then lies in one
+ * piece. Only a single vector may have fewer samples than lanes; the rest of it is zero. */
+ALWAYS_INLINE void NAME(pack_row)(const int V, const conv_job *job, const float *input, int64_t h,
+                                  int64_t n, float *packed)
+{
+    const int64_t C = job->n_in, W = job->width, B = job->batch;
+    for (int64_t c = 0; c < C; c++) {
+        const float *from = input + (c * job->height + h) * W * B;
+        float *to = packed + c * V * LANES;
+        for (int64_t w = 0; w < W; w++, from += B, to += C * V * LANES) {
+            if (V > 1 || n == LANES) {
+                memcpy(to, from, V * LANES * sizeof(float));
+            } else {
+                memset(to, 0, V * LANES * sizeof(float));
+                memcpy(to, from, n * sizeof(float));
+            }
+        }
+    }
+}
+
+/* K outputs, `stride` apart, of V vectors of samples at one position; weights [3, 3, C, K]. */
+ALWAYS_INLINE void NAME(position)(const int K, const int V, const NAME(window) *around, int64_t C,
+                                  const float *weights, const float *bias, float *output,
+                                  int64_t stride)
+{
+    NAME(floats) sums[MAX_OUTPUTS][MAX_VECTORS];
+#pragma GCC unroll 6
+    for (int k = 0; k < K; k++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sums[k][v] = (NAME(floats)){0} + (bias ? bias[k] : 0.0f);
+    for (int i = 0; i < 3; i++) {
+        if (!around->rows[i]) continue;
+        const float *x = around->rows[i] + around->left * C * V * LANES;
+        const float *end = x + around->width * C * V * LANES;
+        const float *weight = weights + (3 * i + around->n_missing) * C * K;
+        for (; x < end; x += V * LANES, weight += K) {
+            NAME(floats) samples[MAX_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) samples[v] = LOAD(x + v * LANES);
+#pragma GCC unroll 6
+            for (int k = 0; k < K; k++)
+#pragma GCC unroll 4
+                for (int v = 0; v < V; v++) sums[k][v] += samples[v] * weight[k];
+        }
+    }
+    const int64_t n = around->n_samples;
+#pragma GCC unroll 6
+    for (int k = 0; k < K; k++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+            float *to = output + k * stride + v * LANES;
+            if (V > 1 || n == LANES) {
+                STORE(to, sums[k][v]);
+            } else {
+                float part[LANES];
+                STORE(part, sums[k][v]);
+                memcpy(to, part, n * sizeof(float));
+            }
+        }
+}
+
+/* Every output of n samples at every position. Three packed rows are kept, the latest in the place
+ * of the one that is no longer needed. */
+ALWAYS_INLINE void NAME(convolve_samples)(const int V, const conv_job *job, const float *input,
+                                          const float *bias, float *output, float *scratch,
+                                          int64_t n)
+{
+    const int64_t C = job->n_in, K = job->n_out, H = job->height, W = job->width, B = job->batch;
+    const int64_t n_blocks = count_blocks(K, MAX_OUTPUTS), row_size = W * C * V * LANES;
+    const float *weights = scratch;
+    float *packed = scratch + 9 * C * K;
+    NAME(window) around = {.n_samples = n};
+    NAME(pack_row)(V, job, input, 0, n, packed);
+    for (int64_t h = 0; h < H; h++) {
+        if (h + 1 < H)
+            NAME(pack_row)(V, job, input, h + 1, n, packed + (h + 1) % 3 * row_size);
+        around.rows[0] = h > 0 ? packed + (h - 1) % 3 * row_size : NULL;
+        around.rows[1] = packed + h % 3 * row_size;
+        around.rows[2] = h + 1 < H ? packed + (h + 1) % 3 * row_size : NULL;
+        for (int64_t w = 0; w < W; w++) {
+            around.left = w > 0 ? w - 1 : 0;
+            around.width = (w + 1 < W ? w + 1 : w) - around.left + 1;
+            around.n_missing = w == 0;
+            for (int64_t block = 0; block < n_blocks; block++) {
+                const int64_t k = first_of(block, K, n_blocks);
+                const float *start = bias ? bias + k : NULL, *of_block = weights + 9 * C * k;
+                float *to = output + ((k * H + h) * W + w) * B;
+#define OUTPUTS(n)                                                                                \
+    case n:                                                                                       \
+        if (V * n <= MAX_SUMS)                                                                    \
+            NAME(position)(n, V, &around, C, of_block, start, to, H * W * B);                     \
+        break;
+                switch (first_of(block + 1, K, n_blocks) - k) {
+                    OUTPUTS(1) OUTPUTS(2) OUTPUTS(3) OUTPUTS(4) OUTPUTS(5) OUTPUTS(6)
+                }
+#undef OUTPUTS
+            }
+        }
+    }
+}
+
+/* Copy the weights to [blocks of K, 3, 3, C, K of the block]. For the gradient of the input, what
+ * was an output is an input and the taps are mirrored. */
+static void NAME(pack_weights)(const conv_job *job, const float *weight, float *packed)
+{
+    const int64_t C = job->n_in, K = job->n_out, n_blocks = count_blocks(K, MAX_OUTPUTS);
+    for (int64_t block = 0; block < n_blocks; block++)
+        for (int64_t tap = 0; tap < 9; tap++)
+            for (int64_t c = 0; c < C; c++)
+                for (int64_t k = first_of(block, K, n_blocks);
+                     k < first_of(block + 1, K, n_blocks); k++)
+                    *packed++ = job->is_transposed ? weight[(c * K + k) * 9 + 8 - tap]
+                                                   : weight[(k * C + c) * 9 + tap];
+}
+
+static int64_t NAME(convolve_scratch)(const conv_job *job)
+{
+    return 9 * job->n_in * job->n_out + 3 * job->width * job->n_in * MAX_VECTORS * LANES;
+}
+
+static void NAME(convolve)(const conv_job *job, int64_t host, int64_t group, float *scratch)
+{
+    const int64_t C = job->n_in, K = job->n_out, B = job->batch;
+    const int64_t plane = job->height * job->width * B, at = host * job->n_groups + group;
+    const float *input = job->input + at * C * plane;
+    const float *bias = job->bias ? job->bias + host * job->bias_stride + group * K : NULL;
+    float *output = job->output + at * K * plane;
+    NAME(pack_weights)
+    (job, job->weight + host * job->weight_stride + group * 9 * C * K, scratch);
+    int64_t b = 0;
+#define SAMPLES(V, n) NAME(convolve_samples)(V, job, input + b, bias, output + b, scratch, n)
+    if (4 * K <= MAX_SUMS)
+        for (; b + 4 * LANES <= B; b += 4 * LANES) SAMPLES(4, 4 * LANES);
+    for (; b + 2 * LANES <= B; b += 2 * LANES) SAMPLES(2, 2 * LANES);
+    for (; b + LANES <= B; b += LANES) SAMPLES(1, LANES);
+    if (b < B) SAMPLES(1, B - b);
+#undef SAMPLES
+}
+
+/* The images as the gradient of the weights reads them: one channel of one row is one piece. */
+typedef struct {
+    const float *input, *d_output;
+    int64_t row, plane; /* from one row, or one channel, to the next */
+} NAME(images);
+
+/* The gradient of the weights between K outputs and C inputs. A few rows at a time stay in the
+ * nearest cache for all nine taps; the sums of a tap are in memory meanwhile. */
+ALWAYS_INLINE void NAME(correlate)(const int K, const int C, const conv_job *job,
+                                   const NAME(images) *images, float *d_weight)
+{
+    const int64_t H = job->height, W = job->width, B = job->batch;
+    const int64_t row = images->row, plane = images->plane;
+    const int64_t band = W * B < BAND ? BAND / (W * B) : 1;
+    NAME(floats) kept[9][MAX_PAIR_OUTPUTS][MAX_PAIR_INPUTS];
+    memset(kept, 0, sizeof kept);
+    for (int64_t first = 0; first < H; first += band)
+        for (int tap = 0; tap < 9; tap++) {
+            const int64_t i = tap / 3 - 1, j = tap % 3 - 1;
+            const int64_t length = (j == 0 ? W : W - 1) * B;
+            NAME(floats) sums[MAX_PAIR_OUTPUTS][MAX_PAIR_INPUTS];
+#pragma GCC unroll 4
+            for (int k = 0; k < K; k++)
+#pragma GCC unroll 3
+                for (int c = 0; c < C; c++) sums[k][c] = kept[tap][k][c];
+            for (int64_t h = first; h < first + band && h < H; h++) {
+                if (h + i < 0 || h + i >= H) continue;
+                const float *g = images->d_output + h * row + (j < 0 ? B : 0);
+                const float *x = images->input + (h + i) * row + (j > 0 ? B : 0);
+                for (int64_t l = 0; l < length; l += LANES) {
+                    NAME(floats) inputs[MAX_PAIR_INPUTS];
+#pragma GCC unroll 3
+                    for (int c = 0; c < C; c++) inputs[c] = LOAD(x + c * plane + l);
+#pragma GCC unroll 4
+                    for (int k = 0; k < K; k++)
+#pragma GCC unroll 3
+                        for (int c = 0; c < C; c++)
+                            sums[k][c] += LOAD(g + k * plane + l) * inputs[c];
+                }
+            }
+#pragma GCC unroll 4
+            for (int k = 0; k < K; k++)
+#pragma GCC unroll 3
+                for (int c = 0; c < C; c++) kept[tap][k][c] = sums[k][c];
+        }
+    for (int k = 0; k < K; k++)
+        for (int c = 0; c < C; c++)
+            for (int tap = 0; tap < 9; tap++) {
+                float total = 0;
+                for (int lane = 0; lane < LANES; lane++) total += kept[tap][k][c][lane];
+                d_weight[(k * job->n_in + c) * 9 + tap] = total;
+            }
+}
+
+/* Copy rows of W * B numbers to rows of `size`; the rest is zero. */
+static void NAME(pad_rows)(const float *from, int64_t n_rows, int64_t length, int64_t size,
+                           float *to)
+{
+    for (int64_t r = 0; r < n_rows; r++, from += length, to += size) {
+        memcpy(to, from, length * sizeof(float));
+        memset(to + length, 0, (size - length) * sizeof(float));
+    }
+}
+
+/* The size of a padded row, or 0 if vectors fill the rows as they are. The last vector of a row may
+ * reach past what counts: there, one of its two factors is the padding. */
+static int64_t NAME(padded_row)(const conv_job *job)
+{
+    return job->batch % LANES ? job->width * job->batch + LANES : 0;
+}
+
+static int64_t NAME(correlate_scratch)(const conv_job *job)
+{
+    return (job->n_in + job->n_out) * job->height * NAME(padded_row)(job);
+}
+
+static void NAME(correlate_all)(const conv_job *job, int64_t host, int64_t group, float *scratch)
+{
+    const int64_t C = job->n_in, K = job->n_out, H = job->height, length = job->width * job->batch;
+    const int64_t at = host * job->n_groups + group, padded = NAME(padded_row)(job);
+    const int64_t k_blocks = count_blocks(K, MAX_PAIR_OUTPUTS);
+    const int64_t c_blocks = count_blocks(C, MAX_PAIR_INPUTS);
+    NAME(images) all = {job->input + at * C * H * length, job->d_output + at * K * H * length,
+                        length, H * length};
+    if (padded) {
+        NAME(pad_rows)(all.input, C * H, length, padded, scratch);
+        NAME(pad_rows)(all.d_output, K * H, length, padded, scratch + C * H * padded);
+        all = (NAME(images)){scratch, scratch + C * H * padded, padded, H * padded};
+    }
+    for (int64_t k_block = 0; k_block < k_blocks; k_block++)
+        for (int64_t c_block = 0; c_block < c_blocks; c_block++) {
+            const int64_t k = first_of(k_block, K, k_blocks), c = first_of(c_block, C, c_blocks);
+            const int64_t n_k = first_of(k_block + 1, K, k_blocks) - k;
+            const int64_t n_c = first_of(c_block + 1, C, c_blocks) - c;
+            const NAME(images) some = {all.input + c * all.plane, all.d_output + k * all.plane,
+                                       all.row, all.plane};
+            float *d_weight = job->output + ((at * K + k) * C + c) * 9;
+#define PAIRS(n_k, n_c)                                                                           \
+    case 4 * n_k + n_c:                                                                           \
+        NAME(correlate)(n_k, n_c, job, &some, d_weight);                                          \
+        break;
+            switch (4 * n_k + n_c) {
+                PAIRS(1, 1) PAIRS(1, 2) PAIRS(1, 3) PAIRS(2, 1) PAIRS(2, 2) PAIRS(2, 3)
+                PAIRS(3, 1) PAIRS(3, 2) PAIRS(3, 3) PAIRS(4, 1) PAIRS(4, 2) PAIRS(4, 3)
+            }
+#undef PAIRS
+        }
+}
+
+#undef LOAD
+#undef STORE
+#undef NAME
+#undef LANES
