@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -124,12 +125,17 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Callable[[int],
 
 def make_host(name: str, seed: int = 0) -> tuple[nn.Module, HostSlots, Tensor]:
     """Return a model with slots, its slots and an input."""
+    model = copy.deepcopy(_host(name, seed))
+    return model, slots(model), HOSTS[name][2](1)
+
+
+@functools.cache
+def _host(name: str, seed: int) -> nn.Module:
     make, at, sample = HOSTS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make()
-    add_slots(model, list(at), sample(0))
-    return model, slots(model), sample(1)
+    return add_slots(model, list(at), sample(0))
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:

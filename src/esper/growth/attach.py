@@ -10,7 +10,7 @@ from torch import nn
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean
 from esper.growth.block_paths import find_path
-from esper.growth.dry_run import Call, record_calls
+from esper.growth.dry_run import Call, count_inference_calls, record_calls
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names, named_modules
 from esper.growth.sites import SlotSite
@@ -51,11 +51,11 @@ def add_slots(
         )
     names = _require_names(model, at)
     blocks = {name: model.get_submodule(name) for name in names}
-    calls = record_calls(model, blocks, sample_input, with_grad=True)
-    counts = record_calls(model, blocks, sample_input, with_grad=False)
+    calls = record_calls(model, blocks, sample_input)
+    counts = count_inference_calls(model, blocks, sample_input)
     sites: list[SlotSite] = []
     for name, block in blocks.items():
-        problem = _find_problem(model, name, block, calls[name], len(counts[name]))
+        problem = _find_problem(model, name, block, calls[name], counts[name])
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
         sites.append(site_of(name, block, calls[name][0]))
@@ -82,12 +82,12 @@ def attach_slots(
 def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
     """Return every place in a model that can have a slot, in the order the model calls them."""
     blocks = {name: module for name, module in named_modules(model).items() if name}
-    calls = record_calls(model, blocks, sample_input, with_grad=True)
-    counts = record_calls(model, blocks, sample_input, with_grad=False)
+    calls = record_calls(model, blocks, sample_input)
+    counts = count_inference_calls(model, blocks, sample_input)
     return [
         site_of(name, block, calls[name][0])
         for name, block in blocks.items()
-        if _find_problem(model, name, block, calls[name], len(counts[name])) is None
+        if _find_problem(model, name, block, calls[name], counts[name]) is None
     ]
 
 

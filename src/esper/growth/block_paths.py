@@ -1,12 +1,13 @@
 """Recognising the two layers of a block between which there can be more hidden units.
 
 Nothing is known of architectures. A block is run once with hooks on its leaves; a path is two
-layers whose tensors are seen to be connected, and whose second output is seen to be *added* to the
-block's output, by disturbing it.
+layers whose tensors are seen to be connected. That the block adds what the second layer gives to
+its output, and uses the units between for nothing else, is seen by disturbing both layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,15 @@ from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape
 
 Calls = dict[str, Call]
 
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+
 
 def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
     """Return the two-layer path of a block that was called with ``x``, or None if there is none."""
@@ -28,18 +38,17 @@ def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
         with recorded_calls(leaves) as recorded, torch.no_grad():
             block(*call.args, **call.kwargs)
         once = {name: calls[0] for name, calls in recorded.items() if len(calls) == 1}
-        for first, path in _connected_paths(leaves, once, x):
-            if _is_added(block, leaves[path.second], call):
-                assert path.first == first
+        for path in _connected_paths(leaves, once, x):
+            if _is_read_beside(leaves, recorded, path):
+                continue
+            if _is_only_added(block, leaves, path, call, x):
                 return path
     return None
 
 
-def _connected_paths(
-    leaves: dict[str, nn.Module], calls: Calls, x: Tensor
-) -> list[tuple[str, BlockPath]]:
-    """Return each (first, second) pair of layers joined by an optional norm and an activation."""
-    found: list[tuple[str, BlockPath]] = []
+def _connected_paths(leaves: dict[str, nn.Module], calls: Calls, x: Tensor) -> list[BlockPath]:
+    """Return each pair of layers that are joined by an optional norm and an activation."""
+    found: list[BlockPath] = []
     for first, call in calls.items():
         layer = leaves[first]
         if not _is_plain_layer(layer) or not _reads(call, x):
@@ -51,8 +60,7 @@ def _connected_paths(
                 continue
             activation = _activation_between(leaves, calls, hidden, second_call)
             if activation is not None and _units_in(layer_2) == _units_out(layer):
-                path = _describe(leaves, first, norm, activation, second)
-                found.append((first, path))
+                found.append(_describe(leaves, first, norm, activation, second))
     return found
 
 
@@ -126,29 +134,85 @@ def _is_same_activation(module: nn.Module, candidate: nn.Module) -> bool:
     )
 
 
-def _is_added(block: nn.Module, layer: nn.Module, call: Call) -> bool:
-    """Return whether what ``layer`` gives is added to the block's output and does nothing else."""
-    nudge: list[Tensor] = []
+def _is_read_beside(
+    leaves: dict[str, nn.Module], recorded: dict[str, list[Call]], path: BlockPath
+) -> bool:
+    """Return whether a module beside the path reads its tensors: dropout, seen only in training."""
+    own = [name for name in (path.first, path.norm, path.second) if name is not None]
+    tensors = [recorded[name][0].output for name in own] + [recorded[path.second][0].args[0]]
+    activation = ACTIVATIONS[path.activation]()
+    for name, calls in recorded.items():
+        module = leaves[name]
+        is_idle = isinstance(module, nn.Identity) or (
+            isinstance(module, _DROPOUTS) and module.p == 0.0
+        )
+        if name in own or is_idle or _is_same_activation(module, activation):
+            continue
+        if any(_reads(call, tensor) for call in calls for tensor in tensors):
+            return True
+    return False
 
-    def disturb(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(output.shape, generator=generator).to(output)
-        nudge.append(noise)
-        return output + noise
 
-    with torch.no_grad():
-        before = block(*call.args, **call.kwargs)
-        handle = layer.register_forward_hook(disturb)
-        try:
-            after = block(*call.args, **call.kwargs)
-        finally:
-            handle.remove()
-    if len(nudge) != 1 or nudge[0].shape != before.shape:
+def _is_only_added(
+    block: nn.Module, leaves: dict[str, nn.Module], path: BlockPath, call: Call, x: Tensor
+) -> bool:
+    """Return whether the block is ``something + second(activation(norm(first(x))))``, by trying."""
+    first, second = leaves[path.first], leaves[path.second]
+    norm = leaves[path.norm] if path.norm is not None else nn.Identity()
+    given: list[Tensor] = []
+
+    def keep(output: Tensor) -> Tensor:
+        given.append(output.clone())
+        return output
+
+    before = _run_changed(block, call, {second: keep})
+    if len(given) != 1 or given[0].shape != before.shape:
         return False
-    # Both signs of the disturbance occur, so an activation behind the layer is noticed.
-    scale = before.abs().max().clamp_min(1.0).item()
-    error = (after - before - nudge[0]).abs().max().item()
-    return error <= 64.0 * torch.finfo(before.dtype).eps * scale
+    with torch.no_grad():
+        expected = second(ACTIVATIONS[path.activation]()(norm(first(x))))
+    # So large that a batch norm behind the layer shows, although it hardly changes anything.
+    scale = 16.0 * before.abs().max().clamp_min(1.0).item()
+    noise = scale * _noise_like(before)
+    after = _run_changed(block, call, {second: lambda output: output + noise})
+    pinned = _run_changed(
+        block,
+        call,
+        {first: lambda output: output + _noise_like(output), second: lambda _: given[0].clone()},
+    )
+    return (
+        _is_close(expected, given[0])
+        # Both signs of the noise occur, so an activation behind the layer is noticed.
+        and _is_close(after - noise, before, scale=after.abs().max().item())
+        and torch.equal(pinned, before)
+    )
+
+
+def _run_changed(
+    block: nn.Module, call: Call, changes: dict[nn.Module, Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """Return the block's output while what some of its layers give is changed."""
+    handles = [
+        layer.register_forward_hook(lambda _, __, output, change=change: change(output))
+        for layer, change in changes.items()
+    ]
+    try:
+        with torch.no_grad():
+            return block(*call.args, **call.kwargs).clone()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _noise_like(tensor: Tensor) -> Tensor:
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
+
+
+def _is_close(tensor: Tensor, other: Tensor, *, scale: float | None = None) -> bool:
+    """Return whether two tensors differ by no more than a few roundings at ``scale``."""
+    if scale is None:
+        scale = other.abs().max().clamp_min(1.0).item()
+    error = (tensor - other).abs().max().item()
+    return error <= 8.0 * torch.finfo(other.dtype).eps * scale
 
 
 def _describe(

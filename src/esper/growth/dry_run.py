@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,38 @@ def recorded_calls(modules: Mapping[str, nn.Module]) -> Generator[dict[str, list
 
 
 def record_calls(
-    model: nn.Module, modules: Mapping[str, nn.Module], sample_input: Any, *, with_grad: bool
+    model: nn.Module, modules: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, list[Call]]:
-    """Run the model once in evaluation mode and return the calls of the named modules."""
+    """Run the model with gradients in evaluation mode; return the calls of the named modules."""
     with (
         evaluation_mode(model),
         recorded_calls(modules) as calls,
-        torch.set_grad_enabled(with_grad),
+        torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
     ):
         call_model(model, sample_input)
     return calls
+
+
+def count_inference_calls(
+    model: nn.Module, modules: Mapping[str, nn.Module], sample_input: Any
+) -> dict[str, int]:
+    """Run the model without gradients in evaluation mode; count the named modules' calls.
+
+    No hook hangs on the modules themselves: torch's encoder layers take their short cuts only if
+    they see none.
+    """
+    names = {module: name for name, module in modules.items()}
+    counts = dict.fromkeys(modules, 0)
+
+    def count(module: nn.Module, _: Any, __: Any) -> None:
+        if module in names:
+            counts[names[module]] += 1
+
+    handle = register_module_forward_hook(count)
+    try:
+        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call_model(model, sample_input)
+    finally:
+        handle.remove()
+    return counts

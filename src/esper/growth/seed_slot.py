@@ -84,11 +84,11 @@ class SeedSlot(nn.Module):
     @contextmanager
     def switched_off(self) -> Generator[None]:
         """Leave the seed out while the context lasts."""
-        self.is_off = True
+        was_off, self.is_off = self.is_off, True
         try:
             yield
         finally:
-            self.is_off = False
+            self.is_off = was_off
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, its weights drawn from torch's default generator."""

@@ -1,0 +1,404 @@
+"""Slots go into any model by name, and a place that cannot have one is told why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import SlotError
+from esper.growth.attach import add_slots, print_trainable_parameters
+from esper.growth.finding import find_slots
+from esper.growth.footprint import forward_flops
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters
+from esper.growth.seed_slot import SeedSlot
+from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import (
+    HOSTS,
+    ConvNet,
+    ResidualBlock,
+    ResidualMLP,
+    Transformer,
+    hooks_of,
+    lead_to,
+    make_host,
+    randomise,
+    same_bits,
+    same_state,
+    state_of,
+)
+
+
+class Joined(nn.Module):
+    """A model that a function makes of its parts."""
+
+    def __init__(self, joined: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.joined = joined
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.joined(self, *args, **kwargs)
+
+
+VECTORS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(SlotError, match=r"no submodule 'blocks\.2'\. Did you mean 'blocks\."):
+        add_slots(ResidualMLP(), ["blocks.2"], VECTORS)
+    with pytest.raises(SlotError, match=r"no submodule 'zzz'\. At the top there are stem, blocks"):
+        add_slots(ResidualMLP(), ["zzz"], VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ("stem", r"at is 'stem'; a list of names is needed, such as \['stem'\]"),
+        ([], "at is empty; name at least one submodule"),
+        (["stem", "stem"], "'stem' is named twice"),
+        ([""], "has no submodule ''"),
+    ],
+)
+def test_names_that_cannot_be_right_are_refused(at: Any, message: str) -> None:
+    with pytest.raises(SlotError, match=message):
+        add_slots(ResidualMLP(), at, VECTORS)
+
+
+def test_slots_are_added_once() -> None:
+    model, _, x = make_host("mlp")
+    with pytest.raises(SlotError, match=r"has slots already \(blocks\.0, blocks\.1, stem\)"):
+        add_slots(model, ["head"], x)
+
+
+def test_a_model_without_slots_says_how_to_add_them() -> None:
+    with pytest.raises(SlotError, match=r"this ResidualMLP has no slots; call esper\.add_slots"):
+        slots(ResidualMLP())
+
+
+@pytest.mark.parametrize(
+    ("block", "returned"),
+    [
+        (nn.LSTM(5, 3), r"a tuple of \(a float32 tensor of shape \[4, 3\], a tuple of \(.*\)\)"),
+        (Joined(lambda _, x: {"y": x}), "a dict"),
+        (Joined(lambda _, x: [x, None]), r"a list of \(a float32 tensor .*, nothing\)"),
+        (Joined(lambda _, x: x.argmax(-1)), r"a int64 tensor of shape \[4\]"),
+        (Joined(lambda _, x: x.sum()), r"a float32 tensor of shape \[\]"),
+        (
+            Joined(lambda _, x: x.view(4, 5, 1, 1, 1)),
+            r"a float32 tensor of shape \[4, 5, 1, 1, 1\]",
+        ),
+    ],
+)
+def test_a_block_that_returns_something_else_is_told_what_it_returned(
+    block: nn.Module, returned: str
+) -> None:
+    model = Joined(lambda m, x: m.block(x), block=block)
+    with pytest.raises(SlotError, match=f"'block' cannot have a slot: it returns {returned}; a "):
+        add_slots(model, ["block"], VECTORS)
+
+
+def test_a_module_that_is_called_twice_is_refused() -> None:
+    model = Joined(lambda m, x: m.layer(m.layer(x)), layer=nn.Linear(5, 5))
+    with pytest.raises(SlotError, match="'layer' cannot have a slot: the model calls it 2 times"):
+        add_slots(model, ["layer"], VECTORS)
+
+
+def test_a_module_with_two_names_is_refused_by_both() -> None:
+    layer = nn.Linear(5, 5)
+    model = Joined(lambda m, x: m.one(x), one=layer, other=nn.Sequential(layer))
+    with pytest.raises(SlotError, match=r"'one' cannot .* the same module is also 'other\.0'"):
+        add_slots(model, ["one"], VECTORS)
+    with pytest.raises(SlotError, match=r"'other\.0' cannot .* the same module is also 'one'"):
+        add_slots(model, ["other.0"], VECTORS)
+
+
+def test_a_module_that_is_not_called_is_refused() -> None:
+    with pytest.raises(SlotError, match="'blocks' cannot have a slot: the model does not call it"):
+        add_slots(ResidualMLP(), ["blocks"], VECTORS)
+
+
+def test_nothing_is_changed_when_one_of_several_places_is_refused() -> None:
+    model = ResidualMLP()
+    with pytest.raises(SlotError):
+        add_slots(model, ["stem", "blocks"], VECTORS)
+    add_slots(model, ["stem"], VECTORS)
+    assert list(slots(model)) == ["stem"]
+
+
+def test_a_parallel_seed_reads_the_input_that_leads_to_the_output() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, scale: float, mask: Tensor, x: Tensor, other: Tensor) -> Tensor:
+            return scale * self.layer(x) * mask.float() + other
+
+    def call(m: nn.Module, x: Tensor) -> Tensor:
+        return m.block(2.0, x[:, :1] > 0, x, other=x[:, :3])
+
+    model = Joined(call, block=Mixed())
+    add_slots(model, ["block"], VECTORS)
+    site = slots(model)["block"].site
+    assert (site.input_key, site.input_shape, site.output_shape) == (2, (4, 5), (4, 3))
+    place = lead_to(slots(model), "block", Stage.BLENDING, blueprint="widen_small")
+    inside: list[Tensor] = []
+    place.seed.register_forward_pre_hook(lambda _, args: inside.append(args[0]))
+    model(VECTORS)
+    assert inside[0] is VECTORS
+
+
+def test_a_parallel_seed_reads_a_keyword_input() -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, *, hidden: Tensor) -> Tensor:
+            return self.layer(hidden)
+
+    model = Joined(lambda m, x: m.block(hidden=x), block=Keyword())
+    add_slots(model, ["block"], VECTORS)
+    assert slots(model)["block"].site.input_key == "hidden"
+    place = lead_to(slots(model), "block", Stage.HOLDING, blueprint="widen_large")
+    randomise(place.seed)
+    torch.testing.assert_close(model(VECTORS), place.block(hidden=VECTORS) + place.seed(VECTORS))
+
+
+def test_a_block_that_works_on_its_input_in_place_takes_serial_seeds_only() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)), nn.Linear(6, 2)
+    )
+    add_slots(model, ["1"], VECTORS)
+    host = slots(model)
+    assert host["1"].site.why_no_parallel == "the block changes its input in place"
+    assert set(host.slot_config.fits["1"]) == {"noop", "norm", "mlp_small", "mlp_large"}
+    before = model(VECTORS)
+    lead_to(host, "1", Stage.TRAINING, blueprint="mlp_small")
+    model(VECTORS).sum().backward()
+    assert same_bits(model(VECTORS), before)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_block_that_shrinks_maps_of_any_size_can_be_widened(size: int, stride: int) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, stride=stride, padding=1))
+    x = torch.randn(2, 2, size, size)
+    add_slots(model, ["0"], x)
+    place = lead_to(slots(model), "0", Stage.BLENDING, blueprint="widen_large")
+    randomise(place.seed)
+    torch.testing.assert_close(model(x), place.block(x) + place.alpha * place.seed(x))
+
+
+def test_a_block_that_enlarges_maps_takes_no_parallel_seed() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2))
+    add_slots(model, ["0"], torch.randn(2, 2, 3, 3))
+    site = slots(model)["0"].site
+    assert site.input_shape is None
+    assert "[2, 2, 3, 3]) cannot be mapped to its output" in site.why_no_parallel
+
+
+def make_encoder() -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=12, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 4, 8)
+
+
+def test_a_torch_encoder_takes_slots_around_its_layers() -> None:
+    torch.manual_seed(0)
+    model, x = make_encoder()
+    model.eval()
+    before = model(x)
+    add_slots(model, ["layers.1", "layers.0"], x)
+    place = lead_to(slots(model), "layers.0", Stage.HOLDING, blueprint="lora_small")
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), before)
+    randomise(place.seed)
+    with torch.no_grad():
+        fast = model(x)
+    assert not torch.allclose(fast, before, atol=1e-3)
+    torch.testing.assert_close(fast, model(x))
+
+
+def test_layers_that_a_torch_encoder_passes_by_in_inference_are_refused() -> None:
+    model, x = make_encoder()
+    with pytest.raises(SlotError, match=r"'layers\.0\.linear1' cannot .* takes a short cut past"):
+        add_slots(model, ["layers.0.linear1"], x)
+
+
+@pytest.mark.parametrize("first", ["blocks.0", "blocks.0.mlp"])
+def test_slots_inside_one_another_come_and_go_in_any_order(first: str) -> None:
+    model, host, x = make_host("transformer")
+    before, parameters = model(x), [id(p) for p in model.parameters()]
+    order = [first, *({"blocks.0", "blocks.0.mlp"} - {first})]
+    for slot in order:
+        lead_to(host, slot, Stage.HOLDING, blueprint="mlp_small")
+        randomise(host[slot].seed)
+    outer, inner = host["blocks.0"], host["blocks.0.mlp"]
+    assert model.blocks[0] is outer
+    assert outer.block.mlp is inner
+    assert not torch.allclose(model(x), before)
+    for slot in order:
+        host.tick()
+        host.prune(slot)
+    assert same_bits(model(x), before)
+    assert [id(p) for p in model.parameters()] == parameters
+
+
+def test_tied_weights_stay_tied() -> None:
+    def joined(m: nn.Module, tokens: Tensor) -> Tensor:
+        return m.head(m.embed(tokens))
+
+    model = Joined(joined, embed=nn.Embedding(7, 4), head=nn.Linear(4, 7, bias=False))
+    model.head.weight = model.embed.weight
+    tokens = torch.tensor([[1, 2, 3]])
+    before = model(tokens)
+    add_slots(model, ["embed", "head"], tokens)
+    host = slots(model)
+    assert host["embed"].site.input_shape is None  # tokens are no features
+    place = lead_to(host, "head", Stage.TRAINING, blueprint="lora_small")
+    model.double()
+    assert place.block.weight is model.embed.weight
+    assert count_parameters(model) == 7 * 4 + count_parameters(place.seed)
+    host.abandon_growing()
+    assert model.head.weight is model.embed.weight
+    torch.testing.assert_close(model(tokens).float(), before)
+
+
+class Stateful(nn.Module):
+    """Draws random numbers and keeps statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x + 0.1 * torch.randn_like(x)))
+
+
+@pytest.mark.parametrize("work", [lambda m, x: add_slots(m, ["body"], x), find_slots])
+def test_looking_at_a_model_leaves_it_and_the_generator_alone(work: Callable[..., Any]) -> None:
+    model = Stateful()
+    model.body[1].eval()  # modes that differ from one another are kept
+    model(VECTORS).sum().backward()
+    before, generator = state_of(model), torch.get_rng_state()
+    modes = [module.training for module in model.modules()]
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    work(model, VECTORS)
+    assert same_state(before, state_of(model))
+    assert torch.equal(generator, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+    assert same_state(grads, {name: p.grad for name, p in model.named_parameters()})
+    assert hooks_of(model) == 0
+
+
+def test_no_hook_or_mode_is_left_when_a_model_fails() -> None:
+    model = Stateful().train()
+    for work in (lambda x: add_slots(model, ["body"], x), lambda x: find_slots(model, x)):
+        with pytest.raises(RuntimeError, match="shape"):
+            work(torch.randn(4, 99))
+        assert hooks_of(model) == 0
+        assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "sample", [(VECTORS, 2.0), [VECTORS, 2.0], {"factor": 2.0, "x": VECTORS}], ids=type
+)
+def test_a_sample_is_a_tensor_or_positions_or_keywords(sample: Any) -> None:
+    def joined(m: nn.Module, x: Tensor, factor: float) -> Tensor:
+        return factor * m.block(x)
+
+    model = Joined(joined, block=ResidualBlock(5, 4))
+    add_slots(model, ["block"], sample)
+    assert slots(model)["block"].site.output_shape == (4, 5)
+    assert find_slots(Joined(joined, block=ResidualBlock(5, 4)), sample).names == ["block"]
+
+
+def test_proposals_are_the_blocks_of_a_model_in_its_order() -> None:
+    assert find_slots(ResidualMLP(), VECTORS).names == ["blocks.0", "blocks.1"]
+    proposals = find_slots(ConvNet(), torch.randn(2, 1, 6, 6))
+    assert proposals.names == ["block_1", "block_2"]
+    assert [(p.kind, p.width, p.can_widen) for p in proposals] == [
+        (TensorKind.FEATURE_MAP, 4, True),
+        (TensorKind.FEATURE_MAP, 8, True),
+    ]
+    tokens = torch.zeros(2, 5, dtype=torch.long)
+    assert find_slots(Transformer(), tokens).names == [
+        "blocks",
+        "blocks.0",
+        "blocks.0.attention",
+        "blocks.0.mlp",
+        "blocks.1",
+        "blocks.1.attention",
+        "blocks.1.mlp",
+    ]
+
+
+def test_a_model_without_blocks_is_offered_its_layers() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert find_slots(model, VECTORS).names == ["0", "2"]
+
+
+def test_proposals_print_as_a_table() -> None:
+    text = str(find_slots(ResidualMLP(), VECTORS))
+    assert "blocks.0: vector [B, D], width 6; widening merges into the block\n" in text
+    assert "  mlp_small                 45 parameters             72 FLOPs a sample\n" in text
+    nothing = find_slots(nn.Sequential(nn.Flatten(0)), VECTORS)
+    assert str(nothing) == "no block of this model can have a slot"
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_seed_costs_what_was_proposed(name: str) -> None:
+    make, _, sample = HOSTS[name]
+    proposals = find_slots(make(), sample(0))
+    model = add_slots(make(), proposals.names, sample(0))
+    host, x = slots(model), sample(1)
+    base = count_parameters(model), forward_flops(model, x)
+    for proposal in proposals:
+        assert set(proposal.costs) == set(host.slot_config.fits[proposal.name])
+        for blueprint, cost in proposal.costs.items():
+            lead_to(host, proposal.name, Stage.BLENDING, blueprint=blueprint)
+            assert count_parameters(model) - base[0] == cost.parameters
+            assert forward_flops(model, x) - base[1] == len(x) * cost.flops
+            host.abandon_growing()
+            while host[proposal.name].stage != Stage.DORMANT:
+                host.tick()
+
+
+def test_printed_parameters_worked_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    model, host, _ = make_host("mlp")
+    model.stem.requires_grad_(False)
+    lead_to(host, "blocks.1", Stage.BLENDING, blueprint="norm", alpha_target=0.7)
+    print_trainable_parameters(model)
+    # stem 5 * 6 + 6, two blocks of 6 * 8 + 8 + 8 * 6 + 6, head 6 * 3 + 3, norm 6 + 6
+    assert capsys.readouterr().out.splitlines() == [
+        "trainable parameters: 253 of 289 (87.5%)",
+        "  blocks.0: dormant",
+        "  blocks.1: norm, blending, alpha 0.23, 12 parameters",
+        "  stem: dormant",
+    ]
+
+
+def test_slots_that_do_nothing_are_not_in_the_model() -> None:
+    model, _, x = make_host("mlp")
+    plain = ResidualMLP()
+    plain.load_state_dict(model.state_dict())
+    assert same_bits(model(x), plain(x))
+    assert not any(isinstance(module, SeedSlot) for module in model.modules())
+
+
+def test_two_models_made_alike_grow_alike_and_another_seed_grows_otherwise() -> None:
+    def grown(seed: int) -> Tensor:
+        model = add_slots(ResidualMLP(), ["stem"], VECTORS, seed=seed)
+        slots(model).germinate("stem", "mlp_small")
+        return slots(model)["stem"].seed[0].weight
+
+    assert same_bits(grown(3), grown(3))
+    assert not same_bits(grown(3), grown(4))

@@ -1,0 +1,396 @@
+"""A growing seed leaves the host alone until it is blended, and then counts as it should."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.growth.attach import add_slots
+from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.host_slots import slots
+from esper.growth.seed_slot import SeedSlot, find_change_problem
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import (
+    HOSTS,
+    STYLES,
+    grads_of,
+    lead_to,
+    loss_of,
+    make_host,
+    randomise,
+    same_bits,
+    same_state,
+)
+
+EVERY_SEED = [
+    (name, slot, blueprint)
+    for name in HOSTS
+    for slot in HOSTS[name][1]
+    for blueprint in make_host(name)[1].slot_config.fits[slot]
+]
+
+
+def without_slots(grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the host's own gradients by the names they have in a model whose slots are empty."""
+    own = {name: grad for name, grad in grads.items() if ".seed." not in name}
+    own = {name: grad for name, grad in own.items() if ".gate." not in name}
+    return {name.replace(".block.", "."): grad for name, grad in own.items()}
+
+
+@functools.cache
+def plain_results(name: str, is_training: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output and the gradients of a model in which nothing grows."""
+    model, _, x = make_host(name)
+    model.train(is_training)
+    return model(x).detach(), grads_of(model, x)
+
+
+@pytest.mark.parametrize(("name", "slot", "blueprint"), EVERY_SEED)
+def test_the_host_computes_and_learns_to_the_bit_as_if_there_were_no_seed(
+    name: str, slot: str, blueprint: str
+) -> None:
+    cases = [(Stage.TRAINING, style, index < 2) for index, style in enumerate(STYLES)]
+    cases += [(Stage.GERMINATED, BlendStyle.LEARNED_GATE, mode) for mode in (True, False)]
+    for stage, style, is_training in cases:
+        model, host, x = make_host(name)
+        place = lead_to(host, slot, stage, blueprint=blueprint, style=style)
+        for part in (place.seed, place.gate):
+            if part is not None:
+                randomise(part)
+        model.train(is_training)
+        expected, expected_grads = plain_results(name, is_training)
+
+        with torch.no_grad():
+            assert same_bits(model(x), expected)
+        model.zero_grad()
+        output = model(x)
+        assert same_bits(output, expected)
+        output.square().sum().backward()
+        grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+        assert same_state(without_slots(grads), expected_grads)
+        if stage == Stage.TRAINING and blueprint != "noop":
+            assert any(bool(p.grad.any()) for p in place.seed.parameters())
+            if place.gate is not None:
+                assert place.gate.weight.grad.any()
+
+
+def seed_gradient_by_hand(place: SeedSlot, plain: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the gradient of a seed's parameters, the host's tensors taken as constants."""
+    block = plain.get_submodule(place.name)
+    seen: dict[str, Tensor] = {}
+
+    def look(_: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        seen["x"], seen["y"] = args[0].detach(), output.detach().clone()
+        output.register_hook(lambda grad: seen.update(grad=grad.clone()))
+
+    handle = block.register_forward_hook(look)
+    loss_of(plain, x).backward()
+    handle.remove()
+    is_serial = find_blueprint(place.life.blueprint).form == SeedForm.SERIAL
+    change = place.seed(seen["y"] if is_serial else seen["x"])
+    if place.life.style == BlendStyle.MULTIPLY_LINEAR:
+        change = seen["y"] * change.tanh()
+    if place.life.style == BlendStyle.LEARNED_GATE:
+        change = 2.0 * place.gate(seen["y"]).sigmoid() * change
+    return list(torch.autograd.grad(change, place.seed_parameters(), seen["grad"]))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("name", "slot", "blueprint"),
+    [
+        ("mlp", "blocks.1", "mlp_small"),
+        ("mlp", "blocks.0", "widen_large"),
+        ("conv", "block_1", "conv_heavy"),
+        ("conv", "block_2", "widen_medium"),
+        ("transformer", "blocks.0", "self_attention"),
+        ("transformer", "blocks.0.mlp", "lora_small"),
+    ],
+)
+def test_a_seed_in_training_gets_the_gradient_it_would_have_at_alpha_1(
+    name: str, slot: str, blueprint: str, style: BlendStyle
+) -> None:
+    model, host, x = make_host(name)
+    place = lead_to(host, slot, Stage.TRAINING, blueprint=blueprint, style=style)
+    for part in (place.seed, place.gate):
+        if part is not None:
+            randomise(part)
+    plain, _, _ = make_host(name)
+    grads_of(model, x)
+    expected = seed_gradient_by_hand(place, plain, x)
+    for parameter, gradient in zip(place.seed_parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("blueprint", ["mlp_small", "widen_medium"])
+def test_blending_adds_alpha_of_the_full_seed(
+    style: BlendStyle, alpha: float, blueprint: str
+) -> None:
+    _, host, _ = make_host("mlp")
+    place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint=blueprint, style=style)
+    host.set_alpha_target("blocks.0", alpha, style=style)
+    randomise(place)
+    x = torch.randn(4, 6)
+    y = place.block(x)
+    delta = place.seed(y if blueprint == "mlp_small" else x)
+    full = {
+        BlendStyle.ADD_LINEAR: lambda: y + delta,
+        BlendStyle.ADD_SIGMOID: lambda: y + delta,
+        BlendStyle.MULTIPLY_LINEAR: lambda: y * (1.0 + delta.tanh()),
+        BlendStyle.LEARNED_GATE: lambda: y + 2.0 * place.gate(y).sigmoid() * delta,
+    }[style]()
+    torch.testing.assert_close(place(x), y + alpha * (full - y))
+    if alpha == 0.0:
+        assert same_bits(place(x), y)
+    else:
+        assert (place(x) - y).abs().max() > 1e-3
+
+
+def test_a_host_blends_and_learns_together_with_its_seed() -> None:
+    model, host, x = make_host("mlp")
+    place = lead_to(host, "blocks.0", Stage.BLENDING, blueprint="mlp_small")
+    randomise(place.seed)
+    plain, _, _ = make_host("mlp")
+    stem = grads_of(model, x)["stem.weight"]
+    assert not torch.allclose(stem, grads_of(plain, x)["stem.weight"])
+
+
+@pytest.mark.parametrize("blueprint", ["norm", "attention", "widen_small"])
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
+def test_work_in_place_behind_a_block_does_not_reach_its_seed(blueprint: str, stage: Stage) -> None:
+    model, host, x = make_host("conv")  # its activations work in place
+    place = lead_to(host, "block_1", stage, blueprint=blueprint)
+    inside: list[tuple[Tensor, Tensor]] = []
+    place.block.register_forward_hook(lambda _, __, y: inside.append((y, y.clone())))
+    grads_of(model, x)
+    ((after, before),) = inside
+    assert same_bits(after, before)
+    assert any(bool(parameter.grad.any()) for parameter in place.seed.parameters())
+
+
+class Labelled(nn.Module):
+    """A block of which the model asks more than to be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.label = "mine"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def double(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2.0 * x
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_what_a_model_asks_of_its_block_is_answered_by_the_block() -> None:
+    model = nn.Sequential(Labelled())
+    add_slots(model, ["0"], torch.randn(2, 4))
+    slots(model).germinate("0", "norm")
+    place = model[0]
+    assert isinstance(place, SeedSlot)
+    assert place.label == "mine"
+    assert place.layer is place.block.layer
+    with pytest.raises(AttributeError, match="'Labelled' object has no attribute 'nothing'"):
+        _ = place.nothing
+
+
+def test_a_slot_is_out_of_the_model_unless_there_is_a_seed() -> None:
+    model, host, _ = make_host("mlp")
+    block = model.blocks[0]
+    assert not any(isinstance(module, SeedSlot) for module in model.modules())
+    host.germinate("blocks.0", "norm")
+    assert model.blocks[0] is host["blocks.0"]
+    assert host["blocks.0"].block is block
+    host.tick()
+    host.prune("blocks.0")
+    assert model.blocks[0] is block
+
+
+def test_a_seed_is_left_out_while_it_is_switched_off() -> None:
+    model, host, x = make_host("mlp")
+    plain, _, _ = make_host("mlp")
+    place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
+    randomise(place.seed)
+    grown = model(x)
+    with host.switched_off("blocks.0"):
+        assert same_bits(model(x), plain(x))
+        with host.switched_off("blocks.0"):
+            pass
+        assert same_bits(model(x), plain(x))
+    assert same_bits(model(x), grown)
+    assert not same_bits(grown, plain(x))
+    with pytest.raises(ZeroDivisionError), host.switched_off("blocks.0"):
+        _ = 1 // 0
+    assert same_bits(model(x), grown)
+
+
+def test_a_copy_of_a_model_lives_its_own_life() -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "blocks.0", Stage.TRAINING, blueprint="mlp_small")
+    heard: list[str] = []
+    host.listeners.append(lambda: heard.append("original"))
+    twin = copy.deepcopy(model)
+    twin_host = slots(twin)
+    assert twin_host.model is twin
+    assert not {id(p) for p in twin.parameters()} & {id(p) for p in model.parameters()}
+    before = model(x)
+
+    twin_host.tick()
+    twin_host.advance("blocks.0")
+    randomise(twin_host["blocks.0"].seed)
+
+    assert host["blocks.0"].stage == Stage.TRAINING
+    assert twin.blocks[0].stage == Stage.BLENDING
+    assert same_bits(model(x), before)
+    assert not same_bits(twin(x), before)
+    twin_host.abandon_growing()
+    assert heard == []
+    assert isinstance(model.blocks[0], SeedSlot)
+    assert not isinstance(twin.blocks[0], SeedSlot)
+    assert same_bits(twin(x), before)
+
+
+def test_copies_that_germinate_alike_get_the_same_weights() -> None:
+    model, host, _ = make_host("mlp")
+    twin = copy.deepcopy(model)
+    torch.manual_seed(5)
+    host.germinate("stem", "mlp_small")
+    torch.manual_seed(6)
+    slots(twin).germinate("stem", "mlp_small")
+    assert same_state(host["stem"].seed.state_dict(), slots(twin)["stem"].seed.state_dict())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_seed_has_the_dtype_of_its_host_before_and_after_a_change_of_it(
+    style: BlendStyle,
+) -> None:
+    model, host, x = make_host("mlp")
+    model.double()  # the slot is not in the model now
+    place = lead_to(host, "stem", Stage.BLENDING, blueprint="mlp_small", style=style)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert model(x.double()).dtype == torch.float64
+    model.to(torch.bfloat16)
+    assert {p.dtype for p in place.seed_parameters()} == {torch.bfloat16}
+    assert model(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_under_mixed_precision_training_seeds_change_nothing_and_blended_ones_learn(
+    style: BlendStyle,
+) -> None:
+    model, host, x = make_host("mlp")
+    plain, _, _ = make_host("mlp")
+    place = lead_to(host, "blocks.0", Stage.TRAINING, blueprint="widen_large", style=style)
+    randomise(place.seed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same_bits(model(x), plain(x))
+        host.tick()
+        host.advance("blocks.0")
+        model(x).float().square().sum().backward()
+    assert all(bool(p.grad.any()) for p in place.seed.parameters())
+
+
+def test_a_seed_follows_the_mode_of_its_model() -> None:
+    model, host, _ = make_host("conv")
+    model.eval()
+    place = lead_to(host, "block_1", Stage.GERMINATED, blueprint="widen_small")
+    assert not any(module.training for module in model.modules())
+    model.train()
+    assert all(module.training for module in place.modules())
+
+
+def test_a_host_that_is_frozen_lets_its_seeds_learn() -> None:
+    model, host, x = make_host("mlp")
+    model.requires_grad_(False)
+    place = lead_to(host, "blocks.1", Stage.TRAINING, blueprint="mlp_small")
+    grads_of(model, x)
+    assert place.seed[-1].weight.grad.any()
+
+
+class Biased(nn.Module):
+    """A seed that is not zero when it is new."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor(bias))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y) + self.bias
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (Biased(0.25), "it changes the host by up to 0.25 before it has learned"),
+        (Biased(float("nan")), "its output is not finite"),
+        (nn.Flatten(0), r"its output has shape [24], the block's has [4, 6]"),
+    ],
+)
+def test_a_seed_that_would_harm_the_host_does_not_start_to_learn(
+    seed: nn.Module, reason: str
+) -> None:
+    _, host, _ = make_host("mlp")
+    host.germinate("blocks.0", "norm")
+    host["blocks.0"].seed = seed
+    outcome = host.advance("blocks.0")
+    assert (outcome.was_done, outcome.reason) == (False, reason)
+    assert host["blocks.0"].stage == Stage.GERMINATED
+
+
+def test_minus_zero_is_zero_for_the_start_of_a_seed() -> None:
+    assert find_change_problem(torch.tensor([-0.0, 0.0]), (2,)) is None
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_trying_a_seed_leaves_its_statistics_and_mode_alone(is_training: bool) -> None:
+    model, host, _ = make_host("conv")
+    model.train(is_training)
+    host.germinate("block_1", "widen_small")
+    seed = host["block_1"].seed
+    before = copy.deepcopy(seed.state_dict())
+    assert host.advance("block_1").was_done
+    assert same_state(before, seed.state_dict())
+    assert all(module.training == is_training for module in seed.modules())
+
+
+def test_restyling_makes_and_removes_the_gate() -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "stem", Stage.HOLDING, blueprint="norm")
+    n_parameters = sum(p.numel() for p in model.parameters())
+    before = model(x)
+    host.set_alpha_target("stem", 1.0, style=BlendStyle.LEARNED_GATE)
+    # A new gate lets everything through.
+    torch.testing.assert_close(model(x), before)
+    assert sum(p.numel() for p in model.parameters()) == n_parameters + 6 + 1
+    host.set_alpha_target("stem", 1.0, style=BlendStyle.ADD_LINEAR)
+    assert sum(p.numel() for p in model.parameters()) == n_parameters
+
+
+def test_listeners_hear_when_parameters_come_or_go() -> None:
+    _, host, _ = make_host("mlp")
+    heard: list[int] = []
+    host.listeners.append(lambda: heard.append(len(host.growing_parameters())))
+    lead_to(host, "stem", Stage.HOLDING, blueprint="norm")
+    assert heard == [1]
+    host.tick()
+    host.prune("stem")
+    assert heard == [1, 0]
+
+
+def test_a_model_without_a_single_parameter_in_its_block_can_grow() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Tanh()))
+    x = torch.randn(2, 3)
+    add_slots(model, ["1"], x)
+    lead_to(slots(model), "1", Stage.TRAINING, blueprint="mlp_small")
+    assert same_bits(model(x), torch.tanh(model[0](x)))
