@@ -69,6 +69,8 @@ class Governor:
         self.optimizer = optimizer
         self.slots: HostSlots = slots(model)
         self.watch = LossWatch(1, config or GovernorConfig())
+        self.gradient_norm = 0.0
+        """Norm of the whole gradient at the last step."""
         self._snapshot = self._take_snapshot()
 
     def step(
@@ -83,7 +85,8 @@ class Governor:
         Returns:
             None if all is well; otherwise why the step was not taken.
         """
-        problem = self._find_loss_problem(loss.item())
+        value = loss.item()
+        problem = self._find_loss_problem(value)
         if problem is None:
             loss.backward()
             problem = self._find_gradient_problem()
@@ -91,16 +94,22 @@ class Governor:
             return self.restore(problem)
         if before_update is not None:
             before_update()
-        self.watch.add(np.array([loss.item()]))
+        self.watch.add(np.array([value]))
         self.optimizer.step()
         return None
 
     def end_epoch(self) -> GovernorReport | None:
         """Remember the present state as good; if a parameter is not finite, restore instead."""
+        report = self.check_parameters()
+        if report is None:
+            self.keep()
+        return report
+
+    def check_parameters(self) -> GovernorReport | None:
+        """Restore the last good state if a parameter or buffer is not finite."""
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 return self.restore(f"{name} is not finite")
-        self.keep()
         return None
 
     def keep(self) -> None:
@@ -123,7 +132,8 @@ class Governor:
         gradients = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
         if not gradients:
             return None
-        if math.isfinite(get_total_norm([gradient for _, gradient in gradients]).item()):
+        self.gradient_norm = get_total_norm([gradient for _, gradient in gradients]).item()
+        if math.isfinite(self.gradient_norm):
             return None
         bad = [name for name, gradient in gradients if not bool(torch.isfinite(gradient).all())]
         return f"the gradient of {bad[0] if bad else 'the model'} is not finite"

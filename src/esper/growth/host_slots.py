@@ -173,9 +173,8 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
         """Build the action's blueprint and put the slot in the block's place."""
-        draw = np.random.SeedSequence([self.seed, self.n_germinated]).generate_state(1)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(draw[0]))
+            torch.manual_seed(draw_seed_number(self.seed, self.n_germinated))
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
         self.place(slot)
@@ -206,6 +205,15 @@ class HostSlots(Mapping[str, SeedSlot]):
         # While the slot was out of the model, the model may have changed its mode.
         self[slot].training = self[slot].block.training
         setattr(parent, attribute, self[slot])
+
+    def replant(self) -> None:
+        """Build the seed of each slot whose life says that it has one; weights come later."""
+        for name, life in self.lives.items():
+            if life.has_seed:
+                with torch.random.fork_rng(devices=[]):
+                    self[name].plant(life.blueprint, life.style)
+                self.place(name)
+        self._notify()
 
     def put_back(
         self,
@@ -256,6 +264,11 @@ def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig
         blueprints=names,
         fits={site.name: fitting_blueprints(site, names) for site in sites},
     )
+
+
+def draw_seed_number(seed: int, n_germinated: int) -> int:
+    """Return the number that decides the weights of a host's next seed."""
+    return int(np.random.SeedSequence([seed, n_germinated]).generate_state(1)[0])
 
 
 def slots(model: nn.Module) -> HostSlots:

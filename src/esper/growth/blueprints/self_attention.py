@@ -20,7 +20,7 @@ class CausalAttention(nn.Module):
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.query_key_value = nn.Linear(width, 3 * width)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.project = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:

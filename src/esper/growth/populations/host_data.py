@@ -1,0 +1,97 @@
+"""What one host of a population learns from, and the order in which it sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.errors import ShapeError
+
+Split = Literal["train", "validation"]
+
+
+@dataclass(frozen=True, eq=False)
+class HostData:
+    """Samples to learn from and samples to be judged by."""
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    validation_inputs: Tensor
+    validation_targets: Tensor
+
+    def __post_init__(self) -> None:
+        for split in ("train", "validation"):
+            inputs, targets = self.split(split)
+            if len(inputs) != len(targets) or len(inputs) < 2:
+                raise ShapeError(
+                    f"the {split} split has {len(inputs)} inputs and {len(targets)} targets; "
+                    "it needs as many of each, and at least 2."
+                )
+
+    def split(self, name: Split) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of a split."""
+        if name == "train":
+            return self.train_inputs, self.train_targets
+        return self.validation_inputs, self.validation_targets
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostSpec:
+    """What makes one host differ from the others of its population."""
+
+    seed: int
+    """Decides its weights, its seeds' weights and its batch order."""
+    data: HostData
+    learning_rate: float | None = None
+    """Step size; None for the population's."""
+
+
+class BatchOrder:
+    """The order in which one host sees its samples, from a generator of its own.
+
+    An epoch is a fresh shuffle cut into whole batches; what is left over waits for another epoch.
+    A host with fewer samples than a batch has one batch of all of them.
+    """
+
+    def __init__(self, seed: int, n_samples: int, batch_size: int) -> None:
+        self.n_samples = n_samples
+        self.batch_size = min(batch_size, n_samples)
+        self.n_batches = n_samples // self.batch_size
+        # A stream of its own, so that the order does not depend on how weights were drawn.
+        self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
+
+    def draw_epoch(self) -> NDArray[np.int64]:
+        """Return the samples of each batch of the next epoch, ``[batches, batch_size]``."""
+        order = self._generator.permutation(self.n_samples)
+        return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the generator is, as plain values."""
+        return dict(self._generator.bit_generator.state)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where another generator was."""
+        self._generator.bit_generator.state = state
+
+
+class SamplePool:
+    """The samples of many hosts in one tensor, each distinct tensor once."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        offsets: dict[int, int] = {}
+        distinct: list[Tensor] = []
+        total = 0
+        for tensor in tensors:
+            if id(tensor) not in offsets:
+                offsets[id(tensor)] = total
+                distinct.append(tensor)
+                total += len(tensor)
+        self.samples = distinct[0] if len(distinct) == 1 else torch.cat(distinct)
+        self.offsets = np.array([offsets[id(tensor)] for tensor in tensors], dtype=np.int64)
+        """Where each host's samples begin."""
+        self.sizes = np.array([len(tensor) for tensor in tensors], dtype=np.int64)

@@ -1,0 +1,33 @@
+"""What hosts are trained for and judged by. Shapes: any axes ``...``, K classes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+
+class Objective(Protocol):
+    """A loss and a metric of each prediction, whatever axes are in front of it."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each prediction, differentiable."""
+        ...
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return how good each prediction is; its mean is the metric."""
+        ...
+
+
+class CrossEntropy:
+    """Classification: logits ``[..., K]`` and class numbers ``[...]``; the metric is accuracy."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return minus the log-probability of each target, in the shape of ``targets``."""
+        flat = cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+        return flat.view(targets.shape)
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return 1 where the largest logit is the target's and 0 elsewhere."""
+        return (outputs.argmax(-1) == targets).to(outputs.dtype)

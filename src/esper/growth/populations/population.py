@@ -1,0 +1,221 @@
+"""The interface of a population, and what its forms share. Shapes: N = hosts, S = slots."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.config.growth import GovernorConfig, GrowthConfig
+from esper.config.population import PopulationConfig
+from esper.errors import ConfigError, SlotError
+from esper.growth.governor import GovernorReport
+from esper.growth.host_slots import slots
+from esper.growth.populations.costs import CostTable
+from esper.growth.populations.host_data import BatchOrder, HostSpec, Split
+from esper.growth.populations.host_state import HostState
+from esper.growth.populations.objective import CrossEntropy, Objective
+from esper.growth.slot_lives import Outcome, SlotLives
+from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.slot_config import SlotConfig
+
+Floats = NDArray[np.float64]
+BuildHost = Callable[[int], nn.Module]
+"""Makes a host with slots from a number that decides its weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class EpochReport:
+    """What one epoch of training did, for each host; zero for hosts that have finished."""
+
+    losses: Floats
+    """``[N]`` mean loss of the batches that were learned from."""
+    gradient_norms: Floats
+    """``[N]`` mean norm of the whole gradient."""
+    flops: Floats
+    """``[N]`` floating-point operations of the training."""
+    interventions: dict[int, GovernorReport]
+    """Why the governor stepped in, by host."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How well hosts do on a split, one entry for each host that was asked for."""
+
+    losses: Floats
+    metrics: Floats
+    flops: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class SlotArrays:
+    """The state of all slots of all hosts, ``[N, S]``: what action masks and observations read."""
+
+    stage: NDArray[np.int64]
+    age_epochs: NDArray[np.int64]
+    alpha: Floats
+    alpha_at_rest: NDArray[np.bool_]
+
+
+class Population(ABC):
+    """Hosts of one design that are trained side by side, each by itself."""
+
+    def __init__(
+        self,
+        build: BuildHost,
+        specs: Sequence[HostSpec],
+        config: PopulationConfig | None = None,
+        *,
+        objective: Objective | None = None,
+        growth_config: GrowthConfig | None = None,
+        governor_config: GovernorConfig | None = None,
+    ) -> None:
+        """Make the hosts.
+
+        Args:
+            build: Makes a host with slots from a seed; the same seed gives the same host.
+            specs: What each host learns from.
+            config: How hosts are trained.
+            objective: What hosts are trained for; classification if not given.
+            growth_config: How long seeds stay in a stage; the built host's if not given.
+            governor_config: When a loss counts as an outlier.
+        """
+        if not specs:
+            raise ConfigError("specs is empty; a population needs at least one host.")
+        self.build = build
+        self.specs = list(specs)
+        self.config = config or PopulationConfig()
+        self.objective = objective or CrossEntropy()
+        self.growth_config = growth_config
+        self.governor_config = governor_config or GovernorConfig()
+        self.template = self.build_host(specs[0].seed)
+        self.slot_config: SlotConfig = slots(self.template).slot_config
+        self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
+        self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
+        self.is_finished = np.zeros(len(specs), dtype=np.bool_)
+
+    @property
+    def n_hosts(self) -> int:
+        """How many hosts there are."""
+        return len(self.specs)
+
+    def build_host(self, seed: int) -> nn.Module:
+        """Return a new host, its seeds living by this population's rules."""
+        host = self.build(seed)
+        slots(host).seed = seed
+        if self.growth_config is not None:
+            slots(host).lives.growth_config = self.growth_config
+        return host
+
+    def learning_rate(self, host: int) -> float:
+        """Return the step size of a host."""
+        own = self.specs[host].learning_rate
+        return self.config.learning_rate if own is None else own
+
+    @abstractmethod
+    def train_epoch(self) -> EpochReport:
+        """Train every host that has not finished for one epoch, and let the epoch pass.
+
+        The governor looks at every step; a host that fails is restored and what was growing in it
+        pruned, while the others go on.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self,
+        split: Split = "validation",
+        *,
+        hosts: Sequence[int] | None = None,
+        without_slot: str | None = None,
+    ) -> Evaluation:
+        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+
+    @abstractmethod
+    def lives(self, host: int) -> SlotLives:
+        """Return the lives of a host's slots."""
+
+    @abstractmethod
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
+        """Act on one host.
+
+        Raises:
+            IllegalActionError: If the host's state does not allow the action.
+        """
+
+    @abstractmethod
+    def model(self, host: int) -> nn.Module:
+        """Return a copy of a host as a model of its own, with its slots and seeds."""
+
+    @abstractmethod
+    def get_state(self, host: int) -> HostState:
+        """Return everything that the next epoch of a host depends on."""
+
+    @abstractmethod
+    def set_state(self, host: int, state: HostState) -> None:
+        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+
+    @abstractmethod
+    def restart(self, host: int, spec: HostSpec) -> None:
+        """Put a new host in the place of one, with its own data and seed."""
+
+    def apply_all(self, actions: Sequence[GrowthAction]) -> list[Outcome]:
+        """Act on every host, one action for each."""
+        if len(actions) != self.n_hosts:
+            raise SlotError(f"there are {len(actions)} actions; there are {self.n_hosts} hosts.")
+        return [self.apply(host, action) for host, action in enumerate(actions)]
+
+    def finish(self, host: int) -> None:
+        """Take a host out of the training; it can still be judged, copied and restarted."""
+        self.is_finished[host] = True
+
+    def slot_arrays(self) -> SlotArrays:
+        """Return the state of all slots as arrays."""
+        lives = [[life for _, life in self.lives(host).items()] for host in range(self.n_hosts)]
+        return SlotArrays(
+            stage=np.array([[life.stage for life in row] for row in lives], dtype=np.int64),
+            age_epochs=np.array([[life.age_epochs for life in row] for row in lives]),
+            alpha=np.array([[life.alpha for life in row] for row in lives]),
+            alpha_at_rest=np.array([[life.schedule.is_at_rest for life in row] for row in lives]),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all hosts: tensors and plain values, without any class of ours."""
+        states = [self.get_state(host) for host in range(self.n_hosts)]
+        return {
+            "tensors": {
+                f"{host}/{name}": tensor
+                for host, state in enumerate(states)
+                for name, tensor in state.tensors.items()
+            },
+            "facts": [state.facts for state in states],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was called."""
+        facts = state["facts"]
+        if len(facts) != self.n_hosts:
+            raise ConfigError(f"the state has {len(facts)} hosts; the population {self.n_hosts}.")
+        by_host: list[dict[str, Tensor]] = [{} for _ in facts]
+        for name, tensor in state["tensors"].items():
+            host, _, rest = name.partition("/")
+            by_host[int(host)][rest] = tensor
+        for host, tensors in enumerate(by_host):
+            self.set_state(host, HostState(tensors, facts[host]))
+
+    def _make_order(self, spec: HostSpec) -> BatchOrder:
+        return BatchOrder(spec.seed, len(spec.data.train_inputs), self.config.batch_size)
+
+    def _shared_facts(self, host: int) -> dict[str, Any]:
+        return {
+            "batch_order": self.orders[host].get_state(),
+            "is_finished": bool(self.is_finished[host]),
+        }
+
+    def _load_shared_facts(self, host: int, facts: dict[str, Any]) -> None:
+        self.orders[host].set_state(facts["batch_order"])
+        self.is_finished[host] = facts["is_finished"]

@@ -1,0 +1,216 @@
+"""Computing some rows of a stacked population together: showing them, learning, judging steps.
+
+Shapes: K = hosts that are computed together, B = samples of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.growth.blueprints import find_blueprint
+from esper.growth.host_slots import slots
+from esper.growth.populations.row_optimizer import update_rows
+from esper.growth.populations.rows import ActiveRows, Row, RowStore
+from esper.growth.populations.stacked_slots import GroupKey, Membership, StackedSeed, StackedSlot
+from esper.growth.populations.stacking import find_difference, stack_inputs, stack_module
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.stages import Stage
+
+Floats = NDArray[Any]
+
+if TYPE_CHECKING:
+    from esper.growth.populations.stacked import StackedPopulation
+
+
+class StackedDesign:
+    """A host design and its seeds as modules that compute many hosts at once."""
+
+    def __init__(self, template: nn.Module) -> None:
+        self.template = template
+        self.slots = slots(template)
+        self.rows = ActiveRows()
+        self.places = {name: StackedSlot() for name in self.slots}
+        self.net = stack_module(template, self.rows, self.places)
+        self._seeds: dict[GroupKey, StackedSeed] = {}
+
+    def seed(self, key: GroupKey) -> StackedSeed:
+        """Return the stacked form of a group's seeds."""
+        if key not in self._seeds:
+            template = self.slots[key.slot]
+            place = SeedSlot(template.site, template.block, self.slots.lives)
+            with torch.random.fork_rng(devices=[]):
+                place.plant(key.blueprint, key.style)
+            assert place.seed is not None
+            form = find_blueprint(key.blueprint).form
+            stacked = StackedSeed(key, form, place.seed, place.gate)
+            stacked.seed = stack_module(place.seed, stacked.seed_rows, {})
+            if place.gate is not None:
+                stacked.gate = stack_module(place.gate, stacked.gate_rows, {})
+            self._seeds[key] = stacked
+        return self._seeds[key]
+
+    def find_difference(self, models: list[nn.Module], sample: Tensor) -> str | None:
+        """Return how the stacked design differs from its hosts, or None if it does not."""
+        store = RowStore(self.template, ())
+        store.put({index: Row.of_module(model) for index, model in enumerate(models)})
+        self.rows.select(store, slice(None), needs_grad=False)
+        self.net.train()
+        for model in models:
+            model.train()
+        return find_difference(self.net, models, sample)
+
+
+class EpochTally:
+    """What an epoch's steps add up to, for each host. Shapes: N = hosts."""
+
+    def __init__(self, n_hosts: int) -> None:
+        self.losses = np.zeros(n_hosts)
+        self.norms = np.zeros(n_hosts)
+        self.flops = np.zeros(n_hosts)
+        self.counts = np.zeros(n_hosts)
+        self.is_alive = np.ones(n_hosts, dtype=np.bool_)
+        self.failures: dict[int, str] = {}
+
+    def add(self, hosts: Floats, losses: Floats, norms: Floats) -> None:
+        """Count one good step of some hosts."""
+        self.losses[hosts] += losses
+        self.norms[hosts] += norms
+        self.counts[hosts] += 1.0
+
+    def fail(self, host: int, reason: str) -> None:
+        """Count nothing more of a host."""
+        if self.is_alive[host]:
+            self.is_alive[host] = False
+            self.failures[host] = reason
+
+    def mean(self, sums: Floats, is_active: NDArray[np.bool_]) -> Floats:
+        """Return sums by good step: NaN for a host without one, 0 for one that did not train."""
+        means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
+        return np.where(is_active, means, 0.0)
+
+
+class _Part:
+    """Rows of one store that are computed: a host's own, a group's seeds or its gates."""
+
+    def __init__(
+        self, store: RowStore, rows: Any, active: ActiveRows, hosts: Any, rates: Any
+    ) -> None:
+        self.store = store
+        self.rows = rows
+        self.active = active
+        self.hosts: Tensor | None = hosts
+        """Where the rows' hosts are among those computed; None if they are all of them."""
+        self.rates: Floats = rates
+        """Learning rate of each row."""
+
+
+class Segment:
+    """Some hosts that are computed together, by their rows in ascending order."""
+
+    def __init__(
+        self, population: StackedPopulation, rows: list[int], without_slot: str | None
+    ) -> None:
+        self.population = population
+        state, self.design = population.state, population.design
+        hosts = [state.hosts.hosts[row] for row in rows]
+        self.hosts = np.array(hosts)
+        rates = np.array([population.learning_rate(host) for host in hosts])
+        sizes = [population.orders[host].batch_size for host in hosts]
+        costs = [population.costs.training_flops(state.lives[host]) for host in hosts]
+        self.costs = np.array(sizes) * np.array(costs)
+        """``[K]`` FLOPs of a step of training."""
+        self.parts = [_Part(state.hosts, _range(rows), self.design.rows, None, rates)]
+        members: dict[str, list[Membership]] = {name: [] for name in self.design.places}
+        ranks = {host: rank for rank, host in enumerate(hosts)}
+        for key, stores in state.groups.items():
+            own = [row for row, host in enumerate(stores.seed.hosts) if host in ranks]
+            if not own or key.slot == without_slot:
+                continue
+            grown = [stores.seed.hosts[row] for row in own]
+            lives = [state.lives[host][key.slot] for host in grown]
+            seed = self.design.seed(key)
+            member = Membership(seed, [ranks[host] for host in grown], len(hosts), lives)
+            factor = population.config.seed_lr_factor
+            factors = [1.0 if life.stage == Stage.FOSSILIZED else factor for life in lives]
+            own_rates = rates[[ranks[host] for host in grown]] * np.array(factors)
+            for store, active in ((stores.seed, seed.seed_rows), (stores.gate, seed.gate_rows)):
+                if store is not None:
+                    part = _Part(store, _range(own), active, member.rows, own_rates)
+                    self.parts.append(part)
+            members[key.slot].append(member)
+        self.members = members
+
+    def show(self, *, needs_grad: bool) -> None:
+        """Let the stacked layers see these rows."""
+        for name, place in self.design.places.items():
+            place.members = self.members[name]
+            for member in self.members[name]:
+                member.seed.seed.train(needs_grad)
+        for part in self.parts:
+            part.active.select(part.store, part.rows, needs_grad=needs_grad)
+
+    def learn(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of each host on its own batch ``[K, B, ...]`` and all gradients."""
+        self.show(needs_grad=True)
+        outputs = self.design.net(stack_inputs(inputs))
+        losses = self.population.objective.losses(outputs, targets).flatten(1).mean(1)
+        losses.sum().backward()
+        return losses.detach()
+
+    def settle(self, losses: Tensor, tally: EpochTally) -> None:
+        """Judge the step of each host, note it and update the parameters.
+
+        A host that fails is noted and not stopped: its rows touch no other host's, and it is
+        restored when the epoch ends.
+        """
+        watch, hosts = self.population.state.watch, self.hosts
+        values, norms = losses.double().numpy(), self._gradient_norms()
+        is_alive = tally.is_alive[hosts]
+        tally.flops[hosts] += self.costs * is_alive
+        is_well = is_alive & (values <= watch.limits(hosts)) & np.isfinite(values)
+        is_well &= np.isfinite(norms)
+        for index in np.flatnonzero(is_alive & ~is_well).tolist():
+            tally.fail(int(hosts[index]), self._describe_failure(index, values[index]))
+        watch.add(values[is_well], hosts[is_well])
+        tally.add(hosts[is_well], values[is_well], norms[is_well])
+        with torch.no_grad():
+            for part in self.parts:
+                leaf = part.active.leaf
+                if leaf is not None and leaf.grad is not None:
+                    config = self.population.config
+                    update_rows(part.store, part.rows, leaf.grad, part.rates, config)
+
+    def _gradient_norms(self) -> Floats:
+        """Return the norm of each host's whole gradient, ``[K]``."""
+        squares = torch.zeros(len(self.hosts), dtype=torch.float64)
+        for part in self.parts:
+            leaf = part.active.leaf
+            if leaf is None or leaf.grad is None:
+                continue
+            norms = cast(Tensor, torch.linalg.vector_norm(leaf.grad, dim=1))
+            own = norms.double().square()
+            if part.hosts is None:
+                squares += own
+            else:
+                squares.index_add_(0, part.hosts, own)
+        return squares.sqrt().numpy()
+
+    def _describe_failure(self, index: int, loss: float) -> str:
+        watch, host = self.population.state.watch, int(self.hosts[index])
+        if not np.isfinite(loss):
+            return f"the loss is {loss}"
+        if loss > watch.limits(host):
+            return watch.describe(loss, host)
+        return "the gradient is not finite"
+
+
+def _range(rows: list[int]) -> Any:
+    """Return ascending rows as a slice if nothing is left out, so that they share memory."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64)

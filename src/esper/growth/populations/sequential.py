@@ -1,0 +1,186 @@
+"""The plain form of a population: hosts are trained one after another. Works for any model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import slots
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.populations.host_data import HostSpec, Split
+from esper.growth.populations.host_models import (
+    MOMENTS,
+    load_model,
+    make_optimizer,
+    parts_of,
+    start_with_gradmax,
+    tensors_of,
+)
+from esper.growth.populations.host_state import HostState
+from esper.growth.populations.population import EpochReport, Evaluation, Population
+from esper.growth.slot_lives import Outcome, SlotLives
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.growth_action import GrowthAction
+
+EVALUATION_BATCH = 512
+
+
+class _Host:
+    """One host with all that its training needs."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, population: Population) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.slots = slots(model)
+        self.tensors = tensors_of(model)
+        """Parameters and buffers of the host itself, by their names while its slots are empty."""
+        OptimizerKeeper(model, optimizer, seed_lr_factor=population.config.seed_lr_factor)
+        self.governor = Governor(model, optimizer, population.governor_config)
+
+
+class SequentialPopulation(Population):
+    """Hosts trained one after another, each by ``torch.optim`` and its own governor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what :class:`Population` takes."""
+        super().__init__(*args, **kwargs)
+        self._hosts = [self._make_host(host) for host in range(self.n_hosts)]
+
+    def train_epoch(self) -> EpochReport:
+        """Train every host that has not finished for one epoch, and let the epoch pass."""
+        shape = self.n_hosts
+        report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), {})
+        for host in range(self.n_hosts):
+            if not self.is_finished[host]:
+                self._train_host(host, report)
+        return report
+
+    def evaluate(
+        self,
+        split: Split = "validation",
+        *,
+        hosts: Sequence[int] | None = None,
+        without_slot: str | None = None,
+    ) -> Evaluation:
+        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+        chosen = list(range(self.n_hosts)) if hosts is None else list(hosts)
+        results = np.array([self._evaluate_host(host, split, without_slot) for host in chosen])
+        return Evaluation(*results.reshape(-1, 3).T)
+
+    def lives(self, host: int) -> SlotLives:
+        """Return the lives of a host's slots."""
+        return self._hosts[host].slots.lives
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
+        """Act on one host."""
+        held = self._hosts[host]
+        outcome = held.slots.apply(action)
+        if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
+            start_with_gradmax(held.model, action.slot, self, host)
+        return outcome
+
+    def model(self, host: int) -> nn.Module:
+        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        return copy.deepcopy(self._hosts[host].model)
+
+    def restart(self, host: int, spec: HostSpec) -> None:
+        """Put a new host in the place of one, with its own data and seed."""
+        self.specs[host] = spec
+        self.orders[host] = self._make_order(spec)
+        self.is_finished[host] = False
+        self._hosts[host] = self._make_host(host)
+
+    def get_state(self, host: int) -> HostState:
+        """Return everything that the next epoch of a host depends on."""
+        held = self._hosts[host]
+        state = HostState({}, self._shared_facts(host))
+        state.facts["lives"] = held.slots.lives.to_json()
+        state.facts["n_germinated"] = held.slots.n_germinated
+        state.facts["losses"] = held.governor.watch.get_state()
+        for part, tensors in parts_of(held.slots, held.tensors).items():
+            for name, tensor in tensors.items():
+                state.tensors[f"{part}/{name}"] = tensor.detach().clone()
+                for moment, value in held.optimizer.state.get(tensor, {}).items():
+                    if moment == "step":
+                        state.tensors[f"steps/{part}"] = value.detach().clone()
+                    elif value is not None:
+                        state.tensors[f"moments/{moment}/{part}/{name}"] = value.detach().clone()
+        return state
+
+    def set_state(self, host: int, state: HostState) -> None:
+        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+        held = self._hosts[host] = self._make_host(host)
+        self._load_shared_facts(host, state.facts)
+        load_model(held.model, state)
+        for part, tensors in parts_of(held.slots, held.tensors).items():
+            step = state.tensors.get(f"steps/{part}")
+            for name, tensor in tensors.items():
+                moments: dict[str, Any] = {} if step is None else {"step": step.clone()}
+                for moment in MOMENTS[self.config.optimizer]:
+                    value = state.tensors.get(f"moments/{moment}/{part}/{name}")
+                    if value is not None:
+                        moments[moment] = value.clone()
+                if isinstance(tensor, nn.Parameter) and moments:
+                    held.optimizer.state[tensor] = moments
+        held.governor.watch.set_state(state.facts["losses"])
+        held.governor.keep()
+
+    def _make_host(self, host: int) -> _Host:
+        model = self.build_host(self.specs[host].seed)
+        optimizer = make_optimizer(model, self.config, self.learning_rate(host))
+        return _Host(model, optimizer, self)
+
+    def _train_host(self, host: int, report: EpochReport) -> None:
+        held, order = self._hosts[host], self.orders[host]
+        inputs, targets = self.specs[host].data.split("train")
+        cost = order.batch_size * self.costs.training_flops(held.slots.lives)
+        held.model.train()
+        losses: list[float] = []
+        norms: list[float] = []
+        intervention: GovernorReport | None = None
+        for batch in torch.from_numpy(order.draw_epoch()):
+            held.optimizer.zero_grad()
+            outputs = held.model(inputs[batch])
+            loss = self.objective.losses(outputs, targets[batch]).mean()
+            report.flops[host] += cost
+            intervention = held.governor.step(loss)
+            if intervention is not None:
+                break
+            losses.append(loss.item())
+            norms.append(held.governor.gradient_norm)
+        if intervention is None:
+            intervention = held.governor.check_parameters()
+        held.slots.tick()
+        held.governor.keep()
+        report.losses[host] = np.mean(losses) if losses else np.nan
+        report.gradient_norms[host] = np.mean(norms) if norms else np.nan
+        if intervention is not None:
+            report.interventions[host] = intervention
+
+    def _evaluate_host(
+        self, host: int, split: Split, without_slot: str | None
+    ) -> tuple[float, float, float]:
+        held = self._hosts[host]
+        inputs, targets = self.specs[host].data.split(split)
+        n_correct = total_loss = n_predictions = 0.0
+        held.model.eval()
+        if without_slot is not None:
+            held.slots[without_slot].is_off = True
+        with torch.no_grad():
+            for start in range(0, len(inputs), EVALUATION_BATCH):
+                batch = slice(start, start + EVALUATION_BATCH)
+                outputs = held.model(inputs[batch])
+                total_loss += self.objective.losses(outputs, targets[batch]).double().sum().item()
+                n_correct += self.objective.metrics(outputs, targets[batch]).double().sum().item()
+                n_predictions += targets[batch].numel()
+        if without_slot is not None:
+            held.slots[without_slot].is_off = False
+        flops = len(inputs) * self.costs.evaluation_flops(held.slots.lives, without_slot)
+        return total_loss / n_predictions, n_correct / n_predictions, flops

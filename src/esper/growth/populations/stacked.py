@@ -1,0 +1,282 @@
+"""The stacked form of a population: all hosts in one forward, one backward and one update.
+
+Shapes: N = hosts, K = hosts that are computed together, B = samples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.errors import UnsupportedHostError
+from esper.growth.governor import GovernorReport
+from esper.growth.host_slots import slots
+from esper.growth.loss_watch import LossWatch
+from esper.growth.populations.host_data import HostSpec, SamplePool, Split
+from esper.growth.populations.host_models import MOMENTS, load_model, start_with_gradmax
+from esper.growth.populations.host_state import HostState
+from esper.growth.populations.population import EpochReport, Evaluation, Population
+from esper.growth.populations.rows import Row, RowStore
+from esper.growth.populations.segments import EpochTally, Segment, StackedDesign
+from esper.growth.populations.stacked_keeper import StackedKeeper
+from esper.growth.populations.stacked_state import StackedState, is_computing, load_modules
+from esper.growth.populations.stacking import stack_inputs
+from esper.growth.slot_lives import Outcome, SlotLives
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.stages import Stage
+
+EVALUATION_SAMPLES = 8192
+"""Samples, over all hosts, of one step of an evaluation."""
+
+
+class StackedPopulation(Population):
+    """Hosts of one design as rows of the same tensors.
+
+    Raises:
+        UnsupportedHostError: If the design cannot be computed for many hosts at once.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what :class:`Population` takes."""
+        super().__init__(*args, **kwargs)
+        self.design: StackedDesign = StackedDesign(self.template)
+        moments = MOMENTS[self.config.optimizer]
+        self.state: StackedState = StackedState(
+            optimizer=self.config.optimizer,
+            hosts=RowStore(self.template, moments),
+            lives=[],
+            n_germinated=[0] * self.n_hosts,
+            watch=LossWatch(self.n_hosts, self.governor_config),
+        )
+        models = [self.build_host(spec.seed) for spec in self.specs]
+        self.state.lives = [slots(model).lives for model in models]
+        self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
+        self._require_stackable(models)
+        self._pools: dict[str, tuple[SamplePool, SamplePool]] = {}
+        self._keep()
+
+    def train_epoch(self) -> EpochReport:
+        """Train every host that has not finished for one epoch, and let the epoch pass."""
+        self._sort_rows()
+        tally, is_active = EpochTally(self.n_hosts), ~self.is_finished
+        for cohort in self._cohorts():
+            self._train_cohort(cohort, tally)
+        for store in self.state.stores():
+            for host in store.find_unfinite():
+                tally.fail(host, "a parameter is not finite")
+        interventions = {
+            host: self._restore(host, reason) for host, reason in tally.failures.items()
+        }
+        for host in np.flatnonzero(is_active).tolist():
+            self.state.lives[host].tick(StackedKeeper(self, host))
+        self._keep()
+        losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
+        return EpochReport(losses, norms, tally.flops, interventions)
+
+    def evaluate(
+        self,
+        split: Split = "validation",
+        *,
+        hosts: Sequence[int] | None = None,
+        without_slot: str | None = None,
+    ) -> Evaluation:
+        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+        chosen = list(range(self.n_hosts)) if hosts is None else list(hosts)
+        if without_slot is not None:
+            self.slot_config.slot_index(without_slot)
+        self._sort_rows()
+        ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
+        ordered = sorted(set(chosen), key=lambda host: ranks[host])
+        segment = Segment(self, [ranks[host] for host in ordered], without_slot)
+        losses, metrics = self._judge(segment, ordered, split)
+        where = [ordered.index(host) for host in chosen]
+        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
+        flops = [
+            size * self.costs.evaluation_flops(self.state.lives[host], without_slot)
+            for host, size in zip(chosen, sizes, strict=True)
+        ]
+        return Evaluation(losses[where], metrics[where], np.array(flops))
+
+    def lives(self, host: int) -> SlotLives:
+        """Return the lives of a host's slots."""
+        return self.state.lives[host]
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
+        """Act on one host."""
+        outcome = self.state.lives[host].apply(action, StackedKeeper(self, host))
+        if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
+            model = self.model(host)
+            start_with_gradmax(model, action.slot, self, host)
+            seed = slots(model)[action.slot].seed
+            assert seed is not None
+            load_modules(
+                {"seed": self.state.pending[host, action.slot].seed},
+                {"seed": Row.of_module(seed)},
+            )
+        self._start_computing(host)
+        return outcome
+
+    def model(self, host: int) -> nn.Module:
+        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        model = self.build_host(self.specs[host].seed)
+        load_model(model, self.state.get_host(host))
+        return model
+
+    def get_state(self, host: int) -> HostState:
+        """Return everything that the next epoch of a host depends on."""
+        state = self.state.get_host(host)
+        state.facts.update(self._shared_facts(host))
+        return state
+
+    def set_state(self, host: int, state: HostState) -> None:
+        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+        self._load_shared_facts(host, state.facts)
+        self._put_host(self.state, host, state)
+        self._keep()
+
+    def restart(self, host: int, spec: HostSpec) -> None:
+        """Put a new host in the place of one, with its own data and seed."""
+        self.specs[host] = spec
+        self.orders[host] = self._make_order(spec)
+        self.is_finished[host] = False
+        self._pools.clear()
+        for slot in self.slot_config.slot_ids:
+            self.state.take_seed(host, slot)
+        model = self.build_host(spec.seed)
+        self.state.hosts.put({host: Row.of_module(model)})
+        self.state.lives[host] = slots(model).lives
+        self.state.n_germinated[host] = 0
+        self.state.watch.set_state([0.0, 0.0, 0.0], host)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Remember the present state as good, in place of the one before."""
+        self._snapshot = self.state.copied()
+
+    def _restore(self, host: int, reason: str) -> GovernorReport:
+        """Take one host back to its last good state and prune what was growing in it."""
+        self._put_host(self.state, host, self._snapshot.get_host(host))
+        lives, keeper = self.state.lives[host], StackedKeeper(self, host)
+        growing = [
+            slot for slot, life in lives.items() if life.has_seed and life.stage != Stage.FOSSILIZED
+        ]
+        for slot in growing:
+            lives.abandon(slot, keeper)
+        return GovernorReport(reason, tuple(growing))
+
+    def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
+        model = self.build_host(self.specs[host].seed)
+        load_model(model, state)
+        places = {name: slot for name, slot in slots(model).items() if slot.seed is not None}
+        target.set_host(host, state, places)
+
+    def _start_computing(self, host: int) -> None:
+        """Move seeds that have begun to learn from waiting to computing."""
+        for slot, life in self.state.lives[host].items():
+            place = self.state.pending.get((host, slot))
+            if place is not None and is_computing(life):
+                parts = {"seed": place.seed, "gate": place.gate}
+                rows = {n: Row.of_module(part) for n, part in parts.items() if part is not None}
+                self.state.take_seed(host, slot)
+                self.state.put_seed(host, place, rows, life)
+
+    def _sort_rows(self) -> None:
+        """Order rows so that hosts with the same batch size, and the longer epochs, come first."""
+
+        def rank(host: int) -> tuple[bool, int, int, int]:
+            order = self.orders[host]
+            return bool(self.is_finished[host]), order.batch_size, -order.n_batches, host
+
+        self.state.sort(sorted(range(self.n_hosts), key=rank))
+
+    def _cohorts(self) -> list[list[int]]:
+        """Return the rows of hosts with the same batch size, longest epoch first."""
+        cohorts: dict[int, list[int]] = {}
+        for row, host in enumerate(self.state.hosts.hosts):
+            if not self.is_finished[host]:
+                cohorts.setdefault(self.orders[host].batch_size, []).append(row)
+        return list(cohorts.values())
+
+    def _train_cohort(self, rows: list[int], tally: EpochTally) -> None:
+        """Train the hosts of some rows, which have the same batch size, for one epoch."""
+        hosts = [self.state.hosts.hosts[row] for row in rows]
+        inputs, targets = self._pool("train")
+        lengths = np.array([self.orders[host].n_batches for host in hosts])
+        batches = np.zeros((len(hosts), lengths.max(), self.orders[hosts[0]].batch_size), np.int64)
+        for index, host in enumerate(hosts):
+            batches[index, : lengths[index]] = self.orders[host].draw_epoch() + inputs.offsets[host]
+        numbers = torch.from_numpy(batches)
+        self.design.net.train()
+        segment = None
+        for step in range(lengths.max()):
+            n_active = int((lengths > step).sum())
+            if segment is None or len(segment.hosts) != n_active:
+                segment = Segment(self, rows[:n_active], None)
+            chosen = numbers[:n_active, step]
+            losses = segment.learn(_take(inputs.samples, chosen), _take(targets.samples, chosen))
+            segment.settle(losses, tally)
+
+    def _judge(
+        self, segment: Segment, hosts: list[int], split: Split
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean loss and metric of some hosts on a split."""
+        inputs, targets = self._pool(split)
+        sizes = torch.from_numpy(inputs.sizes[hosts])
+        offsets = torch.from_numpy(inputs.offsets[hosts])
+        n_steps, chunk = int(sizes.max()), max(8, EVALUATION_SAMPLES // len(hosts))
+        totals = torch.zeros(3, len(hosts), dtype=torch.float64)
+        self.design.net.eval()
+        with torch.no_grad():
+            segment.show(needs_grad=False)
+            for start in range(0, n_steps, chunk):
+                numbers = torch.arange(start, min(start + chunk, n_steps)).expand(len(hosts), -1)
+                is_real = numbers < sizes[:, None]
+                # Hosts with fewer samples see some twice; those are not counted.
+                chosen = torch.where(is_real, numbers, 0) + offsets[:, None]
+                wanted = _take(targets.samples, chosen)
+                outputs = self.design.net(stack_inputs(_take(inputs.samples, chosen)))
+                for row, values in enumerate(
+                    (
+                        self.objective.losses(outputs, wanted),
+                        self.objective.metrics(outputs, wanted),
+                    )
+                ):
+                    sums = values.double().flatten(2).sum(2) if values.ndim > 2 else values.double()
+                    totals[row] += torch.where(is_real, sums, 0.0).sum(1)
+                totals[2] += is_real.sum(1) * wanted[0, 0].numel()
+        means = (totals[:2] / totals[2]).numpy()
+        return means[0], means[1]
+
+    def _pool(self, split: Split) -> tuple[SamplePool, SamplePool]:
+        if split not in self._pools:
+            pairs = [spec.data.split(split) for spec in self.specs]
+            inputs = SamplePool([pair[0] for pair in pairs])
+            # Targets follow their inputs, also when two hosts label the same inputs differently.
+            targets = SamplePool([pair[1] for pair in pairs])
+            if not np.array_equal(inputs.offsets, targets.offsets):
+                inputs = SamplePool([pair[0].view_as(pair[0]) for pair in pairs])
+                targets = SamplePool([pair[1].view_as(pair[1]) for pair in pairs])
+            self._pools[split] = (inputs, targets)
+        return self._pools[split]
+
+    def _require_stackable(self, models: list[nn.Module]) -> None:
+        """Refuse a design that computes something else when hosts are stacked."""
+        trial = [models[0], models[min(1, len(models) - 1)]]
+        difference = self.design.find_difference(trial, self.specs[0].data.train_inputs[:3])
+        if difference is not None:
+            raise UnsupportedHostError(
+                f"a {type(models[0]).__name__} cannot be computed for many hosts at once: "
+                f"{difference}. Use SequentialPopulation."
+            )
+
+
+def _take(samples: Tensor, numbers: Tensor) -> Tensor:
+    """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]``."""
+    chosen = samples.index_select(0, numbers.reshape(-1))
+    return chosen.view(*numbers.shape, *samples.shape[1:])

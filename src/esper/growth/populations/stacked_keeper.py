@@ -1,0 +1,60 @@
+"""What the life of a seed does to the rows of a stacked population."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from esper.growth.host_slots import draw_seed_number
+from esper.growth.populations.stacked_slots import GROUP_STYLE
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.growth_action import GrowthAction
+
+if TYPE_CHECKING:
+    from esper.growth.populations.stacked import StackedPopulation
+
+
+class StackedKeeper:
+    """Keeps the seeds of one host of a stacked population."""
+
+    def __init__(self, population: StackedPopulation, host: int) -> None:
+        self.population = population
+        self.state = population.state
+        self.host = host
+
+    def add_seed(self, slot: str, action: GrowthAction) -> None:
+        """Build the action's blueprint; it waits until it may learn."""
+        seed, count = self.population.specs[self.host].seed, self.state.n_germinated[self.host]
+        place = self._fresh_place(slot)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(draw_seed_number(seed, count))
+            place.plant(action.blueprint, action.style)
+        self.state.n_germinated[self.host] = count + 1
+        self.state.pending[self.host, slot] = place
+
+    def remove_seed(self, slot: str) -> None:
+        """Take a seed's rows away."""
+        self.state.take_seed(self.host, slot)
+
+    def restyle_seed(self, slot: str, style: BlendStyle) -> None:
+        """Move a seed to the group of another style."""
+        life = self.state.lives[self.host][slot]
+        if GROUP_STYLE[style] == GROUP_STYLE[life.style]:
+            return
+        place = self._fresh_place(slot)
+        with torch.random.fork_rng(devices=[]):
+            place.plant(life.blueprint, style)
+        self.state.restyle(self.host, place, life, style)
+
+    def commit_seed(self, slot: str) -> None:
+        """Change nothing: what a committed seed learns by is read from its stage."""
+
+    def find_start_problem(self, slot: str) -> str | None:
+        """Return why a germinated seed may not start learning, or None if it may."""
+        return self.state.pending[self.host, slot].find_start_problem()
+
+    def _fresh_place(self, slot: str) -> SeedSlot:
+        template = self.population.design.slots[slot]
+        return SeedSlot(template.site, template.block, self.state.lives[self.host])

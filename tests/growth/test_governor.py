@@ -1,0 +1,244 @@
+"""The governor takes a host back to its last good state, bit for bit, and says why."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from esper.config.growth import GovernorConfig
+from esper.config.hosts import CNNHostConfig
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import slots
+from esper.growth.hosts import make_host, sample_input
+from esper.growth.loss_watch import LossWatch
+from esper.growth.optimizers import OptimizerKeeper, find_leftovers
+from esper.lifecycle.stages import Stage
+
+SIZES = CNNHostConfig(image_size=4, width=4, hidden=4, n_classes=3)
+X, Y = sample_input(SIZES, 12), torch.arange(12) % 3
+
+
+class World:
+    """A host with a fossilized and a blending seed, trained for some epochs."""
+
+    def __init__(self, make_optimizer: Callable[[Any], Optimizer]) -> None:
+        self.model = make_host(SIZES)
+        self.optimizer = make_optimizer(self.model.parameters())
+        OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
+        self.slots = slots(self.model)
+        self.governor = Governor(self.model, self.optimizer)
+        self.slots.germinate("blocks.0", "widen_medium")
+        for _ in range(4):
+            self.slots.advance("blocks.0")
+            self.train_epoch()
+        assert self.slots.fossilize("blocks.0").was_done
+        self.slots.germinate("blocks.1", "conv_light")
+        for _ in range(3):
+            self.slots.advance("blocks.1")
+            self.train_epoch()
+        assert self.slots["blocks.1"].stage == Stage.BLENDING
+
+    def train_epoch(self) -> None:
+        for _ in range(2):
+            assert self.step() is None
+        self.slots.tick()
+        assert self.governor.end_epoch() is None
+
+    def step(
+        self, x: Tensor = X, spoil: Callable[[], object] | None = None
+    ) -> GovernorReport | None:
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(x), Y)
+        if spoil is not None:
+            spoil()
+        return self.governor.step(loss)
+
+    def copy_state(self) -> dict[str, Any]:
+        """Return all of the host's state, of every seed and the optimizer, by value."""
+        named = {id(p): n for n, p in self.model.named_parameters()}
+        return {
+            "tensors": {n: t.clone() for n, t in self.model.state_dict().items()},
+            "moments": {named[id(p)]: copy.deepcopy(s) for p, s in self.optimizer.state.items()},
+            "groups": [
+                {**group, "params": [named[id(p)] for p in group["params"]]}
+                for group in self.optimizer.param_groups
+            ],
+            "lives": self.slots.lives.to_json(),
+            "n_germinated": self.slots.n_germinated,
+            "losses": self.governor.watch.get_state(),
+        }
+
+
+def assert_identical(a: Any, b: Any) -> None:
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_identical(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_identical(one, other)
+    else:
+        assert a == b
+
+
+def spoil_data(world: World) -> GovernorReport | None:
+    x = X.clone()
+    x[3, 0, 1, 1] = torch.nan
+    return world.step(x)
+
+
+def spoil_loss(world: World) -> GovernorReport | None:
+    world.optimizer.zero_grad()
+    return world.governor.step(world.model(X).sum() * torch.inf)
+
+
+def spoil_gradient(world: World) -> GovernorReport | None:
+    weight = world.model.head.weight  # type: ignore[union-attr]
+    handle = weight.register_hook(lambda grad: grad * torch.nan)
+    report = world.step()
+    handle.remove()
+    return report
+
+
+def spoil_weight(world: World) -> GovernorReport | None:
+    world.step()
+    with torch.no_grad():
+        world.model.head.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+    return world.governor.end_epoch()
+
+
+SPOILERS: dict[str, tuple[Callable[[World], GovernorReport | None], str]] = {
+    "data": (spoil_data, "the loss is nan"),
+    "loss": (spoil_loss, "the loss is (inf|-inf|nan)"),
+    "gradient": (spoil_gradient, "the gradient of head.weight is not finite"),
+    "weight": (spoil_weight, "head.weight is not finite"),
+}
+MAKERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: SGD(p, 0.05, momentum=0.9),
+    "adamw": lambda p: AdamW(p, 0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", MAKERS)
+@pytest.mark.parametrize("name", SPOILERS)
+def test_a_spoiled_host_is_restored_exactly(name: str, optimizer: str) -> None:
+    spoil, reason = SPOILERS[name]
+    world = World(MAKERS[optimizer])
+    good = world.copy_state()
+    # Steps, a change of the slots and forgotten buffers between the last good state and the fall.
+    world.step()
+    world.slots.tick()
+    abandoned: list[dict[str, Any]] = []
+    original = world.slots.abandon_growing
+
+    def note_then_abandon() -> list[str]:
+        abandoned.append(world.copy_state())
+        return original()
+
+    world.slots.abandon_growing = note_then_abandon  # type: ignore[method-assign]
+    report = spoil(world)
+    assert report is not None
+    assert re.search(reason, report.reason)
+    assert report.pruned == ("blocks.1",)
+    assert_identical(abandoned[0], good)
+    assert world.slots["blocks.1"].stage == Stage.PRUNED
+    assert world.slots["blocks.0"].stage == Stage.FOSSILIZED
+    assert not find_leftovers(world.model, world.optimizer)
+    world.slots.tick()
+    world.train_epoch()
+
+
+def test_what_was_removed_since_the_last_good_state_comes_back() -> None:
+    world = World(MAKERS["adamw"])
+    for _ in range(2):
+        world.train_epoch()
+    good = world.copy_state()
+    assert world.slots.prune("blocks.1").was_done
+    assert world.slots["blocks.1"].seed is None
+    noted: list[dict[str, Any]] = []
+    original = world.slots.abandon_growing
+
+    def note_then_abandon() -> list[str]:
+        noted.append(world.copy_state())
+        return original()
+
+    world.slots.abandon_growing = note_then_abandon  # type: ignore[method-assign]
+    assert spoil_data(world) is not None
+    assert_identical(noted[0], good)
+
+
+def test_a_host_after_rescue_learns_as_one_that_was_never_in_danger() -> None:
+    rescued, calm = World(MAKERS["adamw"]), World(MAKERS["adamw"])
+    assert spoil_data(rescued) is not None
+    calm.governor.restore("for comparison")
+    for world in (rescued, calm):
+        world.slots.tick()
+        world.train_epoch()
+    for p, q in zip(rescued.model.parameters(), calm.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_loss_far_outside_its_recent_range_is_an_outlier() -> None:
+    world = World(MAKERS["sgd"])
+    world.governor.watch.config = GovernorConfig(warmup_losses=2)
+    world.optimizer.zero_grad()
+    report = world.governor.step(nn.functional.cross_entropy(100.0 * world.model(X), (Y + 1) % 3))
+    assert report is not None
+    assert "recent ones were" in report.reason
+
+
+def test_gradients_can_be_clipped_before_the_update() -> None:
+    world = World(MAKERS["sgd"])
+    world.optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(world.model(X), Y)
+    seen: list[float] = []
+
+    def clip() -> None:
+        norm = nn.utils.clip_grad_norm_(world.model.parameters(), 1e-3)
+        seen.append(float(norm))
+
+    assert world.governor.step(loss, before_update=clip) is None
+    assert seen[0] == pytest.approx(world.governor.gradient_norm)
+
+
+def test_the_running_mean_and_spread_are_plain_averages_at_first() -> None:
+    losses = np.array([3.0, 1.0, 2.0, 5.0])
+    watch = LossWatch(1, GovernorConfig(warmup_losses=2))
+    for loss in losses:
+        watch.add(np.array([loss]))
+    assert watch.mean[0] == pytest.approx(losses.mean())
+    assert watch.variance[0] == pytest.approx(losses.var())
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=3, max_size=60), st.integers(0, 3))
+def test_hosts_are_watched_each_by_itself(losses: list[float], column: int) -> None:
+    config = GovernorConfig(warmup_losses=2)
+    together, alone = LossWatch(4, config), LossWatch(1, config)
+    rng = np.random.default_rng(0)
+    for loss in losses:
+        others = rng.uniform(0.1, 10.0, 4)
+        others[column] = loss
+        together.add(others)
+        alone.add(np.array([loss]))
+    assert together.get_state(column) == alone.get_state()
+    assert together.limits()[column] == alone.limits()[0]
+
+
+def test_a_falling_loss_is_never_an_outlier() -> None:
+    watch = LossWatch(1, GovernorConfig(warmup_losses=2))
+    for loss in np.linspace(5.0, 1.0, 50):
+        watch.add(np.array([loss]))
+        assert watch.limits()[0] > loss * 1.5

@@ -1,0 +1,223 @@
+"""An optimizer follows a model's growth: nothing is forgotten, nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import lr_scheduler as schedulers
+
+from esper.config.hosts import MLPHostConfig
+from esper.errors import ConfigError, SlotError
+from esper.growth.host_slots import slots
+from esper.growth.hosts import make_host
+from esper.growth.optimizers import OptimizerKeeper, find_leftovers
+from esper.lifecycle.factored_actions import BlendStyle
+
+SIZES = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=4)
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: SGD(p, 0.1, momentum=0.9),
+    "adam": lambda p: Adam(p, 0.01),
+    "adamw": lambda p: AdamW(p, 0.01),
+    "rmsprop": lambda p: RMSprop(p, 0.01),
+}
+
+
+def step(model: nn.Module, optimizer: Optimizer) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 6, generator=generator), torch.arange(8) % 3
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def members(optimizer: Optimizer) -> list[int]:
+    return [id(p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def blend(model: nn.Module, optimizer: Optimizer, slot: str = "blocks.0") -> None:
+    """Bring a widening seed to blending at alpha 1, learning on the way."""
+    host_slots = slots(model)
+    host_slots.germinate(slot, "widen_small")
+    host_slots.advance(slot)
+    step(model, optimizer)
+    host_slots.tick()
+    host_slots.advance(slot)
+    for _ in range(3):
+        step(model, optimizer)
+        host_slots.tick()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_new_parameters_join_and_learn(name: str) -> None:
+    model = make_host(SIZES)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    OptimizerKeeper(model, optimizer)
+    blend(model, optimizer)
+    assert sorted(members(optimizer)) == sorted(id(p) for p in model.parameters())
+    seed = slots(model)["blocks.0"].seed
+    assert seed is not None
+    before = [p.detach().clone() for p in seed.parameters()]
+    step(model, optimizer)
+    assert all(not torch.equal(p, q) for p, q in zip(seed.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_pruned_parameters_leave_with_their_state(name: str) -> None:
+    model = make_host(SIZES)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    OptimizerKeeper(model, optimizer)
+    n_before = len(members(optimizer))
+    blend(model, optimizer)
+    assert len(optimizer.state) > n_before
+    slots(model).prune("blocks.0")
+    assert len(members(optimizer)) == len(optimizer.state) == n_before
+    assert not find_leftovers(model, optimizer)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fossilized_parameters_keep_their_moments_exactly(name: str, factor: float) -> None:
+    model = make_host(SIZES)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    OptimizerKeeper(model, optimizer, seed_lr_factor=factor)
+    blend(model, optimizer)
+    slots(model).advance("blocks.0")
+    slots(model).tick()
+    parameters = slots(model)["blocks.0"].seed_parameters()
+    before = [copy.deepcopy(optimizer.state[p]) for p in parameters]
+    assert slots(model).fossilize("blocks.0").was_done
+    for parameter, state in zip(parameters, before, strict=True):
+        assert state.keys() == optimizer.state[parameter].keys()
+        for key, value in state.items():
+            now = optimizer.state[parameter][key]
+            assert torch.equal(now, value) if isinstance(value, torch.Tensor) else now == value
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {rates[id(p)] for p in parameters} == {optimizer.param_groups[0]["lr"]}
+
+
+def test_a_host_that_grew_and_pruned_learns_on_as_if_it_never_had() -> None:
+    grown, plain = make_host(SIZES), make_host(SIZES)
+    pair = [(model, AdamW(model.parameters(), 0.01)) for model in (grown, plain)]
+    OptimizerKeeper(grown, pair[0][1])
+    host_slots = slots(grown)
+    host_slots.germinate("blocks.1", "mlp_large")
+    host_slots.advance("blocks.1")  # it learns in isolation, so the host does not notice
+    for model, optimizer in pair:
+        step(model, optimizer)
+    host_slots.tick()
+    host_slots.prune("blocks.1")
+    for model, optimizer in pair:
+        step(model, optimizer)
+    for p, q in zip(grown.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_seeds_have_their_own_learning_rate_until_they_are_committed() -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.0)
+    OptimizerKeeper(model, optimizer, seed_lr_factor=0.25)
+    slots(model).germinate("blocks.0", "widen_small")
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {rates[id(p)] for p in slots(model)["blocks.0"].seed_parameters()} == {0.025}
+    assert rates[id(model.head.weight)] == 0.1  # type: ignore[union-attr]
+
+
+def test_a_seed_joins_the_group_of_its_block_with_that_groups_settings() -> None:
+    model = make_host(SIZES)
+    block = list(model.blocks[1].parameters())  # type: ignore[index]
+    rest = [p for p in model.parameters() if all(p is not q for q in block)]
+    optimizer = AdamW([{"params": rest}, {"params": block, "weight_decay": 0.5, "lr": 0.2}])
+    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    slots(model).germinate("blocks.1", "widen_small")
+    group = next(
+        group
+        for group in optimizer.param_groups
+        if any(p is slots(model)["blocks.1"].seed_parameters()[0] for p in group["params"])
+    )
+    assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
+
+
+def test_a_gate_joins_when_its_style_is_chosen_and_leaves_with_it() -> None:
+    model = make_host(SIZES)
+    optimizer = AdamW(model.parameters())
+    OptimizerKeeper(model, optimizer)
+    blend(model, optimizer)
+    slots(model).set_alpha_target("blocks.0", 1.0, style=BlendStyle.LEARNED_GATE)
+    step(model, optimizer)
+    gate = slots(model)["blocks.0"].gate
+    assert gate is not None
+    assert all(p in optimizer.state for p in gate.parameters())
+    slots(model).set_alpha_target("blocks.0", 1.0, style=BlendStyle.ADD_LINEAR)
+    assert not find_leftovers(model, optimizer)
+    assert len(members(optimizer)) == len(list(model.parameters()))
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, 10),
+    "step": lambda o: schedulers.StepLR(o, 2, 0.5),
+    "lambda": lambda o: schedulers.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "one cycle": lambda o: schedulers.OneCycleLR(o, max_lr=0.5, total_steps=20),
+    "warm-up": lambda o: schedulers.LinearLR(o, 0.1, total_iters=5),
+}
+
+
+@pytest.mark.parametrize("is_earlier", [True, False])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_move_seeds_in_proportion_to_their_host(name: str, is_earlier: bool) -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    if is_earlier:
+        scheduler = SCHEDULERS[name](optimizer)
+        OptimizerKeeper(model, optimizer, seed_lr_factor=0.5, schedulers=[scheduler])
+    else:
+        OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+        scheduler = SCHEDULERS[name](optimizer)
+    # A scheduler made afterwards sets peaks of its own for every group alike.
+    share = 1.0 if name == "one cycle" and not is_earlier else 0.5
+    slots(model).germinate("blocks.0", "widen_small")
+    slots(model).advance("blocks.0")
+    rates: list[float] = []
+    for _ in range(6):
+        step(model, optimizer)
+        scheduler.step()
+        host, seed = (group["lr"] for group in optimizer.param_groups)
+        assert seed == pytest.approx(share * host)
+        rates.append(host)
+    assert len({round(rate, 9) for rate in rates}) > 1
+
+
+def test_reduce_on_plateau_follows_too() -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1)
+    scheduler = schedulers.ReduceLROnPlateau(optimizer, patience=0)
+    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5, schedulers=[scheduler])
+    slots(model).germinate("blocks.0", "widen_small")
+    for _ in range(4):
+        scheduler.step(1.0)
+    host, seed = (group["lr"] for group in optimizer.param_groups)
+    assert host < 0.1
+    assert seed == pytest.approx(0.5 * host)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(SlotError, match="holds no parameter of this MLPHost"):
+        OptimizerKeeper(make_host(SIZES), SGD(nn.Linear(2, 2).parameters(), 0.1))
+    model = make_host(SIZES)
+    with pytest.raises(ConfigError, match="seed_lr_factor is 0"):
+        OptimizerKeeper(model, SGD(model.parameters(), 0.1), seed_lr_factor=0.0)
+
+
+def test_a_closed_keeper_follows_no_more() -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1)
+    keeper = OptimizerKeeper(model, optimizer)
+    keeper.close()
+    before = members(optimizer)
+    slots(model).germinate("blocks.0", "widen_small")
+    assert members(optimizer) == before
