@@ -158,7 +158,7 @@ def test_sizes_of_seeds_worked_by_hand() -> None:
         ("widen_large", vector): (16 * 16 + 16) + 16 * 16,
         ("lora_small", sequence): 2 * 8 * 4,
         ("lora_large", sequence): 2 * 8 * 8,  # a rank above the width would be wasted
-        ("self_attention", sequence): (8 + 8) + (8 * 24 + 24) + (8 * 8 + 8),
+        ("self_attention", sequence): (8 + 8) + 8 * 24 + (8 * 8 + 8),
         ("attention", feature_map): (8 * 2 + 2) + (2 * 8 + 8),
         ("depthwise", feature_map): (8 * 9 + 8) + (8 * 8 + 8),
         ("bottleneck", feature_map): (8 * 2 + 2) + (2 * 2 * 9 + 2) + (2 * 8 + 8),

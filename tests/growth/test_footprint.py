@@ -1,0 +1,185 @@
+"""Costs are those that a hand count gives, and a meter adds them up as a host grows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from esper.growth.attach import add_slots
+from esper.growth.footprint import (
+    TrainingMeter,
+    count_flops,
+    footprint,
+    forward_flops,
+    training_step_flops,
+)
+from esper.growth.host_slots import slots
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import grads_of, hooks_of, lead_to, make_host, same_state, state_of
+
+# Of the residual MLP on 4 samples: stem 5 x 6, two blocks of 6 x 8 and 8 x 6, head 6 x 3.
+STEM, BLOCK, HEAD = 2 * 4 * 5 * 6, 2 * 4 * (6 * 8 + 8 * 6), 2 * 4 * 6 * 3
+FORWARD = STEM + 2 * BLOCK + HEAD
+# A backward pass is twice a forward pass, but nobody asks for the gradient of the data.
+STEP = 3 * FORWARD - STEM
+# Of a seed of two layers 6 x 3 and 3 x 6 on the same samples.
+SEED = 2 * 4 * (6 * 3 + 3 * 6)
+
+
+def test_an_mlp_worked_by_hand() -> None:
+    model, _, x = make_host("mlp")
+    counted = footprint(model, x)
+    assert counted.host_parameters == counted.parameters == 277
+    assert counted.forward_flops == FORWARD == 1920
+    assert counted.training_step_flops == STEP == 5520
+    assert counted.seed_parameters == counted.seed_forward_flops == {}
+
+
+def test_a_convolutional_network_worked_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1, stride=2))
+    first, second = 2 * 5 * (6 * 6) * (2 * 3 * 9), 2 * 5 * (3 * 3) * (3 * 4)
+    counted = footprint(model, torch.randn(5, 2, 6, 6))
+    assert counted.parameters == (2 * 3 * 9 + 3) + (3 * 4 + 4)
+    assert counted.forward_flops == first + second
+    assert counted.training_step_flops == 3 * (first + second) - first
+
+
+def test_where_data_has_a_gradient_a_step_is_three_forward_passes() -> None:
+    model = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 2))
+    x = torch.randn(4, 7)
+    embedded = nn.Sequential(nn.Linear(7, 7, bias=False), model)
+    added = 2 * 4 * 7 * 7
+    assert training_step_flops(embedded, x) == 3 * forward_flops(model, x) + 2 * added
+
+
+def test_frozen_layers_ask_for_no_gradient_of_their_weights() -> None:
+    model = nn.Sequential(nn.Linear(7, 9), nn.Linear(9, 2))
+    model[0].requires_grad_(False)
+    first, second = 2 * 4 * 7 * 9, 2 * 4 * 9 * 2
+    assert training_step_flops(model, torch.randn(4, 7)) == first + 2 * second
+    model.requires_grad_(False)
+    assert training_step_flops(model, torch.randn(4, 7)) == first + second
+
+
+def test_a_held_seed_has_its_share_of_the_forward_pass() -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
+    lead_to(host, "stem", Stage.HOLDING, blueprint="norm", style=BlendStyle.LEARNED_GATE)
+    counted = footprint(model, x)
+    gate = 2 * 4 * 6 * 1
+    assert counted.host_parameters == 277
+    assert counted.seed_parameters == {"blocks.0": (18 + 3) + (18 + 6), "stem": 12 + 7}
+    assert counted.seed_forward_flops == {"blocks.0": SEED, "stem": gate}
+    assert counted.forward_flops == FORWARD + SEED + gate
+    assert counted.training_step_flops == STEP + 3 * (SEED + gate)
+    assert counted.parameters == 277 + 45 + 19
+
+
+@pytest.mark.parametrize("blueprint", ["mlp_small", "widen_medium"])
+def test_an_isolated_seed_costs_only_when_learning_and_less_than_three_passes(
+    blueprint: str,
+) -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "blocks.0", Stage.TRAINING, blueprint=blueprint)
+    units = {"mlp_small": 3, "widen_medium": 4}[blueprint]
+    layer = 2 * 4 * 6 * units
+    counted = footprint(model, x)
+    assert counted.seed_forward_flops == {"blocks.0": 0}
+    assert counted.forward_flops == FORWARD
+    # Two layers forward, two gradients of weights, and one of what is between.
+    assert counted.training_step_flops == STEP + 5 * layer
+
+
+def test_a_germinated_seed_costs_nothing_yet() -> None:
+    model, host, x = make_host("mlp")
+    lead_to(host, "blocks.0", Stage.GERMINATED, blueprint="mlp_large")
+    assert footprint(model, x).training_step_flops == STEP
+
+
+def test_counting_leaves_a_model_as_it_is() -> None:
+    model, host, x = make_host("conv")
+    lead_to(host, "block_1", Stage.BLENDING, blueprint="widen_small")
+    grads = grads_of(model, x)
+    before, generator = state_of(model), torch.get_rng_state()
+    footprint(model, x)
+    assert same_state(before, state_of(model))
+    assert torch.equal(generator, torch.get_rng_state())
+    assert same_state(grads, {name: p.grad for name, p in model.named_parameters()})
+    assert hooks_of(model) == 0
+    assert all(module.training for module in model.modules())
+
+
+def test_outputs_of_any_shape_are_counted() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(5, 2), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            y = self.one(x)
+            return {"pair": (y, [self.other(x)]), "choice": y.argmax(-1), "name": "several"}
+
+    # Both layers read the data: two passes each.
+    assert training_step_flops(Several(), torch.randn(4, 5)) == 2 * (2 * 4 * 5 * (2 + 3))
+
+
+def test_any_work_can_be_counted() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    assert count_flops(lambda: a @ b) == 2 * 3 * 4 * 5
+    assert count_flops(lambda: a + 1) == 0
+
+
+def test_a_meter_adds_up_what_a_growing_host_has_cost() -> None:
+    model, host, x = make_host("mlp")
+    meter = TrainingMeter(model, x)
+    meter.add_training(40)
+    meter.add_evaluation(8)
+    expected = 10 * STEP + 2 * FORWARD
+    assert meter.total_flops == expected
+
+    lead_to(host, "blocks.0", Stage.TRAINING, blueprint="mlp_small")
+    meter.add_training(4)
+    meter.add_evaluation(4)
+    expected += STEP + 5 * SEED // 2 + FORWARD
+    assert meter.total_flops == expected
+
+    host.tick()
+    host.advance("blocks.0")
+    meter.add_training(2)
+    expected += (STEP + 3 * SEED) // 2
+    assert meter.total_flops == expected
+
+    host.abandon_growing()
+    meter.add_evaluation(1)
+    assert meter.total_flops == expected + FORWARD / 4
+
+
+def test_a_meter_counts_again_only_when_slots_have_changed() -> None:
+    model, host, x = make_host("mlp")
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    meter = TrainingMeter(model, x)
+    for _ in range(5):
+        meter.add_training(3)
+        meter.add_evaluation(3)
+    first = len(calls)
+    assert first == 2
+    lead_to(host, "stem", Stage.BLENDING, blueprint="norm")
+    for _ in range(5):
+        host.tick()  # alpha moves, costs do not
+        meter.add_training(3)
+    assert len(calls) == 2 * first
+
+
+def test_a_meter_tells_a_gate_from_none() -> None:
+    model = add_slots(nn.Sequential(nn.Linear(4, 4)), ["0"], torch.randn(2, 4))
+    host = slots(model)
+    meter = TrainingMeter(model, torch.randn(2, 4))
+    lead_to(host, "0", Stage.HOLDING, blueprint="norm")
+    meter.add_evaluation(2)
+    assert meter.total_flops == 2 * 2 * 16
+    host.set_alpha_target("0", 1.0, style=BlendStyle.LEARNED_GATE)
+    meter.add_evaluation(2)
+    assert meter.total_flops == 2 * (2 * 2 * 16) + 2 * 2 * 4

@@ -1,0 +1,151 @@
+"""However a host was grown, nothing is left of what was pruned."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+
+import pytest
+from torch import Tensor, nn
+
+from esper.growth.host_slots import HostSlots
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.factored_actions import HEAD_NAMES, BlendStyle, Op, growth_action_spec
+from esper.lifecycle.growth_action import GrowthAction, decode_action
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.policy.action_masks import compute_action_masks
+from tests.growth.helpers import (
+    HOSTS,
+    hooks_of,
+    lead_to,
+    loss_of,
+    make_host,
+    randomise,
+    same_bits,
+    same_state,
+    state_of,
+)
+
+N_WALKS = {"mlp": 80, "conv": 60, "transformer": 60}
+N_EPOCHS = 14
+# So drawn that every stage is reached in few epochs.
+WEIGHTS = {
+    Op.WAIT: 1,
+    Op.GERMINATE: 9,
+    Op.SET_ALPHA_TARGET: 2,
+    Op.PRUNE: 2,
+    Op.FOSSILIZE: 9,
+    Op.ADVANCE: 9,
+}
+
+
+def test_there_are_two_hundred_walks() -> None:
+    assert sum(N_WALKS.values()) == 200
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_growing_and_pruning_returns_the_model_that_was(name: str) -> None:
+    for slot in HOSTS[name][1]:
+        model, host, x = make_host(name)
+        model.eval()
+        before, output, modules = state_of(model), model(x), list(model.modules())
+        parameters = [id(parameter) for parameter in model.parameters()]
+        for blueprint in host.slot_config.fits[slot]:
+            place = lead_to(
+                host, slot, Stage.HOLDING, blueprint=blueprint, style=BlendStyle.LEARNED_GATE
+            )
+            randomise(place.seed)
+            randomise(place.gate)
+            assert blueprint == "noop" or not same_bits(model(x), output)
+            host.tick()
+            host.prune(slot, speed_epochs=3)
+            while host[slot].stage != Stage.DORMANT:
+                host.tick()
+            assert same_bits(model(x), output)
+            assert same_state(before, state_of(model))
+            assert list(model.modules()) == modules
+            assert [id(parameter) for parameter in model.parameters()] == parameters
+
+
+def draw_legal(host: HostSlots, rng: random.Random) -> GrowthAction:
+    """Return an action that the masks allow, drawn op first as a policy does."""
+    config = host.slot_config
+    masks = compute_action_masks(host.lives.mask_states, config)
+    ops = [op for op in WEIGHTS if masks["op"][op]]
+    op = rng.choices(ops, [WEIGHTS[each] for each in ops])[0]
+    sizes = growth_action_spec(config).sizes
+    chosen = {head: rng.randrange(size) for head, size in zip(HEAD_NAMES, sizes, strict=True)}
+    chosen["op"] = op
+    allowed = masks["slot_by_op"][op].nonzero().flatten().tolist()
+    chosen["slot"] = rng.choice(allowed)
+    fitting = config.fits[config.slot_ids[chosen["slot"]]]
+    chosen["blueprint"] = config.blueprint_index(rng.choice(sorted(fitting)))
+    return decode_action([chosen[head] for head in HEAD_NAMES], config)
+
+
+def walk(
+    name: str, seed: int, made: list[weakref.ref[nn.Module]]
+) -> tuple[nn.Module, HostSlots, Tensor]:
+    """Grow a host by random legal actions with real passes, then give up what is not committed."""
+    rng = random.Random(seed)
+    model, host, x = make_host(name)
+    model.train(rng.random() < 0.5)
+    for _ in range(N_EPOCHS):
+        host.apply(draw_legal(host, rng))
+        for slot in host.values():
+            if slot.stage == Stage.GERMINATED and slot.life.age_epochs == 0:
+                made.append(weakref.ref(slot.seed))
+            elif slot.stage == Stage.TRAINING:
+                randomise(slot.seed, seed)
+        assert_consistent(model, host)
+        loss_of(model, x).backward()
+        model.zero_grad()
+        host.tick()
+        assert_consistent(model, host)
+    host.abandon_growing()
+    while any(
+        life.stage not in (Stage.DORMANT, Stage.FOSSILIZED) for _, life in host.lives.items()
+    ):
+        host.tick()
+    return model, host, x
+
+
+def assert_consistent(model: nn.Module, host: HostSlots) -> None:
+    """Check that exactly the slots that hold a seed are in the model, and with them their seeds."""
+    placed = {module.name for module in model.modules() if isinstance(module, SeedSlot)}
+    assert placed == {name for name, slot in host.items() if slot.seed is not None}
+    assert placed == {name for name, life in host.lives.items() if life.has_seed}
+    for slot in host.values():
+        has_gate = slot.seed is not None and slot.life.style == BlendStyle.LEARNED_GATE
+        assert (slot.gate is not None) == has_gate
+
+
+@pytest.mark.parametrize("name", N_WALKS)
+def test_random_legal_walks_leave_nothing_behind(name: str) -> None:
+    made: list[weakref.ref[nn.Module]] = []
+    ends = [walk(name, seed, made) for seed in range(N_WALKS[name])]
+    committed: set[nn.Module] = set()
+    for model, host, x in ends:
+        plain, _, _ = make_host(name)
+        own = {id(p) for slot in host.values() for p in slot.seed_parameters()}
+        kept = [slot for slot in host.values() if slot.seed is not None]
+        committed |= {slot.seed for slot in kept}
+        assert all(slot.stage == Stage.FOSSILIZED for slot in kept)
+
+        rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
+        originals = list(plain.parameters())
+        assert len(rest) == len(originals)
+        assert all(same_bits(p, q) for p, q in zip(rest, originals, strict=True))
+        assert hooks_of(model) == 0
+        if not kept:
+            assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]
+            plain.load_state_dict(model.state_dict())  # statistics of norms went on
+            model.eval()
+            plain.eval()
+            assert same_bits(model(x), plain(x))
+    gc.collect()
+    alive = [seed() for seed in made if seed() is not None]
+    assert set(alive) == committed
+    # The walks went somewhere: seeds were given up, and seeds were committed.
+    assert len(made) - 10 > len(committed) > 10
