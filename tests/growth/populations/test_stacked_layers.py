@@ -1,0 +1,141 @@
+"""Each stacked layer computes what its hosts' layers compute, one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import UnsupportedHostError
+from esper.growth.populations.rows import ActiveRows, Row, RowStore
+from esper.growth.populations.stacking import find_difference, stack_inputs, stack_module
+
+N, B = 3, 5
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "linear on vectors": (nn.Linear(4, 6), (4,)),
+    "linear on sequences": (nn.Linear(4, 6), (7, 4)),
+    "linear without bias": (nn.Linear(4, 6, bias=False), (4,)),
+    "3x3 convolution": (nn.Conv2d(2, 3, 3, padding=1), (2, 4, 6)),
+    "strided convolution": (nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), (2, 5, 6)),
+    "dilated convolution": (nn.Conv2d(2, 3, 3, padding=2, dilation=2), (2, 5, 6)),
+    "depthwise convolution": (nn.Conv2d(4, 4, 3, padding=1, groups=4), (4, 5, 5)),
+    "1x1 convolution": (nn.Conv2d(4, 2, 1), (4, 5, 5)),
+    "batch norm on maps": (nn.BatchNorm2d(3), (3, 4, 4)),
+    "batch norm on vectors": (nn.BatchNorm1d(3), (3,)),
+    "layer norm": (nn.LayerNorm(4), (7, 4)),
+    "layer norm without bias": (nn.LayerNorm(4, bias=False), (4,)),
+    "group norm": (nn.GroupNorm(2, 4), (4, 3, 3)),
+    "mean pool and flatten": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), (4, 3, 3)),
+    "flatten a map": (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), (3, 2, 2)),
+    "flatten a sequence": (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), (3, 2)),
+}
+
+
+def randomised(module: nn.Module, seed: int) -> nn.Module:
+    twin = copy.deepcopy(module).double()
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in [*twin.parameters(), *twin.buffers()]:
+        if tensor.is_floating_point():
+            values = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + 0.5
+            tensor.data.copy_(values)
+    return twin
+
+
+def unstack(y: Tensor) -> Tensor:
+    """Return a stacked tensor with the samples behind the hosts."""
+    return y.permute(0, 4, 1, 2, 3) if y.ndim == 5 else y
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_gradients_and_buffers_are_those_of_single_hosts(
+    name: str, is_training: bool
+) -> None:
+    template, shape = LAYERS[name]
+    hosts = [randomised(template, seed).train(is_training) for seed in range(N)]
+    store = RowStore(hosts[0], ())
+    store.put({host: Row.of_module(module) for host, module in enumerate(hosts)})
+    rows = ActiveRows()
+    stacked = stack_module(hosts[0], rows, {}).train(is_training)
+    rows.select(store, slice(None), needs_grad=True)
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(N, B, *shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = unstack(stacked(stack_inputs(x)))
+    expected = torch.stack([host(sample) for host, sample in zip(hosts, x, strict=True)])
+    torch.testing.assert_close(y, expected)
+
+    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    (grad_x,) = torch.autograd.grad((expected * weights).sum(), x, retain_graph=True)
+    parameters = [parameter for host in hosts for parameter in host.parameters()]
+    wanted = torch.autograd.grad((expected * weights).sum(), parameters) if parameters else ()
+    (y * weights).sum().backward()
+    torch.testing.assert_close(x.grad, grad_x)
+    if wanted:
+        assert rows.leaf is not None
+        flat = torch.cat([grad.flatten() for grad in wanted])
+        torch.testing.assert_close(rows.leaf.grad, flat.view(N, -1))
+    for host, module in enumerate(hosts):
+        for buffer_name, buffer in module.named_buffers():
+            torch.testing.assert_close(store.buffers[buffer_name][host], buffer)
+
+
+def test_an_embedding_looks_up_each_hosts_own_table() -> None:
+    hosts = [nn.Embedding(5, 3) for _ in range(N)]
+    store = RowStore(hosts[0], ())
+    store.put({host: Row.of_module(module) for host, module in enumerate(hosts)})
+    rows = ActiveRows()
+    stacked = stack_module(hosts[0], rows, {})
+    rows.select(store, slice(None), needs_grad=True)
+    tokens = torch.randint(5, (N, B, 4), generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([host(t) for host, t in zip(hosts, tokens, strict=True)])
+    y = stacked(tokens)
+    assert torch.equal(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    assert rows.leaf is not None
+    grads = [host.weight.grad for host in hosts]
+    torch.testing.assert_close(
+        rows.leaf.grad, torch.stack([g.flatten() for g in grads if g is not None])
+    )
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.BatchNorm2d(2, affine=False),
+        nn.Embedding(3, 2, padding_idx=0),
+        nn.AdaptiveAvgPool2d(2),
+        nn.LSTM(2, 2),
+        _Scaled(),
+    ],
+)
+def test_what_has_no_stacked_form_is_refused_by_name(module: nn.Module) -> None:
+    model = nn.Sequential(nn.ReLU(), module)
+    with pytest.raises(UnsupportedHostError, match=f"1 is a {type(module).__name__}"):
+        stack_module(model, ActiveRows(), {})
+
+
+class _MeanOverMaps(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def test_code_that_counts_axes_from_the_front_is_noticed() -> None:
+    models: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), _MeanOverMaps()) for _ in range(2)
+    ]
+    store = RowStore(models[0], ())
+    store.put({host: Row.of_module(model) for host, model in enumerate(models)})
+    rows = ActiveRows()
+    stacked = stack_module(models[0], rows, {})
+    rows.select(store, slice(None), needs_grad=False)
+    assert find_difference(stacked, models, torch.randn(3, 1, 4, 4)) is not None
