@@ -1,0 +1,183 @@
+"""The hosts that come with Esper: their sizes, their slots, and 200 random lives of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from esper.config.growth import GrowthConfig
+from esper.config.hosts import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.errors import ConfigError
+from esper.growth.governor import Governor
+from esper.growth.host_slots import HostSlots, slots
+from esper.growth.hosts import build_host, make_host, sample_input
+from esper.growth.modules import count_parameters
+from esper.growth.optimizers import OptimizerKeeper, find_leftovers
+from esper.lifecycle.factored_actions import (
+    ALPHA_CURVES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGETS,
+    STYLES,
+    TEMPO_EPOCHS,
+    Op,
+)
+from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.stages import Stage
+
+SMALL: dict[str, HostConfig] = {
+    "mlp": MLPHostConfig(n_features=4, n_classes=3, width=4, hidden=4),
+    "cnn": CNNHostConfig(image_size=4, n_classes=3, width=4, hidden=3),
+    "gpt": GPTHostConfig(vocabulary=5, context=4, width=4, hidden=4, n_blocks=1),
+}
+N_WALKS = 200
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (MLPHostConfig(width=9, hidden=9), 1_000),
+        (CNNHostConfig(width=4, hidden=6), 1_000),
+        (GPTHostConfig(vocabulary=16, context=16, width=8, hidden=14, n_blocks=1), 1_000),
+    ],
+)
+def test_hosts_can_be_as_small_as_a_thousand_parameters(config: HostConfig, limit: int) -> None:
+    assert 0.8 * limit < count_parameters(make_host(config)) < 1.2 * limit
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_same_seed_gives_the_same_host_and_leaves_the_global_generator_alone(
+    name: str,
+) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, second, other = (make_host(SMALL[name], seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    x = sample_input(SMALL[name])
+    assert torch.equal(first(x), second(x))
+    assert not torch.equal(first(x), other(x))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_dormant_host_is_the_plain_model_itself(name: str) -> None:
+    host, plain = make_host(SMALL[name], seed=1), build_host(SMALL[name], seed=1)
+    assert [type(m) for m in host.modules()] == [type(m) for m in plain.modules()]
+    assert host.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_widening_merges_into_every_block(name: str) -> None:
+    assert all(site.path is not None for site in slots(make_host(SMALL[name])).sites)
+
+
+def test_the_transformer_has_a_slot_that_merges_and_one_around_the_block() -> None:
+    sites = {site.name: site for site in slots(make_host(SMALL["gpt"])).sites}
+    assert sites.keys() == {"blocks.0.mlp", "blocks.0"}
+    assert sites["blocks.0.mlp"].path is not None
+
+
+def test_the_transformer_cannot_see_the_future() -> None:
+    host = make_host(SMALL["gpt"]).eval()
+    tokens = sample_input(SMALL["gpt"])
+    changed = tokens.clone()
+    changed[:, 2:] = (changed[:, 2:] + 1) % 5
+    assert torch.equal(host(tokens)[:, :2], host(changed)[:, :2])
+    assert not torch.equal(host(tokens)[:, 2:], host(changed)[:, 2:])
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="width is 0"):
+        MLPHostConfig(width=0)
+    with pytest.raises(ConfigError, match="must be a multiple of n_heads"):
+        GPTHostConfig(width=10, n_heads=4)
+    with pytest.raises(ConfigError, match="n_blocks is True"):
+        CNNHostConfig(n_blocks=True)
+
+
+class Walk:
+    """A host that lives a random legal life with its optimizer and governor."""
+
+    def __init__(self, config: HostConfig, seed: int) -> None:
+        self.model = make_host(config, seed=seed, growth_config=GrowthConfig(embargo_epochs=1))
+        self.base = count_parameters(self.model)
+        self.optimizer = AdamW(self.model.parameters(), 0.01)
+        OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
+        self.slots: HostSlots = slots(self.model)
+        self.governor = Governor(self.model, self.optimizer)
+        self.rng = np.random.default_rng(seed)
+        self.x = sample_input(config)
+
+    def legal_actions(self) -> Iterator[GrowthAction]:
+        config = self.slots.slot_config
+        for op in (Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE):
+            for slot in config.slot_ids:
+                fitting = [name for name in config.blueprints if config.does_fit(name, slot)]
+                action = GrowthAction(
+                    op=op,
+                    slot=slot,
+                    blueprint=str(self.rng.choice(fitting)),
+                    style=STYLES[self.rng.integers(len(STYLES))],
+                    tempo_epochs=TEMPO_EPOCHS[self.rng.integers(len(TEMPO_EPOCHS))],
+                    alpha_target=ALPHA_TARGETS[self.rng.integers(len(ALPHA_TARGETS))],
+                    alpha_speed_epochs=ALPHA_SPEED_EPOCHS[self.rng.integers(4)],
+                    alpha_curve=ALPHA_CURVES[self.rng.integers(len(ALPHA_CURVES))],
+                )
+                if self.slots.lives.is_legal(action):
+                    yield action
+
+    def live_an_epoch(self) -> None:
+        actions = list(self.legal_actions())
+        if actions and self.rng.random() < 0.8:
+            self.slots.apply(actions[self.rng.integers(len(actions))])
+        self.optimizer.zero_grad()
+        # At times the loss is spoiled, so that the governor takes part in the walk.
+        scale = torch.nan if self.rng.random() < 0.05 else 1.0
+        self.governor.step(scale * self.model(self.x).square().mean())
+        self.slots.tick()
+        self.governor.end_epoch()
+        self.check()
+
+    def check(self) -> None:
+        """Nothing is in the model or the optimizer that the slots do not account for."""
+        seeds = sum(
+            count_parameters(s.seed) + count_parameters(s.gate) for s in self.slots.values()
+        )
+        assert count_parameters(self.model) == self.base + seeds
+        assert not find_leftovers(self.model, self.optimizer)
+        members = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+        assert sorted(members) == sorted(id(p) for p in self.model.parameters())
+        assert not any(_hooks(module) for module in self.model.modules())
+        for slot in self.slots.values():
+            assert (slot.seed is not None) == slot.life.has_seed
+            assert any(m is slot for m in self.model.modules()) == slot.life.has_seed
+
+
+def _hooks(module: nn.Module) -> list[object]:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [hook for kind in kinds for hook in getattr(module, kind).values()]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_random_legal_lives_leave_nothing_behind(name: str) -> None:
+    seen: set[Stage] = set()
+    for seed in range(N_WALKS):
+        walk = Walk(SMALL[name], seed)
+        for _ in range(8):
+            walk.live_an_epoch()
+            seen |= {slot.stage for slot in walk.slots.values()}
+        walk.slots.abandon_growing()
+        for _ in range(4):
+            walk.slots.tick()
+        walk.check()
+        assert all(s.stage in (Stage.DORMANT, Stage.FOSSILIZED) for s in walk.slots.values())
+        committed = sum(
+            count_parameters(s.seed) + count_parameters(s.gate)
+            for s in walk.slots.values()
+            if s.stage == Stage.FOSSILIZED
+        )
+        assert count_parameters(walk.model) == walk.base + committed
+    assert seen == set(Stage)
