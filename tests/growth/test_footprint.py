@@ -177,7 +177,9 @@ def test_a_meter_tells_a_gate_from_none() -> None:
     model = add_slots(nn.Sequential(nn.Linear(4, 4)), ["0"], torch.randn(2, 4))
     host = slots(model)
     meter = TrainingMeter(model, torch.randn(2, 4))
-    lead_to(host, "0", Stage.HOLDING, blueprint="norm")
+    lead_to(host, "0", Stage.BLENDING, blueprint="norm")
+    while not host["0"].life.schedule.is_at_rest:
+        host.tick()
     meter.add_evaluation(2)
     assert meter.total_flops == 2 * 2 * 16
     host.set_alpha_target("0", 1.0, style=BlendStyle.LEARNED_GATE)

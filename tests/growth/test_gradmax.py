@@ -167,6 +167,40 @@ def test_the_reported_gradient_is_that_of_a_real_backward_pass(
     assert report.norm_after == pytest.approx(after.item(), rel=1e-5)
 
 
+def test_each_unit_has_the_better_of_its_two_signs() -> None:
+    model, host, loss = linear_host("relu", units=6, dtype=torch.float32)
+    maximise_gradient(model, "0", loss, n_iterations=0)  # singular vectors come with any sign
+    seed = host["0"].seed
+    real_norm(model, host, "0", loss)
+    chosen = seed.second.weight.grad.norm(dim=0)
+    with torch.no_grad():
+        seed.first.weight.neg_()
+    real_norm(model, host, "0", loss)
+    assert (chosen >= seed.second.weight.grad.norm(dim=0)).all()
+
+
+@pytest.mark.parametrize("slot", ["block_1", "block_2"])
+def test_more_iterations_find_more(slot: str) -> None:
+    norms = []
+    for n_iterations in (0, 1, 10, 30):
+        model, host, x = make_host("conv")
+        host.germinate(slot, WIDEN)
+        report = maximise_gradient(
+            model, slot, lambda m=model, x=x: m(x).square().sum(), n_iterations=n_iterations
+        )
+        norms.append(report.norm_after)
+    assert norms == sorted(norms)
+    assert norms[2] > 1.01 * norms[0]
+
+
+def test_a_model_in_evaluation_stays_there() -> None:
+    model, host, x = make_host("conv")
+    model.eval()
+    host.germinate("block_1", WIDEN)
+    maximise_gradient(model, "block_1", lambda: model(x).square().sum())
+    assert not any(module.training for module in model.modules())
+
+
 def test_a_loss_may_call_the_model_several_times() -> None:
     model, host, x = make_host("mlp")
     lead_to(host, "blocks.1", Stage.TRAINING, blueprint=WIDEN)
