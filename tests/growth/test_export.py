@@ -284,6 +284,20 @@ def test_a_block_is_called_with_the_arguments_it_was_called_with(
     assert_same(torch.export.export(plain, (x,)).module()(x), model(x))
 
 
+def test_a_model_may_ask_its_block_for_what_it_holds() -> None:
+    # The encoder reads layers[0].self_attn.batch_first, beside calling the layer.
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 5, 8)
+    add_slots(model, ["layers.0"], x)
+    grow(slots(model), "layers.0", "mlp_small")
+    for plain in (export(model), copy.deepcopy(export(model))):
+        assert_same(plain(x), model(x))
+        assert plain.layers[0].linear1.out_features == 16
+        names = {name.replace("layers.0.block.", "layers.0.") for name in plain.state_dict()}
+        assert {name for name, _ in layer.named_parameters(prefix="layers.0")} <= names
+        assert len(plain.state_dict()) == len(model.state_dict())
+
+
 class OddDefault(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -306,6 +320,39 @@ def test_something_of_esper_that_a_user_keeps_is_refused_by_name() -> None:
     model.head.note = [BlendStyle.ADD_LINEAR]
     with pytest.raises(UnsupportedHostError, match=r"'head' keeps something of esper.*'note'"):
         export(model)
+
+
+def test_hooks_of_the_user_stay_on_what_they_were_on() -> None:
+    model, calls = make_own_host(MLPHostConfig()), []
+    model.blocks[0].register_forward_hook(lambda module, args, output: calls.append(output))
+    model.head.register_forward_pre_hook(lambda module, args: calls.append(args[0]))
+    x = sample_input(MLPHostConfig())
+    wanted = (model(x), list(calls))
+    calls.clear()
+    assert torch.equal(export(model)(x), wanted[0])
+    assert len(calls) == 2
+    assert all(torch.equal(given, there) for given, there in zip(calls, wanted[1], strict=True))
+
+
+class Shifted(MLPSeed):
+    """A user's class built on one of ours, with a buffer that is cut to size."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("shift", torch.arange(9.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift[: x.shape[-1]]
+
+
+def test_buffers_of_a_traced_module_stay_buffers() -> None:
+    model, x = nn.Sequential(Shifted()), torch.randn(3, 4)
+    randomise(model)
+    plain = export(model)
+    assert_same(plain(x), model(x))
+    assert list(plain.state_dict()) == list(model.state_dict())
+    plain[0].shift.zero_()
+    assert_same(plain(x), model(x) - torch.arange(4.0))
 
 
 class Branching(MLPSeed):

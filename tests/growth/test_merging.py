@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from esper.growth.attach import add_slots
+from esper.growth.blueprints.dense import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.seed_slot import SeedSlot
@@ -132,12 +133,18 @@ def test_alpha_goes_into_the_last_layer_of_a_seed_that_stays_beside_its_block() 
     assert_same(plain(x), model(x))
 
 
+class Twice(MLPSeed):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](self[0](x))
+
+
 @pytest.mark.parametrize(
     "seed",
     [
         nn.Sequential(nn.Linear(3, 3), nn.Tanh()),
         nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3, elementwise_affine=False)),
         nn.Sequential(nn.Linear(3, 3), parametrizations.weight_norm(nn.Linear(3, 3))),
+        Twice(3, 3),
     ],
 )
 def test_alpha_stays_in_the_sum_where_no_layer_can_take_it(seed: nn.Module) -> None:
@@ -170,6 +177,10 @@ def _hook(model: nn.Module) -> None:
     model[0].block.second.register_forward_hook(lambda module, args, output: output + 1.0)
 
 
+def _watch(model: nn.Module) -> None:
+    model[0].block.activation.register_forward_hook(lambda module, args, output: None)
+
+
 def _parametrize(model: nn.Module) -> None:
     parametrizations.weight_norm(model[0].block.second)
 
@@ -182,7 +193,7 @@ def _change(model: nn.Module) -> None:
     model[0].block.activation = nn.Tanh()
 
 
-@pytest.mark.parametrize("spoil", [_tie, _hook, _parametrize, _name_twice, _change])
+@pytest.mark.parametrize("spoil", [_tie, _hook, _watch, _parametrize, _name_twice, _change])
 def test_a_block_that_is_not_free_is_not_merged_into(spoil: Callable[[nn.Module], None]) -> None:
     model, host, x = two_layers()
     grow(host, "0", "widen_large")
@@ -193,6 +204,29 @@ def test_a_block_that_is_not_free_is_not_merged_into(spoil: Callable[[nn.Module]
     assert type(plain[0]).__name__ == "GrownTwoLayers"
     assert plain[0].block.first.weight.shape == (4, 3)
     assert_same(plain(x), model(x))
+
+
+def test_a_norm_that_learns_at_another_pace_is_not_joined() -> None:
+    model, host, x = make_host("conv")
+    place = grow(host, "block_1", "widen_large")
+    place.block.norm.momentum = 0.3
+    plain = export(model)
+    assert plain.block_1.block.norm.num_features == 4
+    assert_same(plain.train()(x), model.train()(x))
+
+
+class Scaled(TwoLayers):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x if scale == 1.0 else scale * x)
+
+
+def test_a_block_of_several_arguments_is_not_merged_into() -> None:
+    model, host, x = two_layers(Scaled())
+    assert host["0"].site.path is not None
+    grow(host, "0", "widen_large")
+    plain = export(model)
+    assert plain[0].block.first.out_features == 4
+    assert_same(plain[0](x, scale=2.0), model[0].block(x, 2.0) + 0.7 * model[0].seed(x))
 
 
 def test_ties_survive_beside_and_inside_what_was_merged() -> None:
@@ -251,6 +285,19 @@ def test_layers_of_different_precision_are_not_joined() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         wanted = model(x)
         assert (plain(x) - wanted).abs().max() <= 0.02 * wanted.abs().max()
+
+
+class Precise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double().tanh()
+
+
+def test_the_sum_keeps_the_precision_of_the_block() -> None:
+    model, host, x = two_layers()
+    grow(host, "0", "mlp_small").seed = Precise()
+    plain = export(model)
+    assert plain[0](x).dtype == torch.float32
+    assert_same(plain(x), model(x))
 
 
 def test_half_precision_is_merged_within_its_own_precision() -> None:

@@ -9,6 +9,7 @@ import inspect
 import operator
 from dataclasses import dataclass, field
 from inspect import Parameter
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -17,12 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from esper.errors import UnsupportedHostError
 from esper.growth.blueprints import SeedForm
-from esper.growth.export.plain import comes_from_esper
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
-
-PRESERVED = "_user_preserved_attributes"
-"""Where torch keeps what a graph's copies take along besides modules and tensors."""
 
 _WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
@@ -51,9 +48,8 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
     if gate is not None:
         root.gate = gate
     root.training = slot.block.training
-    composed = GraphModule(root, graph, f"Grown{type(slot.block).__name__}")
-    _preserve_attributes(composed, slot.block)
-    return composed
+    kind = _class_for(slot.block)
+    return kind(root, graph, kind.__name__)
 
 
 def signature_of(block: nn.Module) -> list[Parameter] | None:
@@ -175,16 +171,14 @@ def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: N
             return delta
 
 
-def _preserve_attributes(composed: GraphModule, block: nn.Module) -> None:
-    """Keep what a model may ask of its block besides calling it: attributes that are no tensors."""
-    kept = {
-        name: value
-        for name, value in block.__dict__.items()
-        if not name.startswith("_")
-        and not hasattr(composed, name)
-        and not isinstance(value, (torch.Tensor, nn.Module))
-        and not comes_from_esper(value)
-    }
-    for name, value in kept.items():
-        setattr(composed, name, value)
-    composed.meta[PRESERVED] = kept
+def _class_for(block: nn.Module) -> type[GraphModule]:
+    """Return a class of graphs that answer for a block what a model may ask of it besides calling.
+
+    Each attribute leads to the block's own, so that nothing is held or listed twice.
+    """
+    taken = {*dir(GraphModule), "training", "meta", "shape_env", "block", "seed", "gate"}
+    names = [name for name in dir(block) if not name.startswith("_") and name not in taken]
+    answers: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
+    kind = type(f"Grown{type(block).__name__}", (GraphModule,), answers)
+    kind.__module__ = GraphModule.__module__
+    return kind

@@ -14,9 +14,6 @@ from esper.growth.host_slots import ATTRIBUTE
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.stages import Stage
 
-UNCHANGED_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING})
-"""Stages of a seed that the model's output does not show."""
-
 
 def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     """Return a plain copy of a model, with no class, hook or slot of Esper in it.
@@ -51,7 +48,6 @@ class _Exporter:
         self._ties = ties
         self._committed_only = committed_only
         self._done: dict[nn.Module, nn.Module] = {}
-        self._composed: set[nn.Module] = set()
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
         """Return the plain form of a module; a module that occurs twice gets one form."""
@@ -74,11 +70,10 @@ class _Exporter:
 
     def _is_kept(self, slot: SeedSlot) -> bool:
         """Return whether the exported model shows the seed of a slot."""
+        # A seed that is germinated or learns in isolation has an alpha of zero.
         if slot.seed is None or slot.is_off or slot.alpha == 0.0:
             return False
-        if self._committed_only:
-            return slot.stage == Stage.FOSSILIZED
-        return slot.stage not in UNCHANGED_STAGES
+        return slot.stage == Stage.FOSSILIZED or not self._committed_only
 
     def _grow(self, slot: SeedSlot) -> nn.Module:
         """Return a block with what its seed adds to it; the block is plain already."""
@@ -86,14 +81,11 @@ class _Exporter:
         # All it ever adds is zero, whatever the style.
         if type(slot.seed) is NoopSeed:
             return slot.block
-        is_block_alone = self._composed.isdisjoint(slot.block.modules())
-        if is_block_alone and merge_seed(slot, self._ties):
+        if merge_seed(slot, self._ties):
             return slot.block
         seed = self.convert(slot.seed, f"{slot.name}.seed")
         gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
         alpha = slot.alpha
         if slot.life.style in ADD_STYLES and scale_last_layer(seed, alpha, self._ties):
             alpha = 1.0
-        composed = compose(slot, seed, gate, alpha)
-        self._composed.add(composed)
-        return composed
+        return compose(slot, seed, gate, alpha)

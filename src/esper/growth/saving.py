@@ -1,0 +1,215 @@
+"""Saving a model in the middle of growth, and loading it again. Nothing is ever pickled.
+
+A folder holds ``growth.json`` (where the slots are, how their seeds live) and one file of tensors
+that it names, ``model-<hash>.safetensors``. The tensors are written first and the JSON file is put
+in place last, by a rename: whatever interrupts a save, the folder holds the old model or the new
+one, and never loads as a mixture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor, nn
+
+import esper
+from esper.config.growth import GrowthConfig
+from esper.errors import SavedModelError
+from esper.growth.attach import attach_slots
+from esper.growth.blueprints import blueprint_names
+from esper.growth.blueprints.blueprint import ENTRY_POINT_GROUP
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
+from esper.growth.modules import module_names
+from esper.growth.saved_tensors import SavedTensors, TensorTable
+from esper.growth.sites import SlotSite
+
+FORMAT = 1
+JSON_FILE = "growth.json"
+_TENSOR_FILES = "model-*.safetensors"
+_TEMPORARY = ".saving-"
+
+
+def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
+    """Write a model with slots, whatever its seeds are doing, to a folder.
+
+    A model that the folder holds already is replaced in one step.
+
+    Raises:
+        SlotError: If the model has no slots.
+        SavedModelError: If it holds something that cannot be saved; the message names it.
+    """
+    folder = Path(directory)
+    table = TensorTable(model)
+    growth = _describe(slots(model))
+    growth |= {"aliases": table.aliases, "transient": sorted(table.transient)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SavedModelError(f"{folder} is a file; a folder is needed to save in.") from None
+    with _temporary_file(folder) as path:
+        save_file(table.contents(), path)
+        _flush(path)
+        sha256 = _hash_of(path)
+        tensors = folder / f"model-{sha256[:16]}.safetensors"
+        os.replace(path, tensors)
+    growth |= {"tensors": tensors.name, "sha256": sha256}
+    growth["checksum"] = _checksum(growth)
+    with _temporary_file(folder) as path:
+        path.write_text(json.dumps(growth, indent=1, allow_nan=False), encoding="utf-8")
+        _flush(path)
+        _flush(folder)
+        os.replace(path, folder / JSON_FILE)
+    _flush(folder)
+    for stale in {*folder.glob(_TENSOR_FILES), *folder.glob(f"{_TEMPORARY}*")} - {tensors}:
+        stale.unlink(missing_ok=True)
+
+
+def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the model that :func:`save` wrote, with its slots and the seeds that live there.
+
+    Values and dtypes come from the folder. Devices, which host parameters learn, and whether
+    modules are in training or evaluation mode come from ``build``.
+
+    Args:
+        directory: The folder.
+        build: Returns a new model of the saved design, without slots; its weights do not matter.
+
+    Raises:
+        SavedModelError: If the folder is not a saved model, is damaged, or holds another design.
+    """
+    folder = Path(directory)
+    growth = _read_json(folder)
+    tensors = _read_tensors(folder, growth)
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise SavedModelError(f"build returned a {type(model).__name__}; a module is needed.")
+    if any(ATTRIBUTE in module.__dict__ for _, module in module_names(model)):
+        raise SavedModelError(
+            f"build returned a {type(model).__name__} with slots; leave out add_slots there, "
+            "load puts the saved slots in."
+        )
+    try:
+        _put_slots(model, growth)
+        saved = SavedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SavedModelError(f"{folder / JSON_FILE} is damaged: {error!r}") from error
+    problem = saved.find_mismatch(TensorTable(model))
+    if problem is not None:
+        raise SavedModelError(f"the model that build made is not the one in {folder}: {problem}")
+    saved.fill(TensorTable(model))
+    return model
+
+
+def _describe(host: HostSlots) -> dict[str, Any]:
+    """Return everything but tensors that a model's growth depends on."""
+    for name, life in host.lives.items():
+        schedule = life.schedule
+        for value in (life.alpha, life.alpha_target, schedule.start, schedule.target):
+            if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+                raise SavedModelError(f"slot {name!r} has an alpha of {value}; 0 to 1 is allowed.")
+    return {
+        "format": FORMAT,
+        "esper": esper.__version__,
+        "sites": [site.to_json() for site in host.sites],
+        "lives": host.lives.to_json(),
+        "growth_config": asdict(host.lives.growth_config),
+        "seed_limit": host.slot_config.seed_limit,
+        "seed": host.seed,
+        "n_germinated": host.n_germinated,
+    }
+
+
+def _put_slots(model: nn.Module, growth: dict[str, Any]) -> None:
+    """Give a new model the saved slots, and seeds with weights of no meaning."""
+    sites = [SlotSite.from_json(site) for site in growth["sites"]]
+    known = {name for name, _ in module_names(model)}
+    for site in sites:
+        if site.name not in known:
+            raise SavedModelError(
+                f"the saved model has a slot at {site.name!r}; the {type(model).__name__} that "
+                "build returned has no such submodule."
+            )
+    host = attach_slots(
+        model,
+        sites,
+        growth_config=GrowthConfig(**growth["growth_config"]),
+        seed_limit=growth["seed_limit"],
+        seed=growth["seed"],
+    )
+    host.n_germinated = growth["n_germinated"]
+    host.lives.load_json(growth["lives"])
+    for name, life in host.lives.items():
+        if life.has_seed and life.blueprint not in blueprint_names():
+            raise SavedModelError(
+                f"slot {name!r} holds a seed of blueprint {life.blueprint!r}, which is not "
+                f"registered here; install the package that offers it (entry point group "
+                f"{ENTRY_POINT_GROUP!r}) or register it before loading."
+            )
+    host.replant()
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / JSON_FILE
+    if not folder.is_dir():
+        raise SavedModelError(f"there is no folder {folder}.")
+    if not path.is_file():
+        raise SavedModelError(f"{folder} holds no saved model: {JSON_FILE} is missing.")
+    try:
+        growth: Any = json.loads(path.read_bytes())
+        version = growth["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SavedModelError(f"{path} is damaged: {error!r}") from error
+    if version != FORMAT:
+        raise SavedModelError(
+            f"{path} has format {version!r}; this version of esper reads format {FORMAT}."
+        )
+    if growth.pop("checksum", None) != _checksum(growth):
+        raise SavedModelError(f"{path} is damaged: its contents do not match its checksum.")
+    return growth
+
+
+def _read_tensors(folder: Path, growth: dict[str, Any]) -> dict[str, Tensor]:
+    path = folder / str(growth["tensors"])
+    if not path.is_file():
+        raise SavedModelError(f"{path} is missing; {JSON_FILE} beside it needs it.")
+    if _hash_of(path) != growth["sha256"]:
+        raise SavedModelError(f"{path} is damaged: its contents do not match its sha256.")
+    return load_file(path)
+
+
+def _checksum(growth: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(growth, sort_keys=True).encode()).hexdigest()
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's contents, or a folder's list of files, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _temporary_file(folder: Path) -> Generator[Path]:
+    """Give a path to write to; the file is gone afterwards unless it was renamed."""
+    path = folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
