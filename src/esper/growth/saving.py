@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
-import esper
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError
 from esper.growth.attach import attach_slots
@@ -119,7 +119,7 @@ def _describe(host: HostSlots) -> dict[str, Any]:
                 raise SavedModelError(f"slot {name!r} has an alpha of {value}; 0 to 1 is allowed.")
     return {
         "format": FORMAT,
-        "esper": esper.__version__,
+        "esper": _version(),
         "sites": [site.to_json() for site in host.sites],
         "lives": host.lives.to_json(),
         "growth_config": asdict(host.lives.growth_config),
@@ -185,6 +185,13 @@ def _read_tensors(folder: Path, growth: dict[str, Any]) -> dict[str, Tensor]:
     if _hash_of(path) != growth["sha256"]:
         raise SavedModelError(f"{path} is damaged: its contents do not match its sha256.")
     return load_file(path)
+
+
+def _version() -> str:
+    try:
+        return version("esper-lite")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _checksum(growth: dict[str, Any]) -> str:
