@@ -1,3 +1,24 @@
 """Esper grows neural networks while they train, steered by a controller that learns."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.api import *  # noqa: F403
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Find a name of :mod:`esper.api` when it is first asked for, so that importing is quick."""
+    if not name.startswith("_"):
+        api = importlib.import_module("esper.api")
+        if name in api.__all__:
+            return getattr(api, name)
+    raise AttributeError(f"module 'esper' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *importlib.import_module("esper.api").__all__]

@@ -178,7 +178,9 @@ def test_a_block_that_works_on_its_input_in_place_takes_serial_seeds_only() -> N
     )
     add_slots(model, ["1"], VECTORS)
     host = slots(model)
-    assert host["1"].site.why_no_parallel == "the block changes its input in place"
+    assert (
+        host["1"].site.why_no_parallel == "the input is changed in place, by the block or after it"
+    )
     assert set(host.slot_config.fits["1"]) == {"noop", "norm", "mlp_small", "mlp_large"}
     before = model(VECTORS)
     lead_to(host, "1", Stage.TRAINING, blueprint="mlp_small")
@@ -402,3 +404,24 @@ def test_two_models_made_alike_grow_alike_and_another_seed_grows_otherwise() -> 
 
     assert same_bits(grown(3), grown(3))
     assert not same_bits(grown(3), grown(4))
+
+
+class _ListOfSteps(nn.Module):
+    """Registers a block by name and calls it through a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.steps = [self.a]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.steps[0](x)
+
+
+def test_a_block_that_is_called_past_its_name_is_refused() -> None:
+    model = _ListOfSteps()
+    with pytest.raises(SlotError, match=r"'a' cannot have a slot: .* a reference of its own"):
+        add_slots(model, ["a"], torch.randn(2, 4))
+    assert type(model.a) is nn.Linear
+    with pytest.raises(SlotError, match="has no slots"):
+        slots(model)

@@ -1,10 +1,11 @@
 """A row of choices means the growth action that the design's tables say."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from esper.errors import ActionSpecError
+from esper.errors import ActionSpecError, ConfigError
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import WAIT, GrowthAction, decode_action
 from esper.lifecycle.slot_config import SlotConfig
@@ -84,3 +85,12 @@ def test_a_row_of_another_length_is_refused(length: int) -> None:
 def test_the_default_action_waits() -> None:
     assert GrowthAction() == WAIT
     assert WAIT.op == Op.WAIT
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("alpha_target", 0.0), ("alpha_target", 5.0), ("tempo_epochs", -1), ("tempo_epochs", True)],
+)
+def test_values_that_no_ramp_can_have_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{field} is {value}"):
+        GrowthAction(**{field: value})

@@ -29,8 +29,8 @@ def add_slots(
 ) -> nn.Module:
     """Put a slot around each named submodule, in place, and return the model.
 
-    The model is run twice with hooks, with and without gradients, in evaluation mode, to see what
-    each block reads and returns. Its parameters, buffers and outputs stay as they are.
+    The model is run a few times with hooks, with and without gradients, in evaluation mode, to see
+    what each block reads and returns. Its parameters, buffers and outputs stay as they are.
 
     Args:
         model: Any module.
@@ -59,7 +59,16 @@ def add_slots(
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
         sites.append(site_of(name, block, calls[name][0]))
-    attach_slots(model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
+    host_slots = attach_slots(
+        model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
+    )
+    bypassed = _find_bypassed(model, host_slots, sample_input)
+    if bypassed:
+        delattr(model, ATTRIBUTE)
+        raise SlotError(
+            f"{bypassed[0]!r} cannot have a slot: the model calls it through a reference of its "
+            "own (a plain list, say), past anything put in its place; use nn.ModuleList."
+        )
     return model
 
 
@@ -77,6 +86,18 @@ def attach_slots(
     )
     setattr(model, ATTRIBUTE, host_slots)
     return host_slots
+
+
+def _find_bypassed(model: nn.Module, host_slots: HostSlots, sample_input: Any) -> list[str]:
+    """Return the slots that the model would not call if they stood in their blocks' places."""
+    for name in host_slots:
+        host_slots.place(name)
+    try:
+        calls = record_calls(model, host_slots, sample_input)
+    finally:
+        for name in host_slots:
+            host_slots.take_out(name)
+    return [name for name, made in calls.items() if not made]
 
 
 def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
@@ -178,7 +199,7 @@ def _find_input(
         if kind_of(x) != kind or not _do_axes_fit(tuple(x.shape), output_shape, kind):
             continue
         if not x.is_inference() and x._version != call.versions[key]:
-            return None, "the block changes its input in place"
+            return None, "the input is changed in place, by the block or after it"
         return key, ""
     given = ", ".join(describe(x) for x in tensors.values()) or "no tensor"
     return None, f"the block's input ({given}) cannot be mapped to its output by a parallel seed"

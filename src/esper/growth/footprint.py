@@ -86,11 +86,19 @@ def training_step_flops(model: nn.Module, sample_input: Any) -> int:
     def work() -> None:
         outputs = _tensors_in(call_model(model, sample_input))
         total = sum((output.float().sum() for output in outputs), start=torch.zeros(()))
-        if learning and total.requires_grad:
-            torch.autograd.grad(total, learning, allow_unused=True)
+        if total.requires_grad:
+            total.backward()
 
-    with evaluation_mode(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        return count_flops(work)
+    # torch.autograd.grad would leave gradients alone, but the counter cannot follow it everywhere.
+    kept = [parameter.grad for parameter in learning]
+    try:
+        for parameter in learning:
+            parameter.grad = None
+        with evaluation_mode(model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            return count_flops(work)
+    finally:
+        for parameter, gradient in zip(learning, kept, strict=True):
+            parameter.grad = gradient
 
 
 class TrainingMeter:

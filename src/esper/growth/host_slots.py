@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from esper.config.checks import require_int
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
@@ -43,6 +44,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         seed_limit: int | None = None,
         seed: int = 0,
     ) -> None:
+        require_int("seed", seed, least=0)
         self.model = model
         self.seed = seed
         self.n_germinated = 0
@@ -183,7 +185,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def remove_seed(self, slot: str) -> None:
         """Take the seed away and put the block back."""
         self[slot].clear()
-        self._take_out(slot)
+        self.take_out(slot)
         self._notify()
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
@@ -230,7 +232,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         if seed is not None:
             self.place(slot)
         else:
-            self._take_out(slot)
+            self.take_out(slot)
         self._notify()
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
@@ -246,7 +248,8 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Seeds that are neither committed nor given up."""
         return sum(life.stage in LIVE_STAGES for _, life in self.lives.items())
 
-    def _take_out(self, slot: str) -> None:
+    def take_out(self, slot: str) -> None:
+        """Put a slot's block back in its own place in the model."""
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 

@@ -104,6 +104,7 @@ class SeedSlot(nn.Module):
             self.gate = None
         elif self.gate is None:
             self.gate = _zero_gate(self.site).to(**self._tensor_options())
+            self.gate.train(self.block.training)
 
     def clear(self) -> None:
         """Take the seed away."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esper.config.checks import require_int, require_number
 from esper.errors import ActionSpecError
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
@@ -33,6 +34,11 @@ class GrowthAction:
     alpha_target: float = ALPHA_TARGETS[-1]
     alpha_speed_epochs: int = ALPHA_SPEED_EPOCHS[0]
     alpha_curve: AlphaCurve = AlphaCurve.LINEAR
+
+    def __post_init__(self) -> None:
+        require_int("tempo_epochs", self.tempo_epochs, least=0)
+        require_int("alpha_speed_epochs", self.alpha_speed_epochs, least=0)
+        require_number("alpha_target", self.alpha_target, above=0.0, most=1.0)
 
 
 WAIT = GrowthAction()

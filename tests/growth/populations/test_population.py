@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from esper.config.population import PopulationConfig
-from esper.errors import ConfigError, IllegalActionError, ShapeError, SlotError
+from esper.errors import (
+    ConfigError,
+    IllegalActionError,
+    ShapeError,
+    SlotError,
+    UnsupportedHostError,
+)
+from esper.growth.attach import add_slots
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.modules import count_parameters
@@ -243,3 +250,40 @@ def test_mistakes_get_a_clear_line(form: type[Population]) -> None:
 def test_one_host_more_or_less_does_not_change_the_parameters_of_a_design() -> None:
     population = StackedPopulation(Builder(MLP), make_specs(MLP, (16, 16, 16)), CONFIG)
     assert population.state.hosts.values.shape == (3, count_parameters(make_host(MLP)))
+
+
+class _Noisy(nn.Module):
+    """A model that draws at random while it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(self.stem(x)))
+
+
+def build_noisy(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return add_slots(_Noisy(), ["stem"], torch.randn(2, 6))
+
+
+def test_dropout_draws_from_the_hosts_own_numbers_and_goes_on_after_a_save() -> None:
+    specs = make_specs(MLP, (24, 24))
+    first = SequentialPopulation(build_noisy, specs, CONFIG)
+    second = SequentialPopulation(build_noisy, specs[1:], CONFIG)
+    torch.manual_seed(1)
+    first.train_epoch()
+    torch.manual_seed(2)
+    second.train_epoch()
+    assert_same(snapshot(first, 1), snapshot(second, 0))
+    resumed = SequentialPopulation(build_noisy, specs, CONFIG)
+    resumed.load_state_dict(first.state_dict())
+    for population in (first, resumed):
+        population.train_epoch()
+    assert_same(snapshot(first, 1), snapshot(resumed, 1))
+    with pytest.raises(UnsupportedHostError, match="cannot be computed for many hosts at once"):
+        StackedPopulation(build_noisy, specs, CONFIG)

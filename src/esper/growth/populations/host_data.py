@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.config.checks import require_int, require_number
 from esper.errors import ShapeError
 
 Split = Literal["train", "validation"]
@@ -50,6 +51,11 @@ class HostSpec:
     learning_rate: float | None = None
     """Step size; None for the population's."""
 
+    def __post_init__(self) -> None:
+        require_int("seed", self.seed, least=0)
+        if self.learning_rate is not None:
+            require_number("learning_rate", self.learning_rate, above=0.0)
+
 
 class BatchOrder:
     """The order in which one host sees its samples, from a generator of its own.
@@ -62,21 +68,31 @@ class BatchOrder:
         self.n_samples = n_samples
         self.batch_size = min(batch_size, n_samples)
         self.n_batches = n_samples // self.batch_size
+        self.seed = seed
+        self.epoch = 0
+        """Epochs that were drawn."""
         # A stream of its own, so that the order does not depend on how weights were drawn.
         self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
 
     def draw_epoch(self) -> NDArray[np.int64]:
         """Return the samples of each batch of the next epoch, ``[batches, batch_size]``."""
+        self.epoch += 1
         order = self._generator.permutation(self.n_samples)
         return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
 
+    @property
+    def noise_seed(self) -> int:
+        """What layers that draw at random (dropout) are to draw from in the present epoch."""
+        return int(np.random.SeedSequence([self.seed, 2, self.epoch]).generate_state(1)[0])
+
     def get_state(self) -> dict[str, Any]:
-        """Return where the generator is, as plain values."""
-        return dict(self._generator.bit_generator.state)
+        """Return where the order is, as plain values."""
+        return {"epoch": self.epoch, "generator": dict(self._generator.bit_generator.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where another generator was."""
-        self._generator.bit_generator.state = state
+        """Go to where another order was."""
+        self.epoch = state["epoch"]
+        self._generator.bit_generator.state = state["generator"]
 
 
 class SamplePool:

@@ -145,16 +145,19 @@ class SequentialPopulation(Population):
         losses: list[float] = []
         norms: list[float] = []
         intervention: GovernorReport | None = None
-        for batch in torch.from_numpy(order.draw_epoch()):
-            held.optimizer.zero_grad()
-            outputs = held.model(inputs[batch])
-            loss = self.objective.losses(outputs, targets[batch]).mean()
-            report.flops[host] += cost
-            intervention = held.governor.step(loss)
-            if intervention is not None:
-                break
-            losses.append(loss.item())
-            norms.append(held.governor.gradient_norm)
+        batches = torch.from_numpy(order.draw_epoch())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(order.noise_seed)
+            for batch in batches:
+                held.optimizer.zero_grad()
+                outputs = held.model(inputs[batch])
+                loss = self.objective.losses(outputs, targets[batch]).mean()
+                report.flops[host] += cost
+                intervention = held.governor.step(loss)
+                if intervention is not None:
+                    break
+                losses.append(loss.item())
+                norms.append(held.governor.gradient_norm)
         if intervention is None:
             intervention = held.governor.check_parameters()
         held.slots.tick()

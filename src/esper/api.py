@@ -1,0 +1,66 @@
+"""The names that ``import esper`` offers, in one list."""
+
+from esper.config.growth import GovernorConfig, GrowthConfig
+from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
+from esper.config.population import PopulationConfig
+from esper.growth.attach import add_slots, print_trainable_parameters
+from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
+from esper.growth.export import export
+from esper.growth.finding import find_slots
+from esper.growth.footprint import TrainingMeter, footprint
+from esper.growth.governor import Governor
+from esper.growth.gradmax import maximise_gradient
+from esper.growth.host_slots import slots
+from esper.growth.hosts import make_host
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.populations import (
+    HostData,
+    HostSpec,
+    SequentialPopulation,
+    StackedPopulation,
+    make_population,
+)
+from esper.growth.saving import load, save
+from esper.growth.sites import SlotSite
+from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
+from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.stages import Stage
+
+__all__ = [
+    "AlphaCurve",
+    "BlendStyle",
+    "Blueprint",
+    "CNNHostConfig",
+    "GPTHostConfig",
+    "Governor",
+    "GovernorConfig",
+    "GrowthAction",
+    "GrowthConfig",
+    "HostData",
+    "HostSpec",
+    "MLPHostConfig",
+    "Op",
+    "OptimizerKeeper",
+    "PopulationConfig",
+    "SeedForm",
+    "SequentialPopulation",
+    "SlotSite",
+    "StackedPopulation",
+    "Stage",
+    "TensorKind",
+    "TrainingMeter",
+    "add_slots",
+    "blueprint_names",
+    "export",
+    "find_slots",
+    "footprint",
+    "load",
+    "make_host",
+    "make_population",
+    "maximise_gradient",
+    "print_trainable_parameters",
+    "register_blueprint",
+    "save",
+    "slots",
+]
