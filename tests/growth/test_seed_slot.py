@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.attach import add_slots
+from esper.growth.blending import AlphaSchedule
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.host_slots import slots
 from esper.growth.seed_slot import SeedSlot, find_change_problem
@@ -135,7 +136,7 @@ def test_blending_adds_alpha_of_the_full_seed(
 ) -> None:
     _, host, _ = make_host("mlp")
     place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint=blueprint, style=style)
-    host.set_alpha_target("blocks.0", alpha, style=style)
+    place.life.schedule = AlphaSchedule(target=alpha)
     randomise(place)
     x = torch.randn(4, 6)
     y = place.block(x)
