@@ -1,0 +1,1 @@
+"""What a host learns: the data that comes with the package."""
