@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+SLOW_READY := $(VENV)/ready-for-slow-tests
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: train test check bench slow-test clean
+.PHONY: grow train test check bench slow-test clean
+
+grow: $(READY)  ## grow a model of your own on real data
+	$(BIN)/python examples/grow_your_own_model.py
 
 train: $(READY)  ## train PPO on the example environment
 	$(BIN)/python examples/ppo_on_your_environment.py
@@ -22,7 +26,7 @@ check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_report.py src
 
-slow-test: $(READY)  ## the campaigns that take minutes
+slow-test: $(SLOW_READY)  ## the campaigns that take minutes, with models and formats of others
 	$(BIN)/python -m pytest -m slow
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
@@ -35,6 +39,11 @@ clean:
 $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# Nothing here replaces a package that `make test` uses, so one environment serves both.
+$(SLOW_READY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,models,onnx]"
 	touch $@
 
 # The peers bring many packages and stay out of the environment for development; the constraint

@@ -31,6 +31,9 @@ _DROPOUTS = (
 
 def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
     """Return the two-layer path of a block that was called with ``x``, or None if there is none."""
+    if not all(map(_is_value, [*call.args, *call.kwargs.values()])):
+        # The block may keep something in the object (a cache), so a second call is another call.
+        return None
     leaves = {
         name: module for name, module in named_modules(block).items() if not any(module.children())
     }
@@ -44,6 +47,14 @@ def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
             if _is_only_added(block, leaves, path, call, x):
                 return path
     return None
+
+
+def _is_value(argument: Any) -> bool:
+    """Return whether an argument is a tensor or a plain value, which no call changes unseen."""
+    if isinstance(argument, (tuple, list)):
+        return all(map(_is_value, cast(tuple[Any, ...], argument)))
+    plain = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device, type(None))
+    return isinstance(argument, plain)
 
 
 def _connected_paths(leaves: dict[str, nn.Module], calls: Calls, x: Tensor) -> list[BlockPath]:
