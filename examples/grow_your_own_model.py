@@ -193,7 +193,7 @@ def main(epochs: int, seed: int, folder: Path) -> None:
     torch.manual_seed(seed)
     started, small = time.monotonic(), DigitNet()
     *data, test = split_digits(seed)
-    sample, at = test[0][:8], list(PLAN)
+    sample, at = data[0][0][:8], list(PLAN)
     print("Where DigitNet can grow, and what each seed would cost there:")
     print(esper.find_slots(small, sample))
 
@@ -223,7 +223,7 @@ def main(epochs: int, seed: int, folder: Path) -> None:
         other = find_right(rival, test)
         lost, won = int((right & ~other).sum()), int((other & ~right).sum())
         print(
-            f'"{name}" is wrong on {lost} images that "grown" has right, and right on {won} others.'
+            f'"{name}" is wrong where "grown" is right on {lost} images, right where it is wrong on {won}.'
         )
     print(f"This is one run, which took {time.monotonic() - started:.0f} s; --seed gives others.")
 
