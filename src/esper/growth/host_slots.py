@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from esper.config.checks import require_int
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
+from esper.growth.randomness import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
@@ -175,8 +175,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
         """Build the action's blueprint and put the slot in the block's place."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(draw_seed_number(self.seed, self.n_germinated))
+        with seeded(draw_seed_number(self.seed, self.n_germinated)):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
         self.place(slot)
@@ -212,7 +211,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Build the seed of each slot whose life says that it has one; weights come later."""
         for name, life in self.lives.items():
             if life.has_seed:
-                with torch.random.fork_rng(devices=[]):
+                with seeded(0):
                     self[name].plant(life.blueprint, life.style)
                 self.place(name)
         self._notify()

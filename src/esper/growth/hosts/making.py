@@ -14,13 +14,13 @@ from esper.growth.host_slots import slots
 from esper.growth.hosts.cnn import CNNHost
 from esper.growth.hosts.gpt import GPTHost
 from esper.growth.hosts.mlp import MLPHost
+from esper.growth.randomness import seeded
 from esper.growth.sites import SlotSite
 
 
 def build_host(config: HostConfig, *, seed: int = 0) -> nn.Module:
     """Return a host without slots."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         match config:
             case MLPHostConfig():
                 return MLPHost(config)

@@ -25,6 +25,7 @@ from esper.growth.populations.host_models import (
 )
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.population import EpochReport, Evaluation, Population
+from esper.growth.randomness import seeded
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
@@ -146,8 +147,7 @@ class SequentialPopulation(Population):
         norms: list[float] = []
         intervention: GovernorReport | None = None
         batches = torch.from_numpy(order.draw_epoch())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(order.noise_seed)
+        with seeded(order.noise_seed):
             for batch in batches:
                 held.optimizer.zero_grad()
                 outputs = held.model(inputs[batch])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from esper.growth.host_slots import draw_seed_number
 from esper.growth.populations.stacked_slots import GROUP_STYLE
+from esper.growth.randomness import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.growth_action import GrowthAction
@@ -28,8 +27,7 @@ class StackedKeeper:
         """Build the action's blueprint; it waits until it may learn."""
         seed, count = self.population.specs[self.host].seed, self.state.n_germinated[self.host]
         place = self._fresh_place(slot)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(draw_seed_number(seed, count))
+        with seeded(draw_seed_number(seed, count)):
             place.plant(action.blueprint, action.style)
         self.state.n_germinated[self.host] = count + 1
         self.state.pending[self.host, slot] = place
@@ -44,7 +42,7 @@ class StackedKeeper:
         if GROUP_STYLE[style] == GROUP_STYLE[life.style]:
             return
         place = self._fresh_place(slot)
-        with torch.random.fork_rng(devices=[]):
+        with seeded(0):
             place.plant(life.blueprint, style)
         self.state.restyle(self.host, place, life, style)
 
