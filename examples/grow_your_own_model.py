@@ -222,9 +222,7 @@ def main(epochs: int, seed: int, folder: Path) -> None:
     for name, rival in rivals.items():
         other = find_right(rival, test)
         lost, won = int((right & ~other).sum()), int((other & ~right).sum())
-        print(
-            f'"{name}" is wrong where "grown" is right on {lost} images, right where it is wrong on {won}.'
-        )
+        print(f'Only "grown" is right on {lost} images, only "{name}" on {won}.')
     print(f"This is one run, which took {time.monotonic() - started:.0f} s; --seed gives others.")
 
 
