@@ -9,6 +9,7 @@
     │   ├── DeviceError
     │   └── ValueRangeError
     ├── SlotError               a slot, stage or blueprint that does not exist, or cannot be used
+    │   ├── UnknownSlotError    a slot or blueprint of a name that there is not
     │   └── IllegalActionError  an action that the host's state does not allow
     ├── SavedModelError         a saved model is missing, damaged, or of another design
     ├── UnsupportedHostError    a model that a population or an export cannot handle
@@ -61,6 +62,12 @@ class ValueRangeError(TensorError):
 
 class SlotError(EsperError):
     """A slot, stage or blueprint does not exist, exists twice, or cannot be used."""
+
+
+class UnknownSlotError(SlotError, KeyError):
+    """A slot or blueprint is named that there is not."""
+
+    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
 
 
 class IllegalActionError(SlotError):

@@ -45,7 +45,8 @@ def test_the_least_settings_that_are_allowed() -> None:
     least = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
     assert dataclasses.astuple(least) == (0, 0, 1)
     edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
-    assert dataclasses.astuple(edge) == (2, 0, 0.1, 1)
+    edge = dataclasses.replace(edge, outlier_floor=0)
+    assert dataclasses.astuple(edge) == (2, 0, 0.1, 1, 0)
 
 
 @pytest.mark.parametrize("config", [GrowthConfig(), GovernorConfig()])

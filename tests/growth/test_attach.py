@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.errors import SlotError
+from esper.errors import ShapeError, SlotError
 from esper.growth.attach import add_slots, print_trainable_parameters
 from esper.growth.finding import find_slots
 from esper.growth.footprint import forward_flops
@@ -17,6 +17,7 @@ from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.tensor_kinds import TensorKind
+from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import (
     HOSTS,
@@ -304,7 +305,7 @@ def test_looking_at_a_model_leaves_it_and_the_generator_alone(work: Callable[...
 def test_no_hook_or_mode_is_left_when_a_model_fails() -> None:
     model = Stateful().train()
     for work in (lambda x: add_slots(model, ["body"], x), lambda x: find_slots(model, x)):
-        with pytest.raises(RuntimeError, match="shape"):
+        with pytest.raises(SlotError, match="cannot be run with this sample_input"):
             work(torch.randn(4, 99))
         assert hooks_of(model) == 0
         assert all(module.training for module in model.modules())
@@ -425,3 +426,98 @@ def test_a_block_that_is_called_past_its_name_is_refused() -> None:
     assert type(model.a) is nn.Linear
     with pytest.raises(SlotError, match="has no slots"):
         slots(model)
+
+
+class _ReadsAlpha(nn.Module):
+    """Reads an attribute of its block that slots have too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.block.alpha = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block.alpha * self.block(x)
+
+
+def test_a_block_whose_attributes_a_slot_would_hide_is_refused() -> None:
+    with pytest.raises(SlotError, match="'block' cannot have a slot: the model gives something"):
+        add_slots(_ReadsAlpha(), ["block"], torch.randn(2, 4))
+
+
+class _WalksItsBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(self.block) == 2
+        assert [type(part) for part in self.block] == [nn.Linear, nn.ReLU]
+        return self.block(x) + self.block[0].bias
+
+
+def test_a_slot_can_be_walked_like_the_block_in_it() -> None:
+    model = _WalksItsBlock()
+    x = torch.randn(2, 4)
+    before = model(x)
+    add_slots(model, ["block"], x)
+    slots(model).germinate("block", "mlp_small")
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("sample", [torch.randn(2, 99), torch.zeros(2, 5).int(), None, "x"])
+def test_a_sample_that_the_model_cannot_take_is_refused_in_one_line(sample: Any) -> None:
+    with pytest.raises(SlotError, match="cannot be run with this sample_input") as caught:
+        add_slots(nn.Sequential(nn.Linear(5, 5), nn.ReLU()), ["0"], sample)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_must_be_a_list() -> None:
+    with pytest.raises(SlotError, match="at is None; a list of names is needed"):
+        add_slots(nn.Sequential(nn.Linear(5, 5)), None, torch.randn(2, 5))  # type: ignore[arg-type]
+
+
+def test_slots_are_asked_for_like_a_mapping() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
+    add_slots(model, ["0"], torch.randn(2, 5))
+    host = slots(model)
+    assert "0" in host
+    assert "1" not in host
+    assert host.get("nope") is None
+    with pytest.raises(SlotError, match="there is no slot 'nope'; there are 0"):
+        host["nope"]
+
+
+def test_a_compiled_model_has_the_slots_of_the_model_in_it() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    assert add_slots(compiled, ["0"], torch.randn(2, 5)) is compiled
+    assert slots(compiled) is slots(model)
+
+
+def test_a_seed_takes_the_dtype_of_the_model_where_the_block_has_none() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    add_slots(model, ["1"], x)
+    slots(model).germinate("1", "mlp_small")
+    assert slots(model).advance("1").was_done
+    model(x).sum().backward()
+
+
+def test_a_seed_that_does_not_fit_another_image_size_says_so() -> None:
+    block = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1))
+    model = nn.Sequential(nn.Identity(), block)
+    add_slots(model, ["1"], torch.randn(2, 2, 8, 8))
+    place = lead_to(slots(model), "1", Stage.BLENDING, blueprint="widen_small")
+    assert place(torch.randn(2, 2, 8, 8)).shape == (2, 4, 1, 1)
+    with pytest.raises(ShapeError, match=r"gives \[2, 4, 2, 2\] where the block gives"):
+        model(torch.randn(2, 2, 16, 16))
+
+
+def test_changing_alpha_keeps_the_style_unless_told_otherwise() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
+    add_slots(model, ["0"], torch.randn(2, 5))
+    host, style = slots(model), BlendStyle.MULTIPLY_LINEAR
+    lead_to(host, "0", Stage.HOLDING, blueprint="mlp_small", style=style)
+    host.set_alpha_target("0", 0.5)
+    assert host["0"].life.style == style

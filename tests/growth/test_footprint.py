@@ -185,3 +185,13 @@ def test_a_meter_tells_a_gate_from_none() -> None:
     host.set_alpha_target("0", 1.0, style=BlendStyle.LEARNED_GATE)
     meter.add_evaluation(2)
     assert meter.total_flops == 2 * (2 * 2 * 16) + 2 * 2 * 4
+
+
+def test_a_meter_knows_the_samples_in_arguments_and_keywords() -> None:
+    model, _, x = make_host("mlp")
+    totals: list[float] = []
+    for sample in (x, (x,), {"x": x}):
+        meter = TrainingMeter(model, sample)
+        meter.add_training(10)
+        totals.append(meter.total_flops)
+    assert totals[0] == totals[1] == totals[2] > 0

@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
 
 from esper.config.growth import GovernorConfig
 from esper.config.hosts import CNNHostConfig
+from esper.errors import SlotError, TensorError
+from esper.growth.attach import add_slots
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host, sample_input
@@ -75,7 +78,6 @@ class World:
             ],
             "lives": self.slots.lives.to_json(),
             "n_germinated": self.slots.n_germinated,
-            "losses": self.governor.watch.get_state(),
         }
 
 
@@ -138,9 +140,7 @@ def test_a_spoiled_host_is_restored_exactly(name: str, optimizer: str) -> None:
     spoil, reason = SPOILERS[name]
     world = World(MAKERS[optimizer])
     good = world.copy_state()
-    # Steps, a change of the slots and forgotten buffers between the last good state and the fall.
-    world.step()
-    world.slots.tick()
+    world.step()  # which moves parameters, buffers and moments
     abandoned: list[dict[str, Any]] = []
     original = world.slots.abandon_growing
 
@@ -161,11 +161,43 @@ def test_a_spoiled_host_is_restored_exactly(name: str, optimizer: str) -> None:
     world.train_epoch()
 
 
-def test_what_was_removed_since_the_last_good_state_comes_back() -> None:
+def test_an_action_since_the_last_epoch_stands() -> None:
+    world = World(MAKERS["adamw"])
+    for _ in range(2):
+        world.train_epoch()
+    assert world.slots.advance("blocks.1").was_done
+    world.train_epoch()
+    assert world.slots.fossilize("blocks.1").was_done
+    fossilized = world.copy_state()
+    report = spoil_data(world)
+    assert report is not None
+    assert report.pruned == ()
+    assert_identical(world.copy_state(), fossilized)
+
+
+def test_a_seed_that_germinated_since_the_last_epoch_is_pruned_not_forgotten() -> None:
+    world = World(MAKERS["adamw"])
+    for _ in range(2):
+        world.train_epoch()
+    world.slots.prune("blocks.1")
+    for _ in range(5):
+        world.train_epoch()
+    world.slots.germinate("blocks.1", "norm")
+    count = world.slots.n_germinated
+    report = spoil_data(world)
+    assert report is not None
+    assert report.pruned == ("blocks.1",)
+    assert world.slots["blocks.1"].stage == Stage.PRUNED
+    assert world.slots.n_germinated == count
+
+
+def test_what_was_removed_from_a_spoiled_host_comes_back_before_it_is_pruned() -> None:
     world = World(MAKERS["adamw"])
     for _ in range(2):
         world.train_epoch()
     good = world.copy_state()
+    with torch.no_grad():
+        world.model.head.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
     assert world.slots.prune("blocks.1").was_done
     assert world.slots["blocks.1"].seed is None
     noted: list[dict[str, Any]] = []
@@ -198,6 +230,97 @@ def test_a_loss_far_outside_its_recent_range_is_an_outlier() -> None:
     report = world.governor.step(nn.functional.cross_entropy(100.0 * world.model(X), (Y + 1) % 3))
     assert report is not None
     assert "recent ones were" in report.reason
+
+
+def test_a_loss_that_stays_at_another_level_is_learned_from_after_one_refusal() -> None:
+    world = World(MAKERS["sgd"])
+    world.governor.watch.config = GovernorConfig(warmup_losses=2)
+    n_refused = 0
+    for _ in range(30):
+        world.optimizer.zero_grad()
+        loss = 5.0 * nn.functional.cross_entropy(world.model(X), Y) + 20.0
+        n_refused += world.governor.step(loss) is not None
+        world.governor.end_epoch()
+    assert n_refused == 1
+
+
+def test_small_rises_of_a_tiny_loss_are_no_outliers() -> None:
+    watch = LossWatch(1, GovernorConfig())
+    for _ in range(30):
+        watch.add(np.array([0.0]))
+    assert watch.limits()[0] == pytest.approx(1.0)
+
+
+class _WithBuffers(nn.Module):
+    """Has a mask of minus infinity, and puts another tensor in a buffer's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1), persistent=False)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.head(self.block(x))
+
+
+def test_masks_may_be_infinite_and_buffers_may_be_replaced() -> None:
+    model = _WithBuffers()
+    add_slots(model, ["block"], torch.randn(2, 4))
+    optimizer = SGD(model.parameters(), 0.1)
+    governor = Governor(model, optimizer)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    start = model.block.weight.detach().clone()
+    assert governor.step(nn.functional.cross_entropy(model(x), y)) is None
+    assert governor.end_epoch() is None
+    assert not torch.equal(model.block.weight, start)
+    mean = model.mean.clone()
+    assert governor.step(nn.functional.cross_entropy(model(x * torch.nan), y)) is not None
+    assert torch.equal(model.mean, mean)
+    assert governor.end_epoch() is None
+
+
+def test_learning_rates_stay_where_a_scheduler_put_them() -> None:
+    world = World(MAKERS["sgd"])
+    scheduler = ExponentialLR(world.optimizer, 0.5)
+    world.step()
+    for _ in range(3):
+        scheduler.step()
+        assert spoil_data(world) is not None
+    assert world.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**3)
+
+
+def test_a_governor_made_before_the_groups_of_seeds_restores_too() -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1)
+    governor = Governor(model, optimizer)
+    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    assert governor.step(model(X * torch.nan).sum()) is not None
+    assert not find_leftovers(model, optimizer)
+
+
+def test_a_seed_that_nobody_trains_and_a_loss_without_gradient_are_refused() -> None:
+    model = make_host(SIZES)
+    governor = Governor(model, SGD(model.parameters(), 0.1))
+    with pytest.raises(TensorError, match="requires_grad False"):
+        governor.step(torch.tensor(1.0))
+    with pytest.raises(TensorError, match=r"shape \[2\]"):
+        governor.step(model(X)[:2, 0])
+    with pytest.raises(SlotError, match=r"does not hold the seed in slot 'blocks\.0'"):
+        slots(model).germinate("blocks.0", "norm")
+    with pytest.raises(SlotError, match="holds no parameter of this CNNHost"):
+        Governor(model, SGD(nn.Linear(2, 2).parameters(), 0.1))
+
+
+def test_sparse_gradients_are_looked_at_too() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4), nn.Linear(4, 3))
+    tokens = torch.tensor([[0, 1], [2, 3]])
+    add_slots(model, ["1"], tokens)
+    governor = Governor(model, SGD(model.parameters(), 0.1))
+    assert governor.step(model(tokens).square().mean()) is None
+    assert governor.gradient_norm > 0.0
 
 
 def test_gradients_can_be_clipped_before_the_update() -> None:

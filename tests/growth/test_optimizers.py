@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch.optim import lr_scheduler as schedulers
 from esper.config.hosts import MLPHostConfig
 from esper.errors import ConfigError, SlotError
 from esper.growth.host_slots import slots
-from esper.growth.hosts import make_host
+from esper.growth.hosts import build_host, make_host
 from esper.growth.optimizers import OptimizerKeeper, find_leftovers
+from esper.growth.saving import load, save
 from esper.lifecycle.factored_actions import BlendStyle
 
 SIZES = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=4)
@@ -221,3 +223,55 @@ def test_a_closed_keeper_follows_no_more() -> None:
     before = members(optimizer)
     slots(model).germinate("blocks.0", "widen_small")
     assert members(optimizer) == before
+
+
+@pytest.mark.parametrize("name", ["sequential", "cyclic", "chained"])
+def test_schedulers_that_drive_others_or_momentum_follow_too(name: str) -> None:
+    model = make_host(SIZES)
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    if name == "cyclic":
+        scheduler: Any = schedulers.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2)
+    else:
+        parts = [schedulers.LinearLR(optimizer, 0.5), schedulers.ExponentialLR(optimizer, 0.9)]
+        chained = schedulers.ChainedScheduler(parts, optimizer)
+        several = schedulers.SequentialLR(optimizer, parts, milestones=[2])
+        scheduler = chained if name == "chained" else several
+    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5, schedulers=[scheduler])
+    slots(model).germinate("blocks.0", "widen_small")
+    for _ in range(4):
+        step(model, optimizer)
+        scheduler.step()
+        host, seed = (group["lr"] for group in optimizer.param_groups)
+        assert seed == pytest.approx(0.5 * host)
+
+
+def test_lbfgs_is_refused_by_name() -> None:
+    model = make_host(SIZES)
+    with pytest.raises(SlotError, match="LBFGS cannot follow a model that grows"):
+        OptimizerKeeper(model, torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_by_name_continues_in_a_model_that_was_loaded(name: str, tmp_path: Path) -> None:
+    model = make_host(SIZES)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    keeper = OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    blend(model, optimizer)
+    save(model, tmp_path)
+    loaded = load(tmp_path, lambda: build_host(SIZES))
+    other = OPTIMIZERS[name](build_order(loaded))
+    OptimizerKeeper(loaded, other, seed_lr_factor=0.5).load_state_dict(keeper.state_dict())
+    for _ in range(3):
+        step(model, optimizer)
+        step(loaded, other)
+    for p, q in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(p, q)
+    fresh = make_host(SIZES)
+    stranger = OptimizerKeeper(fresh, OPTIMIZERS[name](fresh.parameters()), seed_lr_factor=0.5)
+    with pytest.raises(SlotError, match="the state belongs to another optimizer"):
+        stranger.load_state_dict(keeper.state_dict())
+
+
+def build_order(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters in another order than the first optimizer had them."""
+    return list(model.parameters())[::-1]

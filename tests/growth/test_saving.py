@@ -384,3 +384,22 @@ def test_saving_twice_leaves_one_model_and_nothing_executable(tmp_path: Path) ->
     assert_same_model(load(tmp_path, HOSTS["mlp"][0]), model, x)
     assert all(b"pickle" not in path.read_bytes() for path in tmp_path.iterdir())
     assert host.n_germinated == 0
+
+
+def test_weights_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    shard.write_text("somebody else's")
+    model, host, _ = make_host("mlp")
+    save(model, tmp_path)
+    host.tick()
+    randomise(model, seed=4)
+    save(model, tmp_path)
+    assert shard.read_text() == "somebody else's"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_build_that_is_no_function_is_refused(tmp_path: Path) -> None:
+    model, _, _ = make_host("mlp")
+    save(model, tmp_path)
+    with pytest.raises(SavedModelError, match="must be a function that makes the model"):
+        load(tmp_path, 3)  # type: ignore[arg-type]

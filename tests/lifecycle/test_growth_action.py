@@ -94,3 +94,11 @@ def test_the_default_action_waits() -> None:
 def test_values_that_no_ramp_can_have_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{field} is {value}"):
         GrowthAction(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("style", "multiply"), ("alpha_curve", "cosine"), ("op", "germinate")]
+)
+def test_words_in_place_of_members_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ActionSpecError, match=f"{field} is '{value}'; it must be one of"):
+        GrowthAction(**{field: value})

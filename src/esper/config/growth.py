@@ -42,7 +42,11 @@ class GovernorConfig:
     outlier_factor: float = 3.0
     """An outlier is also at least this many times the running mean."""
 
+    outlier_floor: float = 1.0
+    """A rise above the running mean that is smaller than this is no outlier."""
+
     def __post_init__(self) -> None:
+        require_number("outlier_floor", self.outlier_floor, least=0.0)
         require_int("warmup_losses", self.warmup_losses, least=2)
         require_number("memory", self.memory, least=0.0, most=0.9999)
         require_number("outlier_deviations", self.outlier_deviations, above=0.0)

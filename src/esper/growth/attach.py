@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean
 from esper.growth.block_paths import find_path
-from esper.growth.dry_run import Call, count_inference_calls, record_calls
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
+from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
 from esper.growth.modules import module_names, named_modules
 from esper.growth.sites import SlotSite
 from esper.growth.tensor_kinds import TensorKind, describe, kind_of, width_of
@@ -44,6 +45,7 @@ def add_slots(
     Raises:
         SlotError: If a name is unknown, or a block cannot have a slot; the message says why.
     """
+    model_given, model = model, unwrapped(model)
     if ATTRIBUTE in model.__dict__:
         present = ", ".join(slots(model))
         raise SlotError(
@@ -51,6 +53,7 @@ def add_slots(
         )
     names = _require_names(model, at)
     blocks = {name: model.get_submodule(name) for name in names}
+    _require_runs(model, sample_input)
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
     sites: list[SlotSite] = []
@@ -62,14 +65,12 @@ def add_slots(
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
-    bypassed = _find_bypassed(model, host_slots, sample_input)
-    if bypassed:
-        delattr(model, ATTRIBUTE)
-        raise SlotError(
-            f"{bypassed[0]!r} cannot have a slot: the model calls it through a reference of its "
-            "own (a plain list, say), past anything put in its place; use nn.ModuleList."
-        )
-    return model
+    for name in names:
+        problem = _find_place_problem(model, host_slots, name, sample_input)
+        if problem is not None:
+            delattr(model, ATTRIBUTE)
+            raise SlotError(f"{name!r} cannot have a slot: {problem}")
+    return model_given
 
 
 def attach_slots(
@@ -88,20 +89,58 @@ def attach_slots(
     return host_slots
 
 
-def _find_bypassed(model: nn.Module, host_slots: HostSlots, sample_input: Any) -> list[str]:
-    """Return the slots that the model would not call if they stood in their blocks' places."""
-    for name in host_slots:
-        host_slots.place(name)
+def _find_place_problem(
+    model: nn.Module, host_slots: HostSlots, name: str, sample_input: Any
+) -> str | None:
+    """Return why a slot cannot stand in its block's place, found by putting it there, or None."""
+    root: dict[str, nn.Module] = {"": model}
+    before = record_calls(model, root, sample_input)[""][0].output
+    host_slots.place(name)
     try:
-        calls = record_calls(model, host_slots, sample_input)
+        calls = record_calls(model, {**root, name: host_slots[name]}, sample_input)
+    except Exception as error:
+        return f"the model asks something of it that a slot cannot answer ({_one_line(error)})"
     finally:
-        for name in host_slots:
-            host_slots.take_out(name)
-    return [name for name, made in calls.items() if not made]
+        host_slots.take_out(name)
+    if not calls[name]:
+        return (
+            "the model calls it through a reference of its own (a plain list, say), past anything "
+            "put in its place; use nn.ModuleList."
+        )
+    if not _are_same(before, calls[""][0].output):
+        return (
+            "the model gives something else with an empty slot there: it reads an attribute that "
+            "slots have too, or draws at random."
+        )
+    return None
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Return whether what a model gave twice is the same, as far as it is tensors."""
+    first, second = tensors_in(a), tensors_in(b)
+    return len(first) == len(second) and all(
+        torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(first, second, strict=True)
+    )
+
+
+def _require_runs(model: nn.Module, sample_input: Any) -> None:
+    try:
+        record_calls(model, {}, sample_input)
+    except Exception as error:
+        raise SlotError(
+            f"the {type(model).__name__} cannot be run with this sample_input "
+            f"({_one_line(error)}); pass what you would call it with: a tensor, a tuple of "
+            "arguments or a mapping of keyword arguments."
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
     """Return every place in a model that can have a slot, in the order the model calls them."""
+    _require_runs(model, sample_input)
     blocks = {name: module for name, module in named_modules(model).items() if name}
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
@@ -149,6 +188,8 @@ def print_trainable_parameters(model: nn.Module) -> None:
 
 
 def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
+    if not isinstance(at, Sequence):
+        raise SlotError(f"at is {at!r}; a list of names is needed.")
     if isinstance(at, str):
         raise SlotError(f"at is {at!r}; a list of names is needed, such as [{at!r}].")
     known = [name for name, _ in module_names(model) if name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,16 @@ def call_model(model: nn.Module, sample_input: Any) -> Any:
     if isinstance(sample_input, (tuple, list)):
         return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
     return model(sample_input)
+
+
+def batch_size_of(sample_input: Any) -> int:
+    """Return how many samples a model's input holds: the length of its first tensor."""
+    values: Any = sample_input
+    if isinstance(sample_input, Mapping):
+        values = cast(Any, sample_input).values()
+    if isinstance(values, Tensor):
+        return len(values)
+    return len(next(value for value in values if isinstance(value, Tensor)))
 
 
 @contextmanager
@@ -111,3 +121,14 @@ def count_inference_calls(
     finally:
         handle.remove()
     return counts
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in what a model returned."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        return [t for part in value.values() for t in tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (tuple, list)):
+        return [t for part in value for t in tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
+    return []

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growth.dry_run import call_model, evaluation_mode
+from esper.growth.dry_run import batch_size_of, call_model, evaluation_mode, tensors_in
 from esper.growth.host_slots import ATTRIBUTE, slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
@@ -84,7 +84,7 @@ def training_step_flops(model: nn.Module, sample_input: Any) -> int:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def work() -> None:
-        outputs = _tensors_in(call_model(model, sample_input))
+        outputs = tensors_in(call_model(model, sample_input))
         total = sum((output.float().sum() for output in outputs), start=torch.zeros(()))
         if total.requires_grad:
             total.backward()
@@ -108,7 +108,7 @@ class TrainingMeter:
     proportion to samples.
     """
 
-    def __init__(self, model: nn.Module, sample_input: Tensor) -> None:
+    def __init__(self, model: nn.Module, sample_input: Any) -> None:
         self.model = model
         self.total_flops = 0.0
         self._sample = sample_input
@@ -126,19 +126,8 @@ class TrainingMeter:
         lives = slots(self.model).lives.items()
         key = [(life.stage, life.blueprint, life.style, life.alpha > 0.0) for _, life in lives]
         if self._counted is None or self._counted[0] != key:
-            n = len(self._sample)
+            n = batch_size_of(self._sample)
             forward = forward_flops(self.model, self._sample) / n
             step = training_step_flops(self.model, self._sample) / n
             self._counted = (key, forward, step)
         return self._counted[1], self._counted[2]
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in what a model returned."""
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    if isinstance(value, dict):
-        return [t for part in value.values() for t in _tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, (tuple, list)):
-        return [t for part in value for t in _tensors_in(part)]  # pyright: ignore[reportUnknownVariableType]
-    return []

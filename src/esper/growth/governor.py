@@ -14,9 +14,12 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.config.growth import GovernorConfig
+from esper.errors import SlotError, TensorError
 from esper.growth.blueprints import SeedForm
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.loss_watch import LossWatch
+from esper.growth.modules import named_modules
+from esper.growth.optimizers import RATE_KEYS, require_optimizer
 from esper.growth.slot_lives import SlotLife
 
 
@@ -43,14 +46,15 @@ class _Planted:
 class _Snapshot:
     """One state of a host: copies of its tensors, and who stood where."""
 
-    tensors: list[tuple[Tensor, Tensor]]
-    """Each parameter and buffer with a copy of its value."""
+    parameters: list[tuple[nn.Parameter, Tensor]]
+    """Each parameter with a copy of its value."""
+    buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
+    """Each buffer by its module and name: modules may put another tensor in its place."""
     groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
     """The members and settings of each of the optimizer's groups."""
     moments: dict[Tensor, dict[str, Any]]
     planted: dict[str, _Planted]
     n_germinated: int
-    losses: list[float]
 
 
 class Governor:
@@ -58,13 +62,17 @@ class Governor:
 
     Call :meth:`step` in place of ``loss.backward(); optimizer.step()`` and :meth:`end_epoch` after
     each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its recent
-    range, takes the model, its optimizer and its slots back to their state at the last good end of
-    an epoch, bit for bit; then what was growing is pruned. One copy of the state is kept.
+    range, takes the model, its optimizer and its slots back to their last good state, bit for bit;
+    then what was growing is pruned. Learning rates stay where a scheduler has put them.
+
+    The last good state is that of the end of the last epoch or, if the slots were acted on since,
+    that after the action. One copy of it is kept.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, config: GovernorConfig | None = None
     ) -> None:
+        require_optimizer(optimizer, model)
         self.model = model
         self.optimizer = optimizer
         self.slots: HostSlots = slots(model)
@@ -72,6 +80,7 @@ class Governor:
         self.gradient_norm = 0.0
         """Norm of the whole gradient at the last step."""
         self._snapshot = self._take_snapshot()
+        self.slots.action_listeners.append(self._notice_action)
 
     def step(
         self, loss: Tensor, *, before_update: Callable[[], object] | None = None
@@ -84,7 +93,15 @@ class Governor:
 
         Returns:
             None if all is well; otherwise why the step was not taken.
+
+        Raises:
+            TensorError: If the loss is not one number with a gradient.
         """
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise TensorError(
+                f"the loss has shape {list(loss.shape)} and requires_grad {loss.requires_grad}; it "
+                "must be one number that depends on what learns."
+            )
         value = loss.item()
         problem = self._find_loss_problem(value)
         if problem is None:
@@ -106,22 +123,40 @@ class Governor:
         return report
 
     def check_parameters(self) -> GovernorReport | None:
-        """Restore the last good state if a parameter or buffer is not finite."""
-        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                return self.restore(f"{name} is not finite")
-        return None
+        """Restore the last good state if a parameter or buffer has become other than finite."""
+        problem = self._find_tensor_problem()
+        return None if problem is None else self.restore(problem)
 
     def keep(self) -> None:
         """Remember the present state as good, in place of the one before."""
+        self._require_seeds()
         self._snapshot = self._take_snapshot()
 
     def restore(self, reason: str) -> GovernorReport:
-        """Go back to the last good state, then prune what was growing in it."""
+        """Go back to the last good state, then prune what was growing in it.
+
+        What is known of recent losses is forgotten, so that a loss that has moved to another level
+        for good is not refused forever.
+        """
         self._put_back(self._snapshot)
         pruned = tuple(self.slots.abandon_growing())
+        self.watch.forget()
         self.keep()
         return GovernorReport(reason, pruned)
+
+    def _notice_action(self) -> None:
+        """Count the state after an action on the slots as good, if it is."""
+        if self._find_tensor_problem() is None:
+            self.keep()
+
+    def _require_seeds(self) -> None:
+        members = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for name, parameters in self.slots.growing_parameters().items():
+            if any(id(parameter) not in members for parameter in parameters):
+                raise SlotError(
+                    f"the optimizer does not hold the seed in slot {name!r}, so it would never "
+                    "learn; make an OptimizerKeeper(model, optimizer) first."
+                )
 
     def _find_loss_problem(self, loss: float) -> str | None:
         if not math.isfinite(loss):
@@ -129,7 +164,8 @@ class Governor:
         return self.watch.describe(loss) if loss > self.watch.limits()[0] else None
 
     def _find_gradient_problem(self) -> str | None:
-        gradients = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradients = [(n, g.coalesce().values() if g.is_sparse else g) for n, g in found]
         if not gradients:
             return None
         self.gradient_norm = get_total_norm([gradient for _, gradient in gradients]).item()
@@ -138,10 +174,31 @@ class Governor:
         bad = [name for name, gradient in gradients if not bool(torch.isfinite(gradient).all())]
         return f"the gradient of {bad[0] if bad else 'the model'} is not finite"
 
+    def _find_tensor_problem(self) -> str | None:
+        """Return which tensor is not finite where it was when it was last good."""
+        known: dict[Any, Tensor] = {id(p): value for p, value in self._snapshot.parameters}
+        known |= {(id(m), name): value for m, name, _, value in self._snapshot.buffers}
+        tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
+        tensors += [(name, key, buffer) for name, key, buffer in _named_buffers(self.model)]
+        for name, key, tensor in tensors:
+            if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+                continue
+            before = known.get(key)
+            # A mask of minus infinity is as it should be.
+            if before is None or before.shape != tensor.shape:
+                return f"{name} is not finite"
+            if bool((torch.isfinite(before) & ~torch.isfinite(tensor)).any()):
+                return f"{name} is not finite"
+        return None
+
     def _take_snapshot(self) -> _Snapshot:
-        tensors = [*self.model.parameters(), *self.model.buffers()]
         return _Snapshot(
-            tensors=[(tensor, tensor.detach().clone()) for tensor in tensors],
+            parameters=[(p, p.detach().clone()) for p in self.model.parameters()],
+            buffers=[
+                (module, name, buffer, buffer.detach().clone())
+                for module in self.model.modules()
+                for name, buffer in module.named_buffers(recurse=False)
+            ],
             groups=[
                 (list(group["params"]), {k: v for k, v in group.items() if k != "params"})
                 for group in self.optimizer.param_groups
@@ -152,7 +209,6 @@ class Governor:
                 for name, slot in self.slots.items()
             },
             n_germinated=self.slots.n_germinated,
-            losses=self.watch.get_state(),
         )
 
     def _put_back(self, snapshot: _Snapshot) -> None:
@@ -160,19 +216,33 @@ class Governor:
             self.slots.put_back(name, planted.life, planted.seed, planted.gate, planted.form)
         self.slots.n_germinated = snapshot.n_germinated
         with torch.no_grad():
-            for tensor, value in snapshot.tensors:
-                tensor.copy_(value)
+            for parameter, value in snapshot.parameters:
+                parameter.copy_(value)
+            for module, name, buffer, value in snapshot.buffers:
+                setattr(module, name, buffer.copy_(value))
         for parameter in self.model.parameters():
             parameter.grad = None
-        for group, (members, settings) in zip(
-            self.optimizer.param_groups, snapshot.groups, strict=True
-        ):
-            group.update(settings)
+        self._put_back_optimizer(snapshot)
+
+    def _put_back_optimizer(self, snapshot: _Snapshot) -> None:
+        groups = self.optimizer.param_groups
+        for group, (members, settings) in zip(groups, snapshot.groups, strict=False):
+            group.update({k: v for k, v in settings.items() if k not in RATE_KEYS})
             group["params"] = list(members)
+        for group in groups[len(snapshot.groups) :]:  # which came since
+            group["params"] = []
         self.optimizer.state.clear()
         for parameter, state in snapshot.moments.items():
             self.optimizer.state[parameter] = _copied(state)
-        self.watch.set_state(snapshot.losses)
+
+
+def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:
+    """Return each buffer with its full name and with what it is known by in a snapshot."""
+    return [
+        (f"{prefix}.{name}".lstrip("."), (id(module), name), buffer)
+        for prefix, module in named_modules(model).items()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

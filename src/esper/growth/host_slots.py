@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -26,6 +26,9 @@ from esper.lifecycle.stages import LIVE_STAGES, Stage
 
 ATTRIBUTE = "_esper_slots"
 """Where a model keeps its slots. It is no module: parameters and hooks are the model's own."""
+
+
+_LISTENERS = ("listeners", "action_listeners")
 
 
 class HostSlots(Mapping[str, SeedSlot]):
@@ -51,12 +54,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         self.lives = SlotLives(slot_config_for(sites, seed_limit), growth_config)
         self.listeners: list[Callable[[], None]] = []
         """Called after parameters came or went."""
+        self.action_listeners: list[Callable[[], None]] = []
+        """Called after an action was done."""
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
             parent_name, _, attribute = site.name.rpartition(".")
             self._places[site.name] = (model.get_submodule(parent_name), attribute)
-            self._slots[site.name] = SeedSlot(site, model.get_submodule(site.name), self.lives)
+            self._slots[site.name] = SeedSlot(
+                site, model.get_submodule(site.name), self.lives, model
+            )
 
     def __getitem__(self, slot: str) -> SeedSlot:
         self.slot_config.slot_index(slot)
@@ -73,8 +80,11 @@ class HostSlots(Mapping[str, SeedSlot]):
         twin = HostSlots.__new__(HostSlots)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
-            twin.__dict__[name] = [] if name == "listeners" else copy.deepcopy(value, memo)
+            twin.__dict__[name] = [] if name in _LISTENERS else copy.deepcopy(value, memo)
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **{name: [] for name in _LISTENERS}}
 
     @property
     def slot_config(self) -> SlotConfig:
@@ -116,16 +126,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         slot: str,
         alpha_target: float,
         *,
-        style: BlendStyle = BlendStyle.ADD_LINEAR,
+        style: BlendStyle | None = None,
         speed_epochs: int = 0,
         curve: AlphaCurve = AlphaCurve.LINEAR,
     ) -> Outcome:
-        """Change how strongly, and by which style, a seed is blended in."""
+        """Change how strongly a seed is blended in, and by which style (its own if not given)."""
         return self.apply(
             GrowthAction(
                 op=Op.SET_ALPHA_TARGET,
                 slot=slot,
-                style=style,
+                style=self[slot].life.style if style is None else style,
                 alpha_target=alpha_target,
                 alpha_speed_epochs=speed_epochs,
                 alpha_curve=curve,
@@ -150,7 +160,11 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
-        return self.lives.apply(action, self)
+        outcome = self.lives.apply(action, self)
+        if outcome.was_done:
+            for listener in self.action_listeners:
+                listener()
+        return outcome
 
     def tick(self) -> None:
         """Let one epoch pass."""
@@ -158,11 +172,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def abandon_growing(self) -> list[str]:
         """Prune every seed that is not committed, at once; return the slots it was done to."""
-        growing = [
-            name
-            for name, life in self.lives.items()
-            if life.has_seed and life.stage != Stage.FOSSILIZED
-        ]
+        growing = [name for name, life in self.lives.items() if life.is_growing]
         for name in growing:
             self.lives.abandon(name, self)
         return growing
@@ -273,13 +283,18 @@ def draw_seed_number(seed: int, n_germinated: int) -> int:
     return int(np.random.SeedSequence([seed, n_germinated]).generate_state(1)[0])
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model that ``torch.compile`` wrapped, or the model itself."""
+    return cast(nn.Module, getattr(model, "_orig_mod", model))
+
+
 def slots(model: nn.Module) -> HostSlots:
     """Return the slots of a model.
 
     Raises:
         SlotError: If the model has none.
     """
-    found = model.__dict__.get(ATTRIBUTE)
+    found = unwrapped(model).__dict__.get(ATTRIBUTE)
     if not isinstance(found, HostSlots):
         raise SlotError(
             f"this {type(model).__name__} has no slots; call esper.add_slots(model, at=..., "

@@ -16,7 +16,8 @@ class LossWatch:
     """The running mean and spread of the losses of N hosts, each watched by itself.
 
     Early losses are averaged evenly, later ones with a memory that fades. A loss is an outlier if
-    it is many deviations *and* several times the mean above the mean; only rises count.
+    it is many deviations *and* several times the mean above the mean; only rises count, and small
+    ones never.
     """
 
     def __init__(self, n_hosts: int, config: GovernorConfig) -> None:
@@ -30,6 +31,7 @@ class LossWatch:
         mean, config = self.mean[hosts], self.config
         spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
         rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(mean))
+        rise = np.maximum(rise, config.outlier_floor)
         return np.where(self.count[hosts] >= config.warmup_losses, mean + rise, np.inf)
 
     def add(self, losses: Floats, hosts: Any = slice(None)) -> None:
@@ -39,6 +41,10 @@ class LossWatch:
         self.mean[hosts] += weight * change
         self.variance[hosts] = (1.0 - weight) * (self.variance[hosts] + weight * change**2)
         self.count[hosts] += 1.0
+
+    def forget(self, host: int = 0) -> None:
+        """Know nothing of a host's losses any more."""
+        self.set_state([0.0, 0.0, 0.0], host)
 
     def describe(self, loss: float, host: int = 0) -> str:
         """Return in words why a loss is an outlier."""

@@ -17,6 +17,11 @@ def module_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(cast(Any, model.named_modules(remove_duplicate=False)))
 
 
+def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every (name, child) of a module; a child that has two names comes twice."""
+    return [(name, child) for name, child in module_names(module) if name and "." not in name]
+
+
 def count_parameters(module: nn.Module | None) -> int:
     """Return how many numbers a module can learn."""
     return 0 if module is None else sum(p.numel() for p in module.parameters())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from esper.config.checks import require_number
 from esper.errors import SlotError
@@ -15,8 +15,9 @@ from esper.growth.host_slots import slots
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 """The entries of a parameter group that are learning rates, schedulers' notes included."""
 
-SCHEDULER_LISTS = ("base_lrs", "_last_lr", "min_lrs", "max_lrs", "lr_lambdas")
-"""What schedulers keep as one entry for each parameter group."""
+SCHEDULER_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
+SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_momentums")
+"""What schedulers keep as one entry for each parameter group; the first are learning rates."""
 
 
 class OptimizerKeeper:
@@ -45,7 +46,7 @@ class OptimizerKeeper:
             schedulers: Learning-rate schedulers made before this; later ones need not be named.
         """
         require_number("seed_lr_factor", seed_lr_factor, above=0.0)
-        _require_optimizer(optimizer, model)
+        require_optimizer(optimizer, model)
         self.optimizer = optimizer
         self.slots = slots(model)
         self._n_host_groups = len(optimizer.param_groups)
@@ -71,6 +72,36 @@ class OptimizerKeeper:
                     self._put(parameter, index if is_committed else self._seed_group(index))
             self._joined[name] = wanted
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state by the names of the model's parameters.
+
+        ``optimizer.state_dict()`` goes by their order, which growing changes.
+        """
+        names = {id(p): name for name, p in self.slots.model.named_parameters()}
+        return {
+            "state": {names[id(p)]: dict(s) for p, s in self.optimizer.state.items()},
+            "groups": [
+                {k: v for k, v in group.items() if k != "params"}
+                for group in self.optimizer.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the state of an optimizer of a model with the same seeds."""
+        parameters = dict(self.slots.model.named_parameters())
+        unknown = sorted(set(state["state"]) - set(parameters))
+        if unknown or len(state["groups"]) != len(self.optimizer.param_groups):
+            raise SlotError(
+                f"the state belongs to another optimizer: {len(state['groups'])} groups in place "
+                f"of {len(self.optimizer.param_groups)}, unknown parameters {unknown}."
+            )
+        for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
+            group.update(settings)
+        self.optimizer.state.clear()
+        for name, values in state["state"].items():
+            copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+            self.optimizer.state[parameters[name]] = copied
+
     def close(self) -> None:
         """Stop following the model's slots."""
         self.slots.listeners.remove(self.sync)
@@ -82,11 +113,12 @@ class OptimizerKeeper:
                 if key in settings:
                     settings[key] = settings[key] * factor
             self.optimizer.add_param_group({"params": [], **settings})
-        for scheduler in schedulers:
+        for scheduler in _with_inner(schedulers):
             for name in SCHEDULER_LISTS:
                 values = cast(list[Any], vars(scheduler).get(name) or [])
                 if len(values) == self._n_host_groups:
-                    values.extend([_scaled(value, factor) for value in values])
+                    share = factor if name in SCHEDULER_RATES else 1.0
+                    values.extend([_scaled(value, share) for value in values])
 
     def _seed_group(self, index: int) -> int:
         return index + self._n_host_groups if self._has_seed_groups else index
@@ -131,8 +163,14 @@ def find_leftovers(model: nn.Module, optimizer: Optimizer) -> list[str]:
     return leftovers
 
 
+def _with_inner(schedulers: Sequence[Any]) -> list[Any]:
+    """Return schedulers with those that they drive in turn."""
+    inner = [_with_inner(getattr(scheduler, "_schedulers", ())) for scheduler in schedulers]
+    return [*schedulers, *(one for group in inner for one in group)]
+
+
 def _scaled(value: Any, factor: float) -> Any:
-    return value * factor if isinstance(value, (int, float)) else value
+    return value * factor if isinstance(value, (int, float)) and factor != 1.0 else value
 
 
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
@@ -140,8 +178,10 @@ def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
     parameters[:] = [member for member in parameters if member is not parameter]
 
 
-def _require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer that holds none of the model's parameters."""
+def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer that holds none of the model's parameters, or cannot lose any."""
+    if isinstance(optimizer, LBFGS):
+        raise SlotError("LBFGS cannot follow a model that grows; use another of torch.optim.")
     present = {id(parameter) for parameter in model.parameters()}
     members = [member for group in optimizer.param_groups for member in group["params"]]
     if not any(id(member) in present for member in members):

@@ -35,7 +35,6 @@ from esper.growth.sites import SlotSite
 
 FORMAT = 1
 JSON_FILE = "growth.json"
-_TENSOR_FILES = "model-*.safetensors"
 _TEMPORARY = ".saving-"
 
 
@@ -56,13 +55,14 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise SavedModelError(f"{folder} is a file; a folder is needed to save in.") from None
+    replaced = _named_tensors(folder)
     with _temporary_file(folder) as path:
         save_file(table.contents(), path)
         _flush(path)
         sha256 = _hash_of(path)
         tensors = folder / f"model-{sha256[:16]}.safetensors"
         os.replace(path, tensors)
-    growth |= {"tensors": tensors.name, "sha256": sha256}
+    growth |= {"tensors": tensors.name, "sha256": sha256, "replaces": replaced[:1]}
     growth["checksum"] = _checksum(growth)
     with _temporary_file(folder) as path:
         path.write_text(json.dumps(growth, indent=1, allow_nan=False), encoding="utf-8")
@@ -70,8 +70,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         _flush(folder)
         os.replace(path, folder / JSON_FILE)
     _flush(folder)
-    for stale in {*folder.glob(_TENSOR_FILES), *folder.glob(f"{_TEMPORARY}*")} - {tensors}:
-        stale.unlink(missing_ok=True)
+    for name in set(replaced) - {tensors.name}:
+        (folder / name).unlink(missing_ok=True)
 
 
 def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
@@ -88,7 +88,13 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
         SavedModelError: If the folder is not a saved model, is damaged, or holds another design.
     """
     folder = Path(directory)
+    if not callable(build):
+        raise SavedModelError(
+            f"build is a {type(build).__name__}; it must be a function that makes the model."
+        )
     growth = _read_json(folder)
+    if not (folder / growth["tensors"]).exists():
+        growth = _read_json(folder)  # a save may have replaced both files in between
     tensors = _read_tensors(folder, growth)
     model = build()
     if not isinstance(model, nn.Module):
@@ -185,6 +191,18 @@ def _read_tensors(folder: Path, growth: dict[str, Any]) -> dict[str, Tensor]:
     if _hash_of(path) != growth["sha256"]:
         raise SavedModelError(f"{path} is damaged: its contents do not match its sha256.")
     return load_file(path)
+
+
+def _named_tensors(folder: Path) -> list[str]:
+    """Return the file of tensors of a folder's saved model, and the one that it replaced.
+
+    No other file is ever removed: a folder may hold weights that are not ours.
+    """
+    try:
+        growth = _read_json(folder)
+    except SavedModelError:
+        return []
+    return [str(growth["tensors"]), *map(str, growth.get("replaces", []))]
 
 
 def _version() -> str:

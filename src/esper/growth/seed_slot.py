@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from esper.errors import ShapeError
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import SlotLife, SlotLives
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.tensor_kinds import TensorKind, describe
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
@@ -26,8 +27,12 @@ class SeedSlot(nn.Module):
     attribute) is answered by the block.
     """
 
-    def __init__(self, site: SlotSite, block: nn.Module, lives: SlotLives) -> None:
+    def __init__(
+        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
+    ) -> None:
+        """Make a slot around a block; the model tells dtype and device if the block cannot."""
         super().__init__()
+        self._model = (model,)  # in a tuple, so that it does not become a part of its part
         self.site = site
         self.block = block
         self.seed: nn.Module | None = None
@@ -46,6 +51,18 @@ class SeedSlot(nn.Module):
             if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
                 raise
             return getattr(self.block, name)
+
+    def __len__(self) -> int:
+        return len(cast(Any, self.block))
+
+    def __getitem__(self, key: Any) -> Any:
+        return cast(Any, self.block)[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(cast(Any, self.block))
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def name(self) -> str:
@@ -140,21 +157,32 @@ class SeedSlot(nn.Module):
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
         gate = None if self.gate is None else self.gate(y)
-        return effective_change(self.life.style, y, self.seed(source), gate)
+        delta = self.seed(source)
+        if delta.shape != y.shape:
+            raise ShapeError(
+                f"the {self.life.blueprint} in slot {self.name!r} gives {list(delta.shape)} where "
+                f"the block gives {list(y.shape)}; it fits inputs of the size that the slot was "
+                f"made with, {list(self.site.output_shape)} at the block's end."
+            )
+        return effective_change(self.life.style, y, delta, gate)
 
     def _read_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         key = self.site.input_key
         return args[key] if isinstance(key, int) else kwargs[key]  # pyright: ignore[reportArgumentType]
 
     def _tensor_options(self) -> dict[str, Any]:
-        for parameter in self.block.parameters():
-            if parameter.is_floating_point():
-                return {"device": parameter.device, "dtype": parameter.dtype}
+        model = self._model[0]
+        for module in (self.block,) if model is None else (self.block, model):
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    return {"device": parameter.device, "dtype": parameter.dtype}
         return {}
 
 
-def find_change_problem(change: Tensor, shape: tuple[int, ...]) -> str | None:
+def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:
     """Return what is wrong with a new seed's output on a probe, or None if it is zero."""
+    if not isinstance(change, Tensor):
+        return f"it returns {describe(change)} in place of a tensor"
     if tuple(change.shape) != shape:
         return f"its output has shape {list(change.shape)}, the block's has {list(shape)}"
     if not bool(torch.isfinite(change).all()):

@@ -48,6 +48,21 @@ class SlotLife:
         return self.stage in LIVE_STAGES or self.stage == Stage.FOSSILIZED or fading
 
     @property
+    def is_growing(self) -> bool:
+        """Whether there is a module in the slot that is not committed."""
+        return self.has_seed and self.stage != Stage.FOSSILIZED
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the module takes part in training: it learns, or it counts."""
+        return self.has_seed and self.stage != Stage.GERMINATED
+
+    @property
+    def counts(self) -> bool:
+        """Whether the module changes the host's output."""
+        return self.has_seed and self.alpha > 0.0
+
+    @property
     def mask_state(self) -> SlotMaskState | None:
         """What legality needs to know; None when dormant."""
         if self.stage == Stage.DORMANT:
@@ -205,7 +220,7 @@ class SlotLives:
     def abandon(self, slot: str, keeper: SeedKeeper) -> None:
         """Prune a live seed at once, whatever its age and alpha: for when the host is in danger."""
         life = self[slot]
-        if not life.has_seed or life.stage == Stage.FOSSILIZED:
+        if not life.is_growing:
             raise SlotError(
                 f"slot {slot!r} is {life.stage.name.lower()}; only a live seed is pruned."
             )
@@ -299,7 +314,22 @@ class SlotLives:
                 f"there fit {', '.join(fitting)}."
             )
         stages = ", ".join(f"{slot} {life.stage.name.lower()}" for slot, life in self.items())
-        return f"{op} is not legal for slot {action.slot!r} now; the slots are: {stages}."
+        reason = self._reason(action)
+        return f"{op} is not legal for slot {action.slot!r} now{reason}; the slots are: {stages}."
+
+    def _reason(self, action: GrowthAction) -> str:
+        """Return what a slot's stage does not tell of why an action is illegal."""
+        life, limit = self[action.slot], self.slot_config.seed_limit
+        n_live = sum(other.stage in LIVE_STAGES for _, other in self.items())
+        if action.op == Op.GERMINATE and limit is not None and n_live >= limit:
+            return f", because {n_live} of at most {limit} seeds live"
+        if action.op == Op.GERMINATE and not self.slot_config.is_enabled(action.slot):
+            return ", because the slot is not enabled"
+        if action.op == Op.PRUNE and life.stage in LIVE_STAGES and life.age_epochs < 1:
+            return ", because the seed has not lived for an epoch"
+        if life.stage in LIVE_STAGES and not life.schedule.is_at_rest:
+            return f", because alpha is {life.alpha:.3g} on its way to {life.schedule.target:g}"
+        return ""
 
 
 def _too_few(what: str, epochs: int, least: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from esper.config.checks import require_int, require_number
 from esper.errors import ActionSpecError
@@ -36,9 +37,18 @@ class GrowthAction:
     alpha_curve: AlphaCurve = AlphaCurve.LINEAR
 
     def __post_init__(self) -> None:
+        _require_member("op", self.op, Op)
+        _require_member("style", self.style, BlendStyle)
+        _require_member("alpha_curve", self.alpha_curve, AlphaCurve)
         require_int("tempo_epochs", self.tempo_epochs, least=0)
         require_int("alpha_speed_epochs", self.alpha_speed_epochs, least=0)
         require_number("alpha_target", self.alpha_target, above=0.0, most=1.0)
+
+
+def _require_member(name: str, value: object, kind: type[Enum]) -> None:
+    if not isinstance(value, kind):
+        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise ActionSpecError(f"{name} is {value!r}; it must be one of {members}.")
 
 
 WAIT = GrowthAction()

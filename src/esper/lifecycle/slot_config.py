@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from esper.config.checks import require_bool, require_int
-from esper.errors import SlotError, did_you_mean
+from esper.errors import SlotError, UnknownSlotError, did_you_mean
 
 BUILTIN_BLUEPRINTS: tuple[str, ...] = (
     "noop",
@@ -121,5 +121,5 @@ def _require_distinct(what: str, names: tuple[str, ...]) -> None:
 def _index(what: str, name: str, names: tuple[str, ...]) -> int:
     if name not in names:
         hint = did_you_mean(name, names)
-        raise SlotError(f"there is no {what} {name!r}; there are {', '.join(names)}.{hint}")
+        raise UnknownSlotError(f"there is no {what} {name!r}; there are {', '.join(names)}.{hint}")
     return names.index(name)

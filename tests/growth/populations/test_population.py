@@ -16,6 +16,7 @@ from esper.errors import (
     UnsupportedHostError,
 )
 from esper.growth.attach import add_slots
+from esper.growth.blueprints import blueprint
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.modules import count_parameters
@@ -26,6 +27,7 @@ from esper.growth.populations import (
     SequentialPopulation,
     StackedPopulation,
 )
+from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import WAIT, GrowthAction
 from esper.lifecycle.stages import Stage
@@ -103,10 +105,8 @@ def test_a_host_that_fails_is_restored_and_the_others_go_on(
         if isinstance(hit, StackedPopulation):
             hit._pools.clear()  # which hold copies
     else:
-        state = hit.get_state(1)
-        part = "host/head.weight" if kind == "weight" else "seed/blocks.0/second.weight"
-        state.tensors[part].view(-1)[0] = torch.nan
-        _spoil(hit, 1, state)
+        part, name = ("host", "head.weight") if kind == "weight" else ("seed", "second.weight")
+        _spoil(hit, 1, part, name)
     report = hit.train_epoch()
     calm.finish(1)
     calm.train_epoch()
@@ -123,21 +123,19 @@ def test_a_host_that_fails_is_restored_and_the_others_go_on(
             torch.testing.assert_close(tensor, snapshot(calm, host)[name], atol=1e-6, rtol=0)
 
 
-def _spoil(population: Population, host: int, state: object) -> None:
-    """Put NaN into the present weights without telling the governor that this is a good state."""
+def _spoil(population: Population, host: int, part: str, name: str) -> None:
+    """Put NaN into a present weight, past everything that looks at states."""
     if isinstance(population, StackedPopulation):
-        kept = population._snapshot
-        population.set_state(host, state)  # type: ignore[arg-type]
-        population._snapshot = kept
+        groups = population.state.groups.values()
+        store = population.state.hosts if part == "host" else next(iter(groups)).seed
+        column = sum(store.sizes[: list(store.shapes).index(name)])
+        store.values[store.hosts.index(host), column] = torch.nan
         return
     assert isinstance(population, SequentialPopulation)
     held = population._hosts[host]
-    tensors = state.tensors  # type: ignore[attr-defined]
-    with torch.no_grad():
-        held.model.head.weight.copy_(tensors["host/head.weight"])  # type: ignore[union-attr, operator]
-        seed = held.slots["blocks.0"].seed
-        assert seed is not None
-        seed.second.weight.copy_(tensors["seed/blocks.0/second.weight"])  # type: ignore[union-attr, operator]
+    module = held.model if part == "host" else held.slots["blocks.0"].seed
+    assert module is not None
+    module.get_parameter(name).data.view(-1)[0] = torch.nan
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -241,6 +239,19 @@ def test_mistakes_get_a_clear_line(form: type[Population]) -> None:
         population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot="blocks.0"))
     with pytest.raises(ConfigError, match="the state has 1 hosts; the population 2"):
         population.load_state_dict(form(Builder(MLP), specs[:1], CONFIG).state_dict())
+    with pytest.raises(ConfigError, match="there is no host 7; there are 0 to 1"):
+        population.apply(7, WAIT)
+    with pytest.raises(ConfigError, match="there is no host -1"):
+        population.evaluate(hosts=[-1])
+    assert len(population.evaluate(hosts=[]).losses) == 0
+    bad = HostData(torch.zeros(4, 9), torch.zeros(4).long(), torch.zeros(2, 9), torch.zeros(2))
+    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model: mat1"):
+        form(Builder(MLP), [specs[0], HostSpec(seed=1, data=bad)], CONFIG)
+    wrong = HostData(torch.zeros(4, 6), torch.full((4,), 3), torch.zeros(2, 6), torch.zeros(2))
+    with pytest.raises(
+        ConfigError, match="host 0 do not fit the model: a target is 3; there are 3"
+    ):
+        form(Builder(MLP), [HostSpec(seed=1, data=wrong)], CONFIG)
     with pytest.raises(ShapeError, match="3 inputs and 2 targets"):
         HostData(torch.zeros(3, 1), torch.zeros(2), torch.zeros(2, 1), torch.zeros(2))
     with pytest.raises(ConfigError, match="Did you mean 'adamw'"):
@@ -287,3 +298,129 @@ def test_dropout_draws_from_the_hosts_own_numbers_and_goes_on_after_a_save() -> 
     assert_same(snapshot(first, 1), snapshot(resumed, 1))
     with pytest.raises(UnsupportedHostError, match="cannot be computed for many hosts at once"):
         StackedPopulation(build_noisy, specs, CONFIG)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finishing_is_an_action_and_the_last(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
+    assert population.apply(0, GrowthAction(op=Op.FINISH)).was_done
+    assert population.is_finished.tolist() == [True, False]
+    assert population.apply(0, WAIT).was_done
+    with pytest.raises(IllegalActionError, match="host 0 has finished"):
+        population.apply(0, germinate("blocks.0"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_commitment_stands_when_the_next_epoch_fails(form: type[Population]) -> None:
+    specs = make_specs(MLP, (16, 16))
+    population = form(Builder(MLP), specs, CONFIG)
+    population.apply(0, germinate("blocks.0"))
+    for _ in range(4):
+        population.apply(0, advance("blocks.0"))
+        population.train_epoch()
+    assert population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot="blocks.0")).was_done
+    before = snapshot(population, 0)
+    specs[0].data.train_inputs.data[:] = torch.nan
+    if isinstance(population, StackedPopulation):
+        population._pools.clear()  # which hold copies
+    report = population.train_epoch()
+    assert report.interventions[0].pruned == ()
+    assert population.lives(0)["blocks.0"].stage == Stage.FOSSILIZED
+    assert_same(snapshot(population, 0), before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_new_seed_is_pruned_when_its_host_fails_whatever_else_happened(
+    form: type[Population],
+) -> None:
+    specs = make_specs(MLP, (16, 16))
+    population = form(Builder(MLP), specs, CONFIG)
+    population.train_epoch()
+    population.apply(0, germinate("blocks.0"))
+    population.restart(1, specs[1])
+    resumed = form(Builder(MLP), specs, CONFIG)
+    resumed.load_state_dict(population.state_dict())
+    specs[0].data.train_inputs.data[:] = torch.nan
+    for one in (population, resumed):
+        if isinstance(one, StackedPopulation):
+            one._pools.clear()
+        assert one.train_epoch().interventions[0].pruned == ("blocks.0",)
+        assert one.lives(0)["blocks.0"].stage == Stage.EMBARGOED
+        assert one.get_state(0).facts["n_germinated"] == 1
+
+
+class _SquaredError:
+    """An objective with several numbers in each prediction."""
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean(-1)
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -self.losses(outputs, targets)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: type[Population]) -> None:
+    data = HostData(torch.randn(9, 6), torch.randn(9, 3), torch.randn(5, 6), torch.randn(5, 3))
+    specs = [HostSpec(seed=seed, data=data) for seed in range(2)]
+    population = form(Builder(MLP), specs, CONFIG, objective=_SquaredError())
+    population.train_epoch()
+    judged = population.evaluate()
+    for host in range(2):
+        with torch.no_grad():
+            outputs = population.model(host).eval()(data.validation_inputs)
+        expected = nn.functional.mse_loss(outputs, data.validation_targets).item()
+        assert judged.losses[host] == pytest.approx(expected, rel=1e-5)
+        assert judged.metrics[host] == pytest.approx(-expected, rel=1e-5)
+
+
+def test_gradmax_does_not_depend_on_what_was_asked_before() -> None:
+    config = PopulationConfig(batch_size=8, widen_start="gradmax")
+    first, second = (
+        SequentialPopulation(Builder(CNN), make_specs(CNN, (16,)), config) for _ in range(2)
+    )
+    for population in (first, second):
+        population.train_epoch()
+    first.evaluate()
+    for population in (first, second):
+        population.apply(0, germinate("blocks.0"))
+    assert_same(snapshot(first, 0), snapshot(second, 0))
+
+
+class _Scale(nn.Module):
+    """A blueprint's seed that the stacked form knows nothing of."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(width))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y * self.factor
+
+
+def test_blueprints_of_others_grow_in_stacked_populations_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    blueprint.register_blueprint(
+        blueprint.Blueprint(
+            name="scale",
+            kinds=frozenset({TensorKind.VECTOR}),
+            form=blueprint.SeedForm.SERIAL,
+            build=lambda site: _Scale(site.width),
+            summary="a factor for each feature",
+        )
+    )
+    specs = make_specs(MLP, (16, 24))
+    pair = [form(Builder(MLP), specs, CONFIG) for form in FORMS]
+    for population in pair:
+        population.apply(0, germinate("blocks.0", "scale"))
+        population.apply(1, germinate("blocks.0", "mlp_small"))
+        for _ in range(4):
+            population.apply(0, advance("blocks.0"))
+            population.apply(1, advance("blocks.0"))
+            population.train_epoch()
+    first, second = (snapshot(population, 0) for population in pair)
+    assert first["seed/blocks.0/factor"].abs().max() > 0
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)

@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.errors import UnsupportedHostError
+from esper.errors import UnsupportedHostError, ValueRangeError
+from esper.growth.populations.looped import LoopedModule
 from esper.growth.populations.rows import ActiveRows, Row, RowStore
-from esper.growth.populations.stacking import find_difference, stack_inputs, stack_module
+from esper.growth.populations.stacking import (
+    require_plain_parameters,
+    stack_inputs,
+    stack_module,
+)
+from esper.growth.populations.trial import find_difference
 
 N, B = 3, 5
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -129,13 +135,123 @@ class _MeanOverMaps(nn.Module):
         return x.mean((2, 3))
 
 
-def test_code_that_counts_axes_from_the_front_is_noticed() -> None:
-    models: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), _MeanOverMaps()) for _ in range(2)
-    ]
-    store = RowStore(models[0], ())
-    store.put({host: Row.of_module(model) for host, model in enumerate(models)})
+class _MeanOverSamples(nn.Module):
+    """Its head starts at zero, so that a trial with its own weights would see nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x - x.mean(0))
+
+
+class _OtherInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(x)
+        return y if self.training else y.log_softmax(1)
+
+
+class _WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), _MeanOverMaps()), (1, 4, 4)),
+        (_MeanOverSamples(), (4,)),
+        (_OtherInEvaluation(), (4,)),
+        (_WithUnused(), (4,)),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (4,)),
+    ],
+)
+def test_a_design_that_computes_something_else_is_noticed(
+    module: nn.Module, shape: tuple[int, ...]
+) -> None:
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert find_difference(module, torch.zeros(3, *shape)) is not None
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+class _SharedActivation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.act_1 = self.act_2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act_2(self.second(self.act_1(self.first(x))))
+
+
+def test_an_activation_under_two_names_is_no_obstacle() -> None:
+    assert find_difference(_SharedActivation(), torch.zeros(3, 4)) is None
+
+
+def test_frozen_and_tied_parameters_are_refused_by_name() -> None:
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    frozen[1].weight.requires_grad_(False)
+    with pytest.raises(UnsupportedHostError, match=r"1\.weight is frozen"):
+        require_plain_parameters(frozen)
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(UnsupportedHostError, match=r"0\.weight and 1\.weight are the same"):
+        require_plain_parameters(tied)
+
+
+def test_a_token_that_one_host_does_not_know_is_not_read_from_another() -> None:
+    store = RowStore(nn.Embedding(5, 3), ())
+    store.put({host: Row.of_module(nn.Embedding(5, 3)) for host in range(2)})
     rows = ActiveRows()
-    stacked = stack_module(models[0], rows, {})
+    stacked = stack_module(nn.Embedding(5, 3), rows, {})
     rows.select(store, slice(None), needs_grad=False)
-    assert find_difference(stacked, models, torch.randn(3, 1, 4, 4)) is not None
+    for token in (-1, 5):
+        with pytest.raises(ValueRangeError, match=f"a token is {token}; the host knows 0 to 4"):
+            stacked(torch.full((2, 1, 2), token))
+
+
+@pytest.mark.parametrize("shape", [(4,), (6, 4), (4, 3, 3)])
+def test_a_seed_without_a_stacked_form_is_computed_host_by_host(shape: tuple[int, ...]) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.randn(4))
+            self.norm = nn.BatchNorm2d(4) if len(shape) == 3 else nn.Identity()
+
+        def forward(self, y: Tensor) -> Tensor:
+            factor = self.factor[:, None, None] if y.ndim == 4 else self.factor
+            return self.norm(y * factor)
+
+    hosts = [Scale().double() for _ in range(N)]
+    store = RowStore(hosts[0], ())
+    store.put({host: Row.of_module(module) for host, module in enumerate(hosts)})
+    rows = ActiveRows()
+    looped = LoopedModule(rows, Scale().double())
+    rows.select(store, slice(None), needs_grad=True)
+    x = torch.randn(N, B, *shape, dtype=torch.float64)
+    y = unstack(looped(stack_inputs(x)))
+    expected = torch.stack([host(own) for host, own in zip(hosts, x, strict=True)])
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    assert rows.leaf is not None
+    wanted = torch.stack([torch.cat([_grad(p) for p in host.parameters()]) for host in hosts])
+    torch.testing.assert_close(rows.leaf.grad, wanted)
+    for name, buffer in hosts[1].named_buffers():
+        torch.testing.assert_close(store.buffers[name][1], buffer)
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.flatten()

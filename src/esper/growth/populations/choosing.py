@@ -18,6 +18,9 @@ FORMS: tuple[str, ...] = ("auto", "sequential", "stacked")
 MAX_STACKED_PARAMETERS = 200_000
 """Parameters of a host up to which stacking was measured to be faster (benchmarks/README.md)."""
 
+MIN_STACKED_HOSTS = 2
+"""Hosts from which on stacking was measured to be faster: a transformer by itself is not."""
+
 
 def make_population(
     build: BuildHost, specs: Sequence[HostSpec], *args: Any, form: Form = "auto", **kwargs: Any
@@ -37,7 +40,7 @@ def make_population(
         )
     if form == "stacked":
         return StackedPopulation(build, specs, *args, **kwargs)
-    if form == "auto" and specs and _is_small(build, specs[0]):
+    if form == "auto" and len(specs) >= MIN_STACKED_HOSTS and _is_small(build, specs[0]):
         try:
             return StackedPopulation(build, specs, *args, **kwargs)
         except UnsupportedHostError:

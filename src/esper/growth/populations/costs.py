@@ -48,7 +48,7 @@ class CostTable:
         for name, life in lives.items():
             if life.stage == Stage.TRAINING:
                 total += self._work(name, life).isolated
-            elif life.has_seed and life.alpha > 0.0:
+            elif life.counts:
                 total += self._work(name, life).blended
         return total
 
@@ -56,7 +56,7 @@ class CostTable:
         """Return what judging one sample costs a host in this state."""
         total = self.host_forward
         for name, life in lives.items():
-            if life.has_seed and life.alpha > 0.0 and name != without_slot:
+            if life.counts and name != without_slot:
                 total += self._work(name, life).forward
         return total
 

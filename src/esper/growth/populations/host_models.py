@@ -40,6 +40,7 @@ def start_with_gradmax(model: nn.Module, slot: str, population: Population, host
     """Start a widening seed where its gradient on the host's first samples is largest."""
     if not isinstance(slots(model)[slot].seed, WidenSeed):
         return
+    model.train()
     n = population.config.batch_size
     inputs, targets = (part[:n] for part in population.specs[host].data.split("train"))
     objective = population.objective

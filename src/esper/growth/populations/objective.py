@@ -28,6 +28,22 @@ class CrossEntropy:
         flat = cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
         return flat.view(targets.shape)
 
+    def require_classes(self, n_classes: int, targets: Tensor) -> None:
+        """Refuse targets that are not one of the classes.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        least, most = int(targets.min()), int(targets.max())
+        if least < 0 or most >= n_classes:
+            raise ValueError(f"a target is {least if least < 0 else most}; there are {n_classes}.")
+
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 where the largest logit is the target's and 0 elsewhere."""
         return (outputs.argmax(-1) == targets).to(outputs.dtype)
+
+
+def sample_means(values: Tensor) -> Tensor:
+    """Return the mean of each sample's predictions ``[B, ...]``, as ``[B]`` in double precision."""
+    values = values.double()
+    return values if values.ndim == 1 else values.flatten(1).mean(1)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.config.growth import GovernorConfig, GrowthConfig
 from esper.config.population import PopulationConfig
-from esper.errors import ConfigError, SlotError
+from esper.errors import ConfigError, IllegalActionError, SlotError
+from esper.growth.dry_run import evaluation_mode
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.populations.costs import CostTable
@@ -21,6 +23,7 @@ from esper.growth.populations.host_data import BatchOrder, HostSpec, Split
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
 from esper.growth.slot_lives import Outcome, SlotLives
+from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
 
@@ -96,6 +99,8 @@ class Population(ABC):
         self.template = self.build_host(specs[0].seed)
         self.slot_config: SlotConfig = slots(self.template).slot_config
         self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
+        for host, spec in enumerate(specs):
+            self._require_fit(host, spec)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
 
@@ -140,12 +145,8 @@ class Population(ABC):
         """Return the lives of a host's slots."""
 
     @abstractmethod
-    def apply(self, host: int, action: GrowthAction) -> Outcome:
-        """Act on one host.
-
-        Raises:
-            IllegalActionError: If the host's state does not allow the action.
-        """
+    def _act(self, host: int, action: GrowthAction) -> Outcome:
+        """Act on one host that has not finished."""
 
     @abstractmethod
     def model(self, host: int) -> nn.Module:
@@ -162,6 +163,22 @@ class Population(ABC):
     @abstractmethod
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
+        """Act on one host; after finish it learns no more.
+
+        Raises:
+            IllegalActionError: If the host's state does not allow the action, or it has finished.
+        """
+        self._require_hosts([host])
+        if self.is_finished[host] and action.op != Op.WAIT:
+            raise IllegalActionError(
+                f"host {host} has finished; {action.op.name.lower()} is not legal, only wait is."
+            )
+        outcome = self._act(host, action)
+        if action.op == Op.FINISH:
+            self.finish(host)
+        return outcome
 
     def apply_all(self, actions: Sequence[GrowthAction]) -> list[Outcome]:
         """Act on every host, one action for each."""
@@ -206,6 +223,26 @@ class Population(ABC):
             by_host[int(host)][rest] = tensor
         for host, tensors in enumerate(by_host):
             self.set_state(host, HostState(tensors, facts[host]))
+
+    def _require_hosts(self, hosts: Sequence[int]) -> list[int]:
+        """Return the hosts' numbers; refuse any that there is not."""
+        for host in hosts:
+            if not 0 <= host < self.n_hosts:
+                raise ConfigError(f"there is no host {host}; there are 0 to {self.n_hosts - 1}.")
+        return list(hosts)
+
+    def _require_fit(self, host: int, spec: HostSpec) -> None:
+        """Refuse data that the design cannot be run on."""
+        inputs, targets = spec.data.split("train")
+        try:
+            with torch.no_grad(), evaluation_mode(self.template):
+                outputs = self.template(inputs[:2])
+                if isinstance(self.objective, CrossEntropy):
+                    self.objective.require_classes(outputs.shape[-1], targets)
+                self.objective.losses(outputs, targets[:2])
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"the data of host {host} do not fit the model: {reason}") from error
 
     def _make_order(self, spec: HostSpec) -> BatchOrder:
         return BatchOrder(spec.seed, len(spec.data.train_inputs), self.config.batch_size)

@@ -12,12 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.growth.blueprints import find_blueprint
+from esper.errors import UnsupportedHostError
+from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.host_slots import slots
+from esper.growth.populations.looped import LoopedModule
 from esper.growth.populations.row_optimizer import update_rows
-from esper.growth.populations.rows import ActiveRows, Row, RowStore
+from esper.growth.populations.rows import ActiveRows, RowStore
 from esper.growth.populations.stacked_slots import GroupKey, Membership, StackedSeed, StackedSlot
-from esper.growth.populations.stacking import find_difference, stack_inputs, stack_module
+from esper.growth.populations.stacking import (
+    require_plain_parameters,
+    stack_inputs,
+    stack_module,
+)
+from esper.growth.populations.trial import find_difference
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.stages import Stage
 
@@ -30,39 +37,54 @@ if TYPE_CHECKING:
 class StackedDesign:
     """A host design and its seeds as modules that compute many hosts at once."""
 
-    def __init__(self, template: nn.Module) -> None:
-        self.template = template
+    def __init__(self, template: nn.Module, sample: Tensor) -> None:
+        """Stack a design; ``sample`` is a few samples of its input.
+
+        Raises:
+            UnsupportedHostError: If it cannot be computed for many hosts at once.
+        """
+        require_plain_parameters(template)
         self.slots = slots(template)
         self.rows = ActiveRows()
         self.places = {name: StackedSlot() for name in self.slots}
         self.net = stack_module(template, self.rows, self.places)
         self._seeds: dict[GroupKey, StackedSeed] = {}
+        difference = find_difference(template, sample)
+        if difference is not None:
+            raise UnsupportedHostError(
+                f"a {type(template).__name__} cannot be computed for many hosts at once: "
+                f"{difference}. Use SequentialPopulation."
+            )
 
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""
         if key not in self._seeds:
             template = self.slots[key.slot]
-            place = SeedSlot(template.site, template.block, self.slots.lives)
+            place = SeedSlot(template.site, template.block, self.slots.lives, self.slots.model)
             with torch.random.fork_rng(devices=[]):
                 place.plant(key.blueprint, key.style)
             assert place.seed is not None
             form = find_blueprint(key.blueprint).form
+            site = template.site
+            shape = site.output_shape if form == SeedForm.SERIAL else site.input_shape
+            assert shape is not None
             stacked = StackedSeed(key, form, place.seed, place.gate)
-            stacked.seed = stack_module(place.seed, stacked.seed_rows, {})
+            stacked.seed = _stack_seed(place.seed, stacked.seed_rows, shape)
             if place.gate is not None:
-                stacked.gate = stack_module(place.gate, stacked.gate_rows, {})
+                stacked.gate = _stack_seed(place.gate, stacked.gate_rows, site.output_shape)
             self._seeds[key] = stacked
         return self._seeds[key]
 
-    def find_difference(self, models: list[nn.Module], sample: Tensor) -> str | None:
-        """Return how the stacked design differs from its hosts, or None if it does not."""
-        store = RowStore(self.template, ())
-        store.put({index: Row.of_module(model) for index, model in enumerate(models)})
-        self.rows.select(store, slice(None), needs_grad=False)
-        self.net.train()
-        for model in models:
-            model.train()
-        return find_difference(self.net, models, sample)
+
+def _stack_seed(module: nn.Module, rows: ActiveRows, shape: tuple[int, ...]) -> nn.Module:
+    """Return a seed's stacked form or, if it has none, the seed for each host by itself."""
+    try:
+        require_plain_parameters(module)
+        stacked = stack_module(module, rows, {})
+    except UnsupportedHostError:
+        return LoopedModule(rows, module)
+    sample = torch.zeros(3, *shape[1:])
+    return stacked if find_difference(module, sample) is None else LoopedModule(rows, module)
 
 
 class EpochTally:

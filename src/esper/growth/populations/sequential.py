@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from esper.growth.populations.host_models import (
     tensors_of,
 )
 from esper.growth.populations.host_state import HostState
+from esper.growth.populations.objective import sample_means
 from esper.growth.populations.population import EpochReport, Evaluation, Population
 from esper.growth.randomness import seeded
 from esper.growth.slot_lives import Outcome, SlotLives
@@ -71,7 +73,7 @@ class SequentialPopulation(Population):
         without_slot: str | None = None,
     ) -> Evaluation:
         """Judge hosts (all if not given), as they are or with one slot's seed left out."""
-        chosen = list(range(self.n_hosts)) if hosts is None else list(hosts)
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
         results = np.array([self._evaluate_host(host, split, without_slot) for host in chosen])
         return Evaluation(*results.reshape(-1, 3).T)
 
@@ -79,8 +81,7 @@ class SequentialPopulation(Population):
         """Return the lives of a host's slots."""
         return self._hosts[host].slots.lives
 
-    def apply(self, host: int, action: GrowthAction) -> Outcome:
-        """Act on one host."""
+    def _act(self, host: int, action: GrowthAction) -> Outcome:
         held = self._hosts[host]
         outcome = held.slots.apply(action)
         if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
@@ -172,18 +173,16 @@ class SequentialPopulation(Population):
     ) -> tuple[float, float, float]:
         held = self._hosts[host]
         inputs, targets = self.specs[host].data.split(split)
-        n_correct = total_loss = n_predictions = 0.0
+        n, total_loss, total_metric = len(inputs), 0.0, 0.0
+        is_off = nullcontext() if without_slot is None else held.slots.switched_off(without_slot)
         held.model.eval()
-        if without_slot is not None:
-            held.slots[without_slot].is_off = True
-        with torch.no_grad():
-            for start in range(0, len(inputs), EVALUATION_BATCH):
+        with torch.no_grad(), is_off:
+            for start in range(0, n, EVALUATION_BATCH):
                 batch = slice(start, start + EVALUATION_BATCH)
                 outputs = held.model(inputs[batch])
-                total_loss += self.objective.losses(outputs, targets[batch]).double().sum().item()
-                n_correct += self.objective.metrics(outputs, targets[batch]).double().sum().item()
-                n_predictions += targets[batch].numel()
-        if without_slot is not None:
-            held.slots[without_slot].is_off = False
-        flops = len(inputs) * self.costs.evaluation_flops(held.slots.lives, without_slot)
-        return total_loss / n_predictions, n_correct / n_predictions, flops
+                losses = self.objective.losses(outputs, targets[batch])
+                metrics = self.objective.metrics(outputs, targets[batch])
+                total_loss += sample_means(losses).sum().item()
+                total_metric += sample_means(metrics).sum().item()
+        flops = n * self.costs.evaluation_flops(held.slots.lives, without_slot)
+        return total_loss / n, total_metric / n, flops

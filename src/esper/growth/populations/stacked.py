@@ -20,16 +20,16 @@ from esper.growth.loss_watch import LossWatch
 from esper.growth.populations.host_data import HostSpec, SamplePool, Split
 from esper.growth.populations.host_models import MOMENTS, load_model, start_with_gradmax
 from esper.growth.populations.host_state import HostState
+from esper.growth.populations.objective import sample_means
 from esper.growth.populations.population import EpochReport, Evaluation, Population
 from esper.growth.populations.rows import Row, RowStore
 from esper.growth.populations.segments import EpochTally, Segment, StackedDesign
 from esper.growth.populations.stacked_keeper import StackedKeeper
-from esper.growth.populations.stacked_state import StackedState, is_computing, load_modules
+from esper.growth.populations.stacked_state import StackedState, load_modules
 from esper.growth.populations.stacking import stack_inputs
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
-from esper.lifecycle.stages import Stage
 
 EVALUATION_SAMPLES = 8192
 """Samples, over all hosts, of one step of an evaluation."""
@@ -45,7 +45,8 @@ class StackedPopulation(Population):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what :class:`Population` takes."""
         super().__init__(*args, **kwargs)
-        self.design: StackedDesign = StackedDesign(self.template)
+        sample = self.specs[0].data.train_inputs[:3]
+        self.design: StackedDesign = StackedDesign(self.template, sample)
         moments = MOMENTS[self.config.optimizer]
         self.state: StackedState = StackedState(
             optimizer=self.config.optimizer,
@@ -56,23 +57,24 @@ class StackedPopulation(Population):
         )
         models = [self.build_host(spec.seed) for spec in self.specs]
         self.state.lives = [slots(model).lives for model in models]
+        _require_same_sizes(models)
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
-        self._require_stackable(models)
         self._pools: dict[str, tuple[SamplePool, SamplePool]] = {}
         self._keep()
 
     def train_epoch(self) -> EpochReport:
         """Train every host that has not finished for one epoch, and let the epoch pass."""
-        self._sort_rows()
         tally, is_active = EpochTally(self.n_hosts), ~self.is_finished
+        interventions: dict[int, GovernorReport] = {}
+        self._restore_unfinite(tally, interventions)
+        self._sort_rows()
+        if self._has_acted:
+            self._keep()
         for cohort in self._cohorts():
             self._train_cohort(cohort, tally)
-        for store in self.state.stores():
-            for host in store.find_unfinite():
-                tally.fail(host, "a parameter is not finite")
-        interventions = {
-            host: self._restore(host, reason) for host, reason in tally.failures.items()
-        }
+        for host, reason in tally.failures.items():
+            interventions.setdefault(host, self._restore(host, reason))
+        self._restore_unfinite(tally, interventions)
         for host in np.flatnonzero(is_active).tolist():
             self.state.lives[host].tick(StackedKeeper(self, host))
         self._keep()
@@ -87,9 +89,11 @@ class StackedPopulation(Population):
         without_slot: str | None = None,
     ) -> Evaluation:
         """Judge hosts (all if not given), as they are or with one slot's seed left out."""
-        chosen = list(range(self.n_hosts)) if hosts is None else list(hosts)
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
         if without_slot is not None:
             self.slot_config.slot_index(without_slot)
+        if not chosen:
+            return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
         self._sort_rows()
         ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
         ordered = sorted(set(chosen), key=lambda host: ranks[host])
@@ -107,8 +111,7 @@ class StackedPopulation(Population):
         """Return the lives of a host's slots."""
         return self.state.lives[host]
 
-    def apply(self, host: int, action: GrowthAction) -> Outcome:
-        """Act on one host."""
+    def _act(self, host: int, action: GrowthAction) -> Outcome:
         outcome = self.state.lives[host].apply(action, StackedKeeper(self, host))
         if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
             model = self.model(host)
@@ -120,6 +123,7 @@ class StackedPopulation(Population):
                 {"seed": Row.of_module(seed)},
             )
         self._start_computing(host)
+        self._has_acted = True
         return outcome
 
     def model(self, host: int) -> nn.Module:
@@ -138,7 +142,7 @@ class StackedPopulation(Population):
         """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
         self._load_shared_facts(host, state.facts)
         self._put_host(self.state, host, state)
-        self._keep()
+        self._put_host(self._snapshot, host, state)
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
@@ -152,22 +156,31 @@ class StackedPopulation(Population):
         self.state.hosts.put({host: Row.of_module(model)})
         self.state.lives[host] = slots(model).lives
         self.state.n_germinated[host] = 0
-        self.state.watch.set_state([0.0, 0.0, 0.0], host)
-        self._keep()
+        self.state.watch.forget(host)
+        self._snapshot.set_host(host, self.state.get_host(host), {})
 
     def _keep(self) -> None:
-        """Remember the present state as good, in place of the one before."""
+        """Remember the present state of all hosts as good, in place of the one before."""
         self._snapshot = self.state.copied()
+        self._has_acted = False
+
+    def _restore_unfinite(
+        self, tally: EpochTally, interventions: dict[int, GovernorReport]
+    ) -> None:
+        """Take back every host with a parameter or buffer that is not finite."""
+        bad = {host for store in self.state.stores() for host in store.find_unfinite()}
+        for host in sorted(bad):
+            tally.fail(host, "a parameter is not finite")
+            interventions.setdefault(host, self._restore(host, tally.failures[host]))
 
     def _restore(self, host: int, reason: str) -> GovernorReport:
         """Take one host back to its last good state and prune what was growing in it."""
         self._put_host(self.state, host, self._snapshot.get_host(host))
         lives, keeper = self.state.lives[host], StackedKeeper(self, host)
-        growing = [
-            slot for slot, life in lives.items() if life.has_seed and life.stage != Stage.FOSSILIZED
-        ]
+        growing = [slot for slot, life in lives.items() if life.is_growing]
         for slot in growing:
             lives.abandon(slot, keeper)
+        self.state.watch.forget(host)
         return GovernorReport(reason, tuple(growing))
 
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
@@ -180,7 +193,7 @@ class StackedPopulation(Population):
         """Move seeds that have begun to learn from waiting to computing."""
         for slot, life in self.state.lives[host].items():
             place = self.state.pending.get((host, slot))
-            if place is not None and is_computing(life):
+            if place is not None and life.is_computing:
                 parts = {"seed": place.seed, "gate": place.gate}
                 rows = {n: Row.of_module(part) for n, part in parts.items() if part is not None}
                 self.state.take_seed(host, slot)
@@ -230,7 +243,7 @@ class StackedPopulation(Population):
         sizes = torch.from_numpy(inputs.sizes[hosts])
         offsets = torch.from_numpy(inputs.offsets[hosts])
         n_steps, chunk = int(sizes.max()), max(8, EVALUATION_SAMPLES // len(hosts))
-        totals = torch.zeros(3, len(hosts), dtype=torch.float64)
+        totals = torch.zeros(2, len(hosts), dtype=torch.float64)
         self.design.net.eval()
         with torch.no_grad():
             segment.show(needs_grad=False)
@@ -241,16 +254,12 @@ class StackedPopulation(Population):
                 chosen = torch.where(is_real, numbers, 0) + offsets[:, None]
                 wanted = _take(targets.samples, chosen)
                 outputs = self.design.net(stack_inputs(_take(inputs.samples, chosen)))
-                for row, values in enumerate(
-                    (
-                        self.objective.losses(outputs, wanted),
-                        self.objective.metrics(outputs, wanted),
-                    )
-                ):
-                    sums = values.double().flatten(2).sum(2) if values.ndim > 2 else values.double()
-                    totals[row] += torch.where(is_real, sums, 0.0).sum(1)
-                totals[2] += is_real.sum(1) * wanted[0, 0].numel()
-        means = (totals[:2] / totals[2]).numpy()
+                losses = self.objective.losses(outputs, wanted).flatten(0, 1)
+                metrics = self.objective.metrics(outputs, wanted).flatten(0, 1)
+                for row, values in enumerate((losses, metrics)):
+                    means = sample_means(values).view(is_real.shape)
+                    totals[row] += torch.where(is_real, means, 0.0).sum(1)
+        means = (totals / sizes).numpy()
         return means[0], means[1]
 
     def _pool(self, split: Split) -> tuple[SamplePool, SamplePool]:
@@ -265,14 +274,14 @@ class StackedPopulation(Population):
             self._pools[split] = (inputs, targets)
         return self._pools[split]
 
-    def _require_stackable(self, models: list[nn.Module]) -> None:
-        """Refuse a design that computes something else when hosts are stacked."""
-        trial = [models[0], models[min(1, len(models) - 1)]]
-        difference = self.design.find_difference(trial, self.specs[0].data.train_inputs[:3])
-        if difference is not None:
+
+def _require_same_sizes(models: list[nn.Module]) -> None:
+    """Refuse hosts whose parameters do not have the same names and shapes."""
+    first, *others = ({n: tuple(p.shape) for n, p in m.named_parameters()} for m in models)
+    for host, shapes in enumerate(others, start=1):
+        if shapes != first:
             raise UnsupportedHostError(
-                f"a {type(models[0]).__name__} cannot be computed for many hosts at once: "
-                f"{difference}. Use SequentialPopulation."
+                f"host {host} has parameters of other sizes than host 0; use SequentialPopulation."
             )
 
 

@@ -55,4 +55,5 @@ class StackedKeeper:
 
     def _fresh_place(self, slot: str) -> SeedSlot:
         template = self.population.design.slots[slot]
-        return SeedSlot(template.site, template.block, self.state.lives[self.host])
+        lives, model = self.state.lives[self.host], self.population.design.slots.model
+        return SeedSlot(template.site, template.block, lives, model)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, layer_norm
 
+from esper.errors import ValueRangeError
 from esper.growth.populations.rows import ActiveRows
 from esper.growth.populations.stacked_conv import stacked_conv2d
 
@@ -150,6 +151,11 @@ class StackedEmbedding(StackedLayer):
         """Return each token's vector."""
         weight = self.weight
         n_hosts, n_tokens, _ = weight.shape
+        least, most = (number.item() for number in torch.aminmax(tokens))
+        if least < 0 or most >= n_tokens:  # which would read another host's table
+            raise ValueRangeError(
+                f"a token is {least if least < 0 else most}; the host knows 0 to {n_tokens - 1}."
+            )
         firsts = torch.arange(0, n_hosts * n_tokens, n_tokens, device=tokens.device)
         return embedding(tokens + firsts[:, None, None], weight.reshape(n_hosts * n_tokens, -1))
 

@@ -154,7 +154,7 @@ class StackedState:
                 if module is not None
             }
             life = self.lives[host][slot]
-            if is_computing(life):
+            if life.is_computing:
                 self.put_seed(host, place, rows, life)
             else:
                 load_modules(parts, rows)
@@ -166,11 +166,6 @@ class StackedState:
         if place.gate is not None and "gate" not in rows:
             rows["gate"] = Row.of_module(place.gate)
         self.put_seed(host, place, rows, replace(life, style=style))
-
-
-def is_computing(life: SlotLife) -> bool:
-    """Return whether a slot's seed takes part in the computation."""
-    return life.has_seed and life.stage != life.stage.GERMINATED
 
 
 def load_modules(parts: Mapping[str, nn.Module | None], rows: Mapping[str, Row]) -> None:

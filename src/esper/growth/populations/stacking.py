@@ -9,15 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from esper.errors import UnsupportedHostError
+from esper.growth.modules import named_children
 from esper.growth.populations.rows import ActiveRows
 from esper.growth.populations.stacked_layers import ELEMENTWISE, MAP_RANK, STACKED_FORMS
-
-IMAGE_RANK = 4
-"""Axes of one host's batch of images."""
 
 
 def stack_module(
@@ -60,9 +57,26 @@ def _stack_own(
     twin = copy.copy(module)
     # A shallow copy shares its table of children with the original until it has its own.
     twin.__dict__["_modules"] = {}
-    for key, child in module.named_children():
+    for key, child in named_children(module):
         twin.add_module(key, stack_module(child, rows, places, f"{prefix}{key}"))
     return twin
+
+
+def require_plain_parameters(module: nn.Module) -> None:
+    """Refuse parameters that a row cannot hold: frozen ones, and those with two names.
+
+    Raises:
+        UnsupportedHostError: If there is one; the message names it.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            raise UnsupportedHostError(f"{name} is frozen; use SequentialPopulation.")
+        if parameter in names:
+            raise UnsupportedHostError(
+                f"{names[parameter]} and {name} are the same parameter; use SequentialPopulation."
+            )
+        names[parameter] = name
 
 
 def stack_inputs(inputs: Tensor) -> Tensor:
@@ -70,25 +84,3 @@ def stack_inputs(inputs: Tensor) -> Tensor:
     if inputs.ndim == MAP_RANK:
         return inputs.permute(0, 2, 3, 4, 1).contiguous()
     return inputs
-
-
-def find_difference(stacked: nn.Module, hosts: list[nn.Module], sample: Tensor) -> str | None:
-    """Return how a stacked design computes something else than its hosts, or None if it does not.
-
-    The stacked module must have these hosts' weights as its active rows.
-    """
-    inputs = torch.stack([sample.roll(index, 0) for index in range(len(hosts))])
-    with torch.no_grad():
-        expected = [host(x) for host, x in zip(hosts, inputs, strict=True)]
-        try:
-            outputs = stacked(stack_inputs(inputs))
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            return f"its code does not work with more axes ({error})"
-    if not all(isinstance(output, Tensor) for output in expected):
-        return "it does not return a tensor"
-    wanted = torch.stack(expected)
-    if outputs.shape != wanted.shape:
-        return f"it gives {list(outputs.shape)} in place of {list(wanted.shape)}"
-    if not torch.allclose(outputs, wanted, rtol=1e-3, atol=1e-4):
-        return f"it differs by {(outputs - wanted).abs().max().item():.2g}"
-    return None

@@ -1,0 +1,109 @@
+"""Trying whether a module computes the same when many hosts are stacked.
+
+The trial is made in double precision with weights and inputs drawn at random, so that it does not
+depend on what a model happens to start with, in training and in evaluation mode, with gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.populations.rows import ActiveRows, Row, RowStore
+from esper.growth.populations.stacked_layers import MAP_RANK
+from esper.growth.populations.stacking import stack_inputs, stack_module
+
+N_HOSTS = 2
+SCALE = 0.3
+TOLERANCE = 1e-6
+
+
+def find_difference(template: nn.Module, sample: Tensor) -> str | None:
+    """Return how a module differs from its stacked form, or None if it does not.
+
+    Args:
+        template: One host's module; stays as it is.
+        sample: A few samples in the form that it takes, for their shape; whole numbers are used.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for is_training in (True, False):
+        hosts = [_drawn(template, generator).train(is_training) for _ in range(N_HOSTS)]
+        inputs = _draw_inputs(sample, generator)
+        try:
+            problem = _compare(hosts, inputs, is_training=is_training)
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            problem = f"it does not work with more axes ({type(error).__name__}: {lines[0]})"
+        if problem is not None:
+            return problem
+    return None
+
+
+def _compare(hosts: list[nn.Module], inputs: Tensor, *, is_training: bool) -> str | None:
+    store, rows = RowStore(hosts[0], ()), ActiveRows()
+    store.put({index: Row.of_module(host) for index, host in enumerate(hosts)})
+    stacked = stack_module(hosts[0], rows, {}).train(is_training)
+    rows.select(store, slice(None), needs_grad=True)
+    expected = [host(x) for host, x in zip(hosts, inputs, strict=True)]
+    if not all(isinstance(output, Tensor) for output in expected):
+        return "it does not return a tensor"
+    wanted, outputs = torch.stack(expected), stacked(stack_inputs(inputs))
+    if outputs.ndim == MAP_RANK:
+        outputs = outputs.permute(0, 4, 1, 2, 3)
+    problem = _find_gap("it", outputs, wanted)
+    if problem is not None or not wanted.requires_grad:
+        return problem
+    weights = torch.rand(
+        wanted.shape, dtype=wanted.dtype, generator=torch.Generator().manual_seed(1)
+    )
+    (wanted * weights).sum().backward()
+    (outputs * weights).sum().backward()
+    for name, parameter in hosts[0].named_parameters():
+        if parameter.grad is None:
+            return f"{name} has no part in its output"
+    gradients = [torch.cat([_gradient(p) for p in host.parameters()]) for host in hosts]
+    assert rows.leaf is not None
+    assert rows.leaf.grad is not None
+    problem = _find_gap("its gradient", rows.leaf.grad, torch.stack(gradients))
+    if problem is not None:
+        return problem
+    for name, buffer in hosts[0].named_buffers():
+        problem = _find_gap(f"its {name}", store.buffers[name][0].double(), buffer.double())
+        if problem is not None:
+            return problem
+    return None
+
+
+def _find_gap(what: str, given: Tensor, wanted: Tensor) -> str | None:
+    if given.shape != wanted.shape:
+        return f"{what} has shape {list(given.shape)} in place of {list(wanted.shape)}"
+    gap = (given - wanted).abs().max().item() if wanted.numel() else 0.0
+    scale = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
+    return None if gap <= TOLERANCE * scale else f"{what} differs by {gap:.2g}"
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.flatten()
+
+
+def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Return a copy with other weights, and with other statistics in its norms."""
+    host = copy.deepcopy(template).double()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            parameter += SCALE * torch.randn(parameter.shape, generator=generator)
+        for buffer in host.buffers():
+            if buffer.is_floating_point():
+                buffer += torch.rand(buffer.shape, generator=generator)
+    return host
+
+
+def _draw_inputs(sample: Tensor, generator: torch.Generator) -> Tensor:
+    """Return other samples for each host, ``[hosts, samples, ...]``."""
+    shape = (N_HOSTS, *sample.shape)
+    if sample.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.stack([sample.roll(index, 0) for index in range(N_HOSTS)])
