@@ -252,6 +252,10 @@ def test_mistakes_get_a_clear_line(form: type[Population]) -> None:
         ConfigError, match="host 0 do not fit the model: a target is 3; there are 3"
     ):
         form(Builder(MLP), [HostSpec(seed=1, data=wrong)], CONFIG)
+    before = snapshot(population, 1)
+    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model"):
+        population.restart(1, HostSpec(seed=5, data=bad))
+    assert_same(snapshot(population, 1), before)
     with pytest.raises(ShapeError, match="3 inputs and 2 targets"):
         HostData(torch.zeros(3, 1), torch.zeros(2), torch.zeros(2, 1), torch.zeros(2))
     with pytest.raises(ConfigError, match="Did you mean 'adamw'"):

@@ -244,6 +244,14 @@ class Population(ABC):
             reason = str(error).splitlines()[0]
             raise ConfigError(f"the data of host {host} do not fit the model: {reason}") from error
 
+    def _take_spec(self, host: int, spec: HostSpec) -> None:
+        """Put a new host's specification in the place of another's."""
+        self._require_hosts([host])
+        self._require_fit(host, spec)
+        self.specs[host] = spec
+        self.orders[host] = self._make_order(spec)
+        self.is_finished[host] = False
+
     def _make_order(self, spec: HostSpec) -> BatchOrder:
         return BatchOrder(spec.seed, len(spec.data.train_inputs), self.config.batch_size)
 

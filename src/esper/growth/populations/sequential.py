@@ -94,9 +94,7 @@ class SequentialPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        self.specs[host] = spec
-        self.orders[host] = self._make_order(spec)
-        self.is_finished[host] = False
+        self._take_spec(host, spec)
         self._hosts[host] = self._make_host(host)
 
     def get_state(self, host: int) -> HostState:

@@ -123,7 +123,7 @@ class StackedPopulation(Population):
                 {"seed": Row.of_module(seed)},
             )
         self._start_computing(host)
-        self._has_acted = True
+        self._has_acted |= outcome.was_done and action.op != Op.WAIT
         return outcome
 
     def model(self, host: int) -> nn.Module:
@@ -146,13 +146,12 @@ class StackedPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        self.specs[host] = spec
-        self.orders[host] = self._make_order(spec)
-        self.is_finished[host] = False
+        self._take_spec(host, spec)
         self._pools.clear()
         for slot in self.slot_config.slot_ids:
             self.state.take_seed(host, slot)
         model = self.build_host(spec.seed)
+        _require_same_sizes([self.template, model])
         self.state.hosts.put({host: Row.of_module(model)})
         self.state.lives[host] = slots(model).lives
         self.state.n_germinated[host] = 0
