@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,15 @@ def test_every_test_and_file_that_the_findings_name_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["esper.config", "esper.simic.agent", "esper.simic.rollout", "esper.tamiyo.policy"]
+    "module",
+    [
+        "esper.api",
+        "esper.config",
+        "esper.growth.populations",
+        "esper.simic.agent",
+        "esper.simic.rollout",
+        "esper.tamiyo.policy",
+    ],
 )
 def test_everything_a_package_exports_is_there(module: str) -> None:
     package = importlib.import_module(module)
@@ -48,3 +58,18 @@ def test_contributing_is_short_and_the_version_is_the_one_of_the_changelog() -> 
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < 100
     assert f"## {esper.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'version = "{esper.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_import_esper_offers_the_api_without_importing_torch() -> None:
+    script = (
+        "import sys, esper\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert callable(esper.add_slots)\n"
+        "assert 'torch' in sys.modules\n"
+        "assert {'add_slots', 'export'} <= set(dir(esper))\n"
+        "try:\n    esper.nope\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "module 'esper' has no attribute 'nope'\n"

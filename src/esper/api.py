@@ -21,6 +21,7 @@ from esper.growth.populations import (
     make_population,
 )
 from esper.growth.saving import load, save
+from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite
 from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
@@ -44,6 +45,7 @@ __all__ = [
     "OptimizerKeeper",
     "PopulationConfig",
     "SeedForm",
+    "SeedSlot",
     "SequentialPopulation",
     "SlotSite",
     "StackedPopulation",
