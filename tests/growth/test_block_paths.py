@@ -257,3 +257,32 @@ def test_the_mode_a_model_is_in_makes_no_difference(is_training: bool) -> None:
 def test_paths_are_seen_in_other_precisions(dtype: torch.dtype) -> None:
     path = path_of(ResidualBlock(6, 8).to(dtype), VECTORS.to(dtype))
     assert path is not None
+
+
+class _Counts(nn.Module):
+    """A block that remembers in an argument that it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, seen: list[int]) -> Tensor:
+        seen.append(len(x))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def test_a_block_that_is_given_something_it_could_change_is_called_as_the_model_calls_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = _Counts()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen: list[int] = []
+            y = self.block(x, seen)
+            assert len(seen) == 1
+            return y
+
+    model = Model()
+    add_slots(model, ["block"], torch.randn(2, 4))
+    assert slots(model)["block"].site.path is None
