@@ -51,7 +51,7 @@ def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
 
 def _is_value(argument: Any) -> bool:
     """Return whether an argument is a tensor or a plain value, which no call changes unseen."""
-    if isinstance(argument, (tuple, list)):
+    if isinstance(argument, tuple):  # a list can be changed
         return all(map(_is_value, cast(tuple[Any, ...], argument)))
     plain = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device, type(None))
     return isinstance(argument, plain)
