@@ -10,7 +10,7 @@ from rows import Asked, Row
 
 def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
     """Print a table with a section for each call and shape, and how many reaches were reached."""
-    table = Table(title="one thread; ratio: median and quartiles over rounds")
+    table = Table(title="one thread if not said; ratio: median and quartiles over rounds")
     for name in ("what", "compared with", "ours", "other", "ratio", "reach", "reached"):
         is_figure = name in ("ours", "other", "ratio")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure)
@@ -32,7 +32,7 @@ def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    ours = duration(row.ours_seconds)
+    ours = _figure(row, row.ours_seconds)
     if row.ratio is None or row.other_seconds is None:
         return row.other, ours, "", row.note, _reach(row), "not measured" if row.limit else ""
     word = "faster" if row.asked is Asked.FASTER else "the time"
@@ -43,11 +43,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.other,
         ours,
-        duration(row.other_seconds),
+        _figure(row, row.other_seconds),
         ratio.replace("[", r"\["),
         _reach(row),
         verdict,
     )
+
+
+def _figure(row: Row, seconds: float) -> str:
+    return duration(seconds) if row.per_call is None else f"{number(row.per_call / seconds)} /s"
 
 
 def _reach(row: Row) -> str:

@@ -35,6 +35,9 @@ class Row:
     ratio: Spread | None = None
     """None if there is nothing to compare with; ``note`` says why."""
 
+    per_call: int | None = None
+    """How many things one call does; the table then shows how many a second, not seconds."""
+
     samples: int = 0
     """Rounds in which both were timed."""
 
@@ -66,6 +69,7 @@ def compare(
     limit: float | None = None,
     is_detail: bool = False,
     label: str | None = None,
+    per_call: int | None = None,
 ) -> Row:
     """Return the row of two candidates timed side by side; the label renames the other."""
     pair = (other, ours) if asked is Asked.FASTER else (ours, other)
@@ -80,6 +84,7 @@ def compare(
         samples=min(timings.n_samples(ours), timings.n_samples(other)),
         limit=limit,
         is_detail=is_detail,
+        per_call=per_call,
     )
 
 

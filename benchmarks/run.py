@@ -2,7 +2,8 @@
 
 Run:  make bench            or, where the peers are installed:  python benchmarks/run.py
 
-One thread; medians over rounds in which all candidates take turns; ratios within a round.
+One thread where nothing else is said; medians over rounds in which all candidates take turns;
+ratios within a round.
 Prints a table and writes everything to benchmarks/results/ as JSON.
 """
 
@@ -28,7 +29,7 @@ from report import print_rows
 from rows import Row
 from timing import FULL, QUICK, Effort
 
-GROUPS = ("advantages", "masks", "update", "act")
+GROUPS = ("advantages", "masks", "update", "act", "populations", "slots")
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,0 +1,164 @@
+"""Epochs of whole populations: hosts stacked, against one by one and against a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from esper.config.growth import GrowthConfig
+from esper.growth.populations import (
+    Population,
+    SequentialPopulation,
+    StackedPopulation,
+    make_population,
+)
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.stages import Stage
+from host_worlds import HOSTS, POPULATION, BareLoop, Builder, make_specs
+from rows import Asked, Row, compare
+from timing import Call, Effort, time_side_by_side
+
+GROUP = "populations"
+N_HOSTS = (1, 4, 16, 64)
+N_HOSTS_BARE = 16
+"""Where the plain loop is measured too; it takes hosts one by one, so more only take longer."""
+SIZES = ("1k", "10k", "50k")
+ROUNDS = 8
+SECONDS = 0.6
+"""How long each form of a population is sampled: at least four times, the longest ones twice."""
+
+ONE_BY_ONE = "one by one"
+BARE = "bare loop"
+
+BLUEPRINTS = {
+    "MLP": ("widen_medium", "mlp_small", "low_rank"),
+    "CNN": ("widen_medium", "conv_light", "attention"),
+    "GPT": ("widen_medium", "lora_small", "self_attention"),
+}
+STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A population to measure."""
+
+    design: str
+    size: str
+    n_hosts: int
+    n_threads: int = 1
+    is_growing: bool = False
+    """Whether every host has a seed: three blueprints, each in three stages."""
+
+    @property
+    def name(self) -> str:
+        """What is measured, in words."""
+        words = f"{self.design} {self.size}, {self.n_hosts} host{'s' if self.n_hosts > 1 else ''}"
+        words += ", growing" if self.is_growing else ""
+        return words + (f", {self.n_threads} threads" if self.n_threads > 1 else "")
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is time for more than two rounds."""
+        thousands = int(self.size.removesuffix("k")) * self.n_hosts
+        return self.design == "MLP" or thousands < 10 * 64
+
+    @property
+    def reach(self) -> float | None:
+        """How many times as fast as one by one stacking is asked to be."""
+        if self.is_growing or self.n_threads > 1 or self.size not in ("1k", "10k"):
+            return None
+        return {("MLP", 16): 5.0, ("MLP", 64): 7.0, ("CNN", 16): 2.0}.get(
+            (self.design, self.n_hosts)
+        )
+
+
+def cases() -> list[Case]:
+    """Return every population; those with two threads last."""
+    usual = [(design, size) for design in HOSTS for size in SIZES]
+    found = [Case(design, size, n) for design, size in usual for n in N_HOSTS]
+    found += [Case(design, "200k", n) for design in ("MLP", "CNN") for n in (4, 16)]
+    found += [Case(design, size, 16, is_growing=True) for design, size in usual if size != "50k"]
+    found += [Case(design, size, 16, n_threads=2) for design, size in usual]
+    return found
+
+
+def run(effort: Effort) -> list[Row]:
+    """Measure every population."""
+    short = replace(
+        effort,
+        rounds=min(ROUNDS, effort.rounds),
+        budget_seconds=min(SECONDS, effort.budget_seconds),
+    )
+    return [row for case in cases() for row in _run_case(case, short)]
+
+
+def _run_case(case: Case, effort: Effort) -> list[Row]:
+    fewer = replace(effort, rounds=2)
+    config = HOSTS[case.design][case.size]
+    build, specs = Builder(config), make_specs(config, case.n_hosts)
+    growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
+    stacked = StackedPopulation(build, specs, POPULATION, growth_config=growth)
+    sequential = SequentialPopulation(build, specs, POPULATION, growth_config=growth)
+    auto = make_population(build, specs, POPULATION, growth_config=growth)
+    is_chosen = isinstance(auto, StackedPopulation)
+    ours = f"{case.name}: stacked{'' if is_chosen else ' (auto: one by one)'}"
+    calls: dict[str, Call] = {ours: stacked.train_epoch, ONE_BY_ONE: sequential.train_epoch}
+    if case.is_growing:
+        for population in (stacked, sequential):
+            plant_seeds(population, BLUEPRINTS[case.design])
+    elif case.n_hosts == N_HOSTS_BARE and case.n_threads == 1 and case.size in SIZES:
+        calls[BARE] = BareLoop(config, specs).train_epoch
+    with _threads(case.n_threads):
+        _require_agreement(calls)
+        timings = time_side_by_side(calls, effort if case.is_short else fewer)
+    faster = partial(compare, timings, ours, group=GROUP, asked=Asked.FASTER, per_call=case.n_hosts)
+    # What a population chooses by itself may not be slower than one by one.
+    rows = [faster(ONE_BY_ONE, limit=case.reach or (1.0 if is_chosen else None))]
+    if BARE in timings:
+        rows.append(faster(BARE))
+    return rows
+
+
+def plant_seeds(population: Population, blueprints: tuple[str, ...]) -> None:
+    """Give every host a seed in its first slot, in each combination of blueprint and stage."""
+    slot = population.slot_config.slot_ids[0]
+    for host in range(population.n_hosts):
+        blueprint = blueprints[host % len(blueprints)]
+        stage = STAGES[host // len(blueprints) % len(STAGES)]
+        for action in actions_to(stage, slot, blueprint):
+            assert population.apply(host, action).was_done, f"host {host} could not {action}"
+
+
+def actions_to(stage: Stage, slot: str, blueprint: str) -> list[GrowthAction]:
+    """Return what takes an empty slot to a stage at once, where no stage has a least duration."""
+    act = partial(GrowthAction, slot=slot)
+    germinate = act(op=Op.GERMINATE, blueprint=blueprint, tempo_epochs=0, alpha_target=0.5)
+    n_steps = {Stage.TRAINING: 1, Stage.BLENDING: 2, Stage.FOSSILIZED: 3}[stage]
+    last = [act(op=Op.FOSSILIZE)] if stage == Stage.FOSSILIZED else []
+    return [germinate, *[act(op=Op.ADVANCE)] * n_steps, *last]
+
+
+def _require_agreement(calls: dict[str, Call]) -> None:
+    """Refuse to time forms that do not learn the same from the same batches."""
+    losses = {name: getattr(report := call(), "losses", report) for name, call in calls.items()}
+    expected = losses[ONE_BY_ONE]
+    for name, found in losses.items():
+        error = np.abs(np.asarray(found) - np.asarray(expected)).max()
+        if not error <= 1e-4:
+            raise AssertionError(f"the losses of {name!r} differ from ours by {error:g}")
+
+
+@contextmanager
+def _threads(n_threads: int) -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

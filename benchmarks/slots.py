@@ -1,0 +1,85 @@
+"""What slots cost: empty ones in a forward pass, seeds in a step of training."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from esper.config.growth import GrowthConfig
+from esper.config.hosts import HostConfig
+from esper.growth.attach import add_slots
+from esper.growth.host_slots import slots
+from esper.growth.hosts.making import build_host, make_host, sample_input, slot_names
+from esper.growth.populations.costs import CostTable
+from host_worlds import HOSTS
+from populations import BLUEPRINTS, STAGES, actions_to
+from resnet import BLOCKS, ResNet
+from rows import Asked, Row, compare
+from timing import Call, Effort, time_side_by_side
+
+GROUP = "slots"
+BATCH_SIZE = 32
+SEED_SIZE = "10k"
+"""Size of the hosts whose seeds are measured."""
+
+WITHOUT = "without slots"
+
+
+def run(effort: Effort) -> list[Row]:
+    """Measure empty slots, then seeds."""
+    rows: list[Row] = []
+    for design, sizes in HOSTS.items():
+        config = sizes["1k"]
+        x = sample_input(config, BATCH_SIZE)
+        rows.append(_run_empty(f"{design} 1k", build_host(config), slot_names(config), x, effort))
+    x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    rows.append(_run_empty("ResNet-18, 64x64", ResNet(), list(BLOCKS), x, effort))
+    for design, sizes in HOSTS.items():
+        rows += _run_seeds(design, sizes[SEED_SIZE], effort)
+    return rows
+
+
+def _run_empty(name: str, plain: nn.Module, at: list[str], x: Tensor, effort: Effort) -> Row:
+    """Compare a forward pass of a model with one of the same model with slots around blocks."""
+    slotted = add_slots(copy.deepcopy(plain), at, x)
+    plain.eval()
+    slotted.eval()
+    ours = f"{name}, {len(at)} empty slots, forward"
+    with torch.no_grad():
+        assert torch.equal(plain(x), slotted(x)), f"{name} computes something else with slots"
+        timings = time_side_by_side({ours: partial(slotted, x), WITHOUT: partial(plain, x)}, effort)
+    return compare(timings, ours, WITHOUT, group=GROUP, asked=Asked.COST, limit=1.02)
+
+
+def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
+    """Compare steps of training with one seed and without, and the share of operations it has."""
+    x = sample_input(config, BATCH_SIZE)
+    growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
+    empty = make_host(config, growth_config=growth)
+    costs = CostTable(empty, x)
+    calls: dict[str, Call] = {WITHOUT: partial(_train, empty, x)}
+    shares: dict[str, float] = {}
+    for blueprint in BLUEPRINTS[design]:
+        for stage in STAGES:
+            host = make_host(config, growth_config=growth)
+            for action in actions_to(stage, slot_names(config)[0], blueprint):
+                slots(host).apply(action)
+            name = f"{design} {SEED_SIZE}, {blueprint} {stage.name.lower()}, training step"
+            calls[name] = partial(_train, host, x)
+            shares[name] = costs.training_flops(slots(host).lives) / costs.host_training
+    timings = time_side_by_side(calls, effort)
+    cost = partial(compare, timings, other=WITHOUT, group=GROUP, asked=Asked.COST)
+    return [
+        cost(
+            name, label=f"no seed; FLOPs {share:.2f}x", is_detail=BLUEPRINTS[design][0] not in name
+        )
+        for name, share in shares.items()
+    ]
+
+
+def _train(model: nn.Module, x: Tensor) -> None:
+    model.zero_grad()
+    model(x).sum().backward()
