@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,3 +182,32 @@ def test_random_legal_lives_leave_nothing_behind(name: str) -> None:
         )
         assert count_parameters(walk.model) == walk.base + committed
     assert seen == set(Stage)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_smaller_host_of_a_design_grows_seeds_of_the_designs_size(name: str) -> None:
+    design = replace(SMALL[name], hidden=8)
+    small, large = make_host(SMALL[name], seed=3, design=design), make_host(design, seed=3)
+    assert (
+        count_parameters(small)
+        == count_parameters(make_host(SMALL[name]))
+        < count_parameters(large)
+    )
+    slot = next(iter(slots(small)))
+    for host in (small, large):
+        slots(host).germinate(slot, "widen_large")
+        slots(host).advance(slot)
+        host(sample_input(design)).sum().backward()
+    first, second = (slots(host)[slot].seed for host in (small, large))
+    assert first is not None
+    assert second is not None
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_only_the_hidden_units_may_differ_from_the_designs() -> None:
+    config = MLPHostConfig(width=8, hidden=4)
+    with pytest.raises(ConfigError, match=r"width=8, hidden=4.* cannot have the slots .*width=16"):
+        make_host(config, design=MLPHostConfig(width=16))
+    with pytest.raises(ConfigError, match="only hidden may differ"):
+        make_host(config, design=CNNHostConfig())

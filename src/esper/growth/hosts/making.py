@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.config.hosts import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.errors import ConfigError
 from esper.growth.attach import add_slots, attach_slots
 from esper.growth.host_slots import slots
 from esper.growth.hosts.cnn import CNNHost
@@ -36,12 +38,37 @@ def make_host(
     seed: int = 0,
     growth_config: GrowthConfig | None = None,
     seed_limit: int | None = None,
+    design: HostConfig | None = None,
 ) -> nn.Module:
-    """Return a host with slots around its blocks; ``seed`` decides its weights and its seeds'."""
+    """Return a host with slots around its blocks.
+
+    Args:
+        config: Its sizes.
+        seed: Decides its weights and its seeds'.
+        growth_config: How long seeds stay in a stage.
+        seed_limit: How many seeds may live at once; None for any number.
+        design: Sizes whose slots' sites this host takes over: seeds are then as large as in hosts
+            of that size. It may differ from ``config`` in its hidden units only.
+
+    Raises:
+        ConfigError: If other sizes than the hidden units differ.
+    """
+    sites = list(host_sites(config if design is None else design))
+    if design is not None:
+        _require_same_sites(config, design)
     host = build_host(config, seed=seed)
-    sites = list(host_sites(config))
     attach_slots(host, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
     return host
+
+
+def _require_same_sites(config: HostConfig, design: HostConfig) -> None:
+    """Refuse a host through whose slots other tensors pass than through the design's."""
+    if type(config) is type(design) and replace(config, hidden=design.hidden) == design:
+        return
+    raise ConfigError(
+        f"a host of {config} cannot have the slots of {design}; only hidden may differ between "
+        "a host and its design."
+    )
 
 
 def slot_names(config: HostConfig) -> list[str]:
