@@ -17,7 +17,10 @@ class PopulationConfig:
     """How the hosts of a population are trained."""
 
     batch_size: int = 32
-    """Samples of a step. An epoch takes as many whole batches as the data has, or one smaller."""
+    """Samples of a step, or all of a host that has fewer."""
+
+    batches_per_epoch: int | None = None
+    """Batches of an epoch, from one shuffle after another; None for one pass of whole batches."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
     """The rule by which parameters move."""
@@ -48,6 +51,8 @@ class PopulationConfig:
 
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size, least=2)
+        if self.batches_per_epoch is not None:
+            require_int("batches_per_epoch", self.batches_per_epoch, least=1)
         require_number("learning_rate", self.learning_rate, above=0.0)
         require_number("weight_decay", self.weight_decay, least=0.0)
         for name in ("momentum", "beta1", "beta2"):

@@ -7,6 +7,7 @@ by the same rules, and legality is asked of :mod:`esper.lifecycle.legality`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -153,6 +154,12 @@ class SlotLives:
         self.slot_config = slot_config
         self.growth_config = growth_config or GrowthConfig()
         self._lives = {slot: SlotLife() for slot in slot_config.slot_ids}
+        self.on_change: Callable[[str, SlotLife], None] | None = None
+        """Is told of every slot that changes."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Whoever follows these lives does not know a copy of them.
+        return {**self.__dict__, "on_change": None}
 
     def __getitem__(self, slot: str) -> SlotLife:
         self.slot_config.slot_index(slot)
@@ -162,6 +169,7 @@ class SlotLives:
         """Put a slot into another state, for going back to an earlier one."""
         self.slot_config.slot_index(slot)
         self._lives[slot] = life
+        self._tell(slot)
 
     def copied(self) -> dict[str, SlotLife]:
         """Return a copy of each slot's life."""
@@ -201,6 +209,7 @@ class SlotLives:
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
+        self._tell(action.slot)
         return Outcome(action, was_done=True)
 
     def tick(self, keeper: SeedKeeper) -> None:
@@ -216,6 +225,7 @@ class SlotLives:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
+            self._tell(slot)
 
     def abandon(self, slot: str, keeper: SeedKeeper) -> None:
         """Prune a live seed at once, whatever its age and alpha: for when the host is in danger."""
@@ -228,6 +238,7 @@ class SlotLives:
             life.enter(Stage.PRUNED)
         life.schedule = AlphaSchedule()
         keeper.remove_seed(slot)
+        self._tell(slot)
 
     def to_json(self) -> dict[str, Any]:
         """Return all lives as plain values."""
@@ -237,6 +248,11 @@ class SlotLives:
         """Take over the lives that :meth:`to_json` described."""
         for slot in self._lives:
             self._lives[slot] = SlotLife.from_json(values[slot])
+            self._tell(slot)
+
+    def _tell(self, slot: str) -> None:
+        if self.on_change is not None:
+            self.on_change(slot, self._lives[slot])
 
     def _change(self, action: GrowthAction, keeper: SeedKeeper) -> None:
         slot, life = action.slot, self[action.slot]

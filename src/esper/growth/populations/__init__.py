@@ -4,8 +4,9 @@ from esper.growth.populations.choosing import make_population
 from esper.growth.populations.host_data import HostData, HostSpec
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
-from esper.growth.populations.population import EpochReport, Evaluation, Population, SlotArrays
+from esper.growth.populations.population import EpochReport, Evaluation, Population
 from esper.growth.populations.sequential import SequentialPopulation
+from esper.growth.populations.slot_arrays import SlotArrays
 from esper.growth.populations.stacked import StackedPopulation
 
 __all__ = [

@@ -13,20 +13,24 @@ from torch import Tensor
 from esper.config.checks import require_int, require_number
 from esper.errors import ShapeError
 
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "final"]
 
 
 @dataclass(frozen=True, eq=False)
 class HostData:
-    """Samples to learn from and samples to be judged by."""
+    """Samples to learn from, samples to be judged by, and samples for a last judgement."""
 
     train_inputs: Tensor
     train_targets: Tensor
     validation_inputs: Tensor
     validation_targets: Tensor
+    final_inputs: Tensor | None = None
+    final_targets: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for split in ("train", "validation"):
+        has_final = self.final_inputs is not None or self.final_targets is not None
+        splits: tuple[Split, ...] = ("train", "validation")
+        for split in (*splits, "final") if has_final else splits:
             inputs, targets = self.split(split)
             if len(inputs) != len(targets) or len(inputs) < 2:
                 raise ShapeError(
@@ -38,7 +42,11 @@ class HostData:
         """Return the inputs and targets of a split."""
         if name == "train":
             return self.train_inputs, self.train_targets
-        return self.validation_inputs, self.validation_targets
+        if name == "validation":
+            return self.validation_inputs, self.validation_targets
+        if self.final_inputs is None or self.final_targets is None:
+            raise ShapeError("the data have no final split; give final_inputs and final_targets.")
+        return self.final_inputs, self.final_targets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,13 +69,16 @@ class BatchOrder:
     """The order in which one host sees its samples, from a generator of its own.
 
     An epoch is a fresh shuffle cut into whole batches; what is left over waits for another epoch.
-    A host with fewer samples than a batch has one batch of all of them.
+    A host with fewer samples than a batch has one batch of all of them. With a fixed number of
+    batches an epoch goes from one fresh shuffle to the next until it has them.
     """
 
-    def __init__(self, seed: int, n_samples: int, batch_size: int) -> None:
+    def __init__(
+        self, seed: int, n_samples: int, batch_size: int, n_batches: int | None = None
+    ) -> None:
         self.n_samples = n_samples
         self.batch_size = min(batch_size, n_samples)
-        self.n_batches = n_samples // self.batch_size
+        self.n_batches = n_batches or n_samples // self.batch_size
         self.seed = seed
         self.epoch = 0
         """Epochs that were drawn."""
@@ -77,7 +88,12 @@ class BatchOrder:
     def draw_epoch(self) -> NDArray[np.int64]:
         """Return the samples of each batch of the next epoch, ``[batches, batch_size]``."""
         self.epoch += 1
-        order = self._generator.permutation(self.n_samples)
+        by_shuffle = self.n_samples // self.batch_size
+        batches = [
+            self._generator.permutation(self.n_samples)[: by_shuffle * self.batch_size]
+            for _ in range(-(-self.n_batches // by_shuffle))
+        ]
+        order = batches[0] if len(batches) == 1 else np.concatenate(batches)
         return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
 
     @property

@@ -22,7 +22,8 @@ from esper.growth.populations.costs import CostTable
 from esper.growth.populations.host_data import BatchOrder, HostSpec, Split
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
-from esper.growth.slot_lives import Outcome, SlotLives
+from esper.growth.populations.slot_arrays import SlotArrays
+from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
@@ -42,6 +43,8 @@ class EpochReport:
     """``[N]`` mean norm of the whole gradient."""
     flops: Floats
     """``[N]`` floating-point operations of the training."""
+    seed_gradient_norms: Floats
+    """``[N, S]`` mean norm of the gradient of each slot's seed; zero where none learned."""
     interventions: dict[int, GovernorReport]
     """Why the governor stepped in, by host."""
 
@@ -53,16 +56,6 @@ class Evaluation:
     losses: Floats
     metrics: Floats
     flops: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class SlotArrays:
-    """The state of all slots of all hosts, ``[N, S]``: what action masks and observations read."""
-
-    stage: NDArray[np.int64]
-    age_epochs: NDArray[np.int64]
-    alpha: Floats
-    alpha_at_rest: NDArray[np.bool_]
 
 
 class Population(ABC):
@@ -103,6 +96,7 @@ class Population(ABC):
             self._require_fit(host, spec)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
+        self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
 
     @property
     def n_hosts(self) -> int:
@@ -190,15 +184,13 @@ class Population(ABC):
         """Take a host out of the training; it can still be judged, copied and restarted."""
         self.is_finished[host] = True
 
+    @abstractmethod
+    def remove_uncommitted(self, host: int) -> None:
+        """Remove every seed of a host that is not committed, at once."""
+
     def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as arrays."""
-        lives = [[life for _, life in self.lives(host).items()] for host in range(self.n_hosts)]
-        return SlotArrays(
-            stage=np.array([[life.stage for life in row] for row in lives], dtype=np.int64),
-            age_epochs=np.array([[life.age_epochs for life in row] for row in lives]),
-            alpha=np.array([[life.alpha for life in row] for row in lives]),
-            alpha_at_rest=np.array([[life.schedule.is_at_rest for life in row] for row in lives]),
-        )
+        """Return the state of all slots as arrays, which follow the slots; do not change them."""
+        return self._slot_arrays
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts: tensors and plain values, without any class of ours."""
@@ -253,7 +245,20 @@ class Population(ABC):
         self.is_finished[host] = False
 
     def _make_order(self, spec: HostSpec) -> BatchOrder:
-        return BatchOrder(spec.seed, len(spec.data.train_inputs), self.config.batch_size)
+        config = self.config
+        return BatchOrder(
+            spec.seed, len(spec.data.train_inputs), config.batch_size, config.batches_per_epoch
+        )
+
+    def _follow(self, host: int, lives: SlotLives) -> None:
+        """Keep the arrays of slot states up to date with a host's lives."""
+
+        def note(slot: str, life: SlotLife) -> None:
+            self._slot_arrays.write(host, slot, life, self.slot_config)
+
+        lives.on_change = note
+        for slot, life in lives.items():
+            note(slot, life)
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
         return {

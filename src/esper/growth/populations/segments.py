@@ -88,20 +88,23 @@ def _stack_seed(module: nn.Module, rows: ActiveRows, shape: tuple[int, ...]) -> 
 
 
 class EpochTally:
-    """What an epoch's steps add up to, for each host. Shapes: N = hosts."""
+    """What an epoch's steps add up to, for each host. Shapes: N = hosts, S = slots."""
 
-    def __init__(self, n_hosts: int) -> None:
+    def __init__(self, n_hosts: int, n_slots: int) -> None:
         self.losses = np.zeros(n_hosts)
         self.norms = np.zeros(n_hosts)
+        self.seed_norms = np.zeros((n_hosts, n_slots))
+        """``[N, S]`` of the seed in each slot."""
         self.flops = np.zeros(n_hosts)
         self.counts = np.zeros(n_hosts)
         self.is_alive = np.ones(n_hosts, dtype=np.bool_)
         self.failures: dict[int, str] = {}
 
-    def add(self, hosts: Floats, losses: Floats, norms: Floats) -> None:
+    def add(self, hosts: Floats, losses: Floats, norms: Floats, seed_norms: Floats) -> None:
         """Count one good step of some hosts."""
         self.losses[hosts] += losses
         self.norms[hosts] += norms
+        self.seed_norms[hosts] += seed_norms
         self.counts[hosts] += 1.0
 
     def fail(self, host: int, reason: str) -> None:
@@ -120,7 +123,13 @@ class _Part:
     """Rows of one store that are computed: a host's own, a group's seeds or its gates."""
 
     def __init__(
-        self, store: RowStore, rows: Any, active: ActiveRows, hosts: Any, rates: Any
+        self,
+        store: RowStore,
+        rows: Any,
+        active: ActiveRows,
+        hosts: Any,
+        rates: Any,
+        column: int = 0,
     ) -> None:
         self.store = store
         self.rows = rows
@@ -129,6 +138,8 @@ class _Part:
         """Where the rows' hosts are among those computed; None if they are all of them."""
         self.rates: Floats = rates
         """Learning rate of each row."""
+        self.column = column
+        """Where its gradient is counted: 0 for hosts, 1 + number of the slot for seeds."""
 
 
 class Segment:
@@ -162,7 +173,8 @@ class Segment:
             own_rates = rates[[ranks[host] for host in grown]] * np.array(factors)
             for store, active in ((stores.seed, seed.seed_rows), (stores.gate, seed.gate_rows)):
                 if store is not None:
-                    part = _Part(store, _range(own), active, member.rows, own_rates)
+                    column = 1 + population.slot_config.slot_index(key.slot)
+                    part = _Part(store, _range(own), active, member.rows, own_rates, column)
                     self.parts.append(part)
             members[key.slot].append(member)
         self.members = members
@@ -191,7 +203,7 @@ class Segment:
         restored when the epoch ends.
         """
         watch, hosts = self.population.state.watch, self.hosts
-        values, norms = losses.double().numpy(), self._gradient_norms()
+        values, (norms, seed_norms) = losses.double().numpy(), self._gradient_norms()
         is_alive = tally.is_alive[hosts]
         tally.flops[hosts] += self.costs * is_alive
         is_well = is_alive & (values <= watch.limits(hosts)) & np.isfinite(values)
@@ -199,7 +211,7 @@ class Segment:
         for index in np.flatnonzero(is_alive & ~is_well).tolist():
             tally.fail(int(hosts[index]), self._describe_failure(index, values[index]))
         watch.add(values[is_well], hosts[is_well])
-        tally.add(hosts[is_well], values[is_well], norms[is_well])
+        tally.add(hosts[is_well], values[is_well], norms[is_well], seed_norms[is_well])
         with torch.no_grad():
             for part in self.parts:
                 leaf = part.active.leaf
@@ -207,9 +219,10 @@ class Segment:
                     config = self.population.config
                     update_rows(part.store, part.rows, leaf.grad, part.rates, config)
 
-    def _gradient_norms(self) -> Floats:
-        """Return the norm of each host's whole gradient, ``[K]``."""
-        squares = torch.zeros(len(self.hosts), dtype=torch.float64)
+    def _gradient_norms(self) -> tuple[Floats, Floats]:
+        """Return the norm of each host's whole gradient ``[K]`` and of its seeds' ``[K, S]``."""
+        n_columns = 1 + self.population.slot_config.max_slots
+        squares = torch.zeros(n_columns, len(self.hosts), dtype=torch.float64)
         for part in self.parts:
             leaf = part.active.leaf
             if leaf is None or leaf.grad is None:
@@ -217,10 +230,10 @@ class Segment:
             norms = cast(Tensor, torch.linalg.vector_norm(leaf.grad, dim=1))
             own = norms.double().square()
             if part.hosts is None:
-                squares += own
+                squares[part.column] += own
             else:
-                squares.index_add_(0, part.hosts, own)
-        return squares.sqrt().numpy()
+                squares[part.column].index_add_(0, part.hosts, own)
+        return squares.sum(0).sqrt().numpy(), squares[1:].sqrt().t().numpy()
 
     def _describe_failure(self, index: int, loss: float) -> str:
         watch, host = self.population.state.watch, int(self.hosts[index])

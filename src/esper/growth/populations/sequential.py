@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.growth.governor import Governor, GovernorReport
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import HostSlots, slots
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.populations.host_data import HostSpec, Split
 from esper.growth.populations.host_models import (
@@ -59,7 +61,8 @@ class SequentialPopulation(Population):
     def train_epoch(self) -> EpochReport:
         """Train every host that has not finished for one epoch, and let the epoch pass."""
         shape = self.n_hosts
-        report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), {})
+        seeds = np.zeros((shape, self.slot_config.max_slots))
+        report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), seeds, {})
         for host in range(self.n_hosts):
             if not self.is_finished[host]:
                 self._train_host(host, report)
@@ -91,6 +94,10 @@ class SequentialPopulation(Population):
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a model of its own, with its slots and seeds."""
         return copy.deepcopy(self._hosts[host].model)
+
+    def remove_uncommitted(self, host: int) -> None:
+        """Remove every seed of a host that is not committed, at once."""
+        self._hosts[host].slots.abandon_growing()
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
@@ -134,6 +141,7 @@ class SequentialPopulation(Population):
 
     def _make_host(self, host: int) -> _Host:
         model = self.build_host(self.specs[host].seed)
+        self._follow(host, slots(model).lives)
         optimizer = make_optimizer(model, self.config, self.learning_rate(host))
         return _Host(model, optimizer, self)
 
@@ -144,6 +152,7 @@ class SequentialPopulation(Population):
         held.model.train()
         losses: list[float] = []
         norms: list[float] = []
+        seed_norms = np.zeros(self.slot_config.max_slots)
         intervention: GovernorReport | None = None
         batches = torch.from_numpy(order.draw_epoch())
         with seeded(order.noise_seed):
@@ -157,12 +166,14 @@ class SequentialPopulation(Population):
                     break
                 losses.append(loss.item())
                 norms.append(held.governor.gradient_norm)
+                seed_norms += _seed_gradient_norms(held.slots)
         if intervention is None:
             intervention = held.governor.check_parameters()
         held.slots.tick()
         held.governor.keep()
         report.losses[host] = np.mean(losses) if losses else np.nan
         report.gradient_norms[host] = np.mean(norms) if norms else np.nan
+        report.seed_gradient_norms[host] = seed_norms / max(1, len(norms))
         if intervention is not None:
             report.interventions[host] = intervention
 
@@ -184,3 +195,13 @@ class SequentialPopulation(Population):
                 total_metric += sample_means(metrics).sum().item()
         flops = n * self.costs.evaluation_flops(held.slots.lives, without_slot)
         return total_loss / n, total_metric / n, flops
+
+
+def _seed_gradient_norms(host_slots: HostSlots) -> NDArray[np.float64]:
+    """Return the norm of the gradient of each slot's seed, gate included; zero without one."""
+    norms = np.zeros(len(host_slots))
+    for index, slot in enumerate(host_slots.values()):
+        grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
+        if grads:
+            norms[index] = get_total_norm(grads).item()
+    return norms

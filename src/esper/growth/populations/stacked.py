@@ -60,11 +60,14 @@ class StackedPopulation(Population):
         _require_same_sizes(models)
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
         self._pools: dict[str, tuple[SamplePool, SamplePool]] = {}
+        for host, lives in enumerate(self.state.lives):
+            self._follow(host, lives)
         self._keep()
 
     def train_epoch(self) -> EpochReport:
         """Train every host that has not finished for one epoch, and let the epoch pass."""
-        tally, is_active = EpochTally(self.n_hosts), ~self.is_finished
+        tally = EpochTally(self.n_hosts, self.slot_config.max_slots)
+        is_active = ~self.is_finished
         interventions: dict[int, GovernorReport] = {}
         self._restore_unfinite(tally, interventions)
         self._sort_rows()
@@ -79,7 +82,8 @@ class StackedPopulation(Population):
             self.state.lives[host].tick(StackedKeeper(self, host))
         self._keep()
         losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
-        return EpochReport(losses, norms, tally.flops, interventions)
+        seed_norms = tally.seed_norms / np.maximum(tally.counts, 1.0)[:, None]
+        return EpochReport(losses, norms, tally.flops, seed_norms, interventions)
 
     def evaluate(
         self,
@@ -144,6 +148,11 @@ class StackedPopulation(Population):
         self._put_host(self.state, host, state)
         self._put_host(self._snapshot, host, state)
 
+    def remove_uncommitted(self, host: int) -> None:
+        """Remove every seed of a host that is not committed, at once."""
+        self._abandon_growing(host)
+        self._has_acted = True
+
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
         self._take_spec(host, spec)
@@ -154,6 +163,7 @@ class StackedPopulation(Population):
         _require_same_sizes([self.template, model])
         self.state.hosts.put({host: Row.of_module(model)})
         self.state.lives[host] = slots(model).lives
+        self._follow(host, self.state.lives[host])
         self.state.n_germinated[host] = 0
         self.state.watch.forget(host)
         self._snapshot.set_host(host, self.state.get_host(host), {})
@@ -175,12 +185,17 @@ class StackedPopulation(Population):
     def _restore(self, host: int, reason: str) -> GovernorReport:
         """Take one host back to its last good state and prune what was growing in it."""
         self._put_host(self.state, host, self._snapshot.get_host(host))
+        growing = self._abandon_growing(host)
+        self.state.watch.forget(host)
+        return GovernorReport(reason, tuple(growing))
+
+    def _abandon_growing(self, host: int) -> list[str]:
+        """Prune every seed of a host that is not committed; return the slots it was done to."""
         lives, keeper = self.state.lives[host], StackedKeeper(self, host)
         growing = [slot for slot, life in lives.items() if life.is_growing]
         for slot in growing:
             lives.abandon(slot, keeper)
-        self.state.watch.forget(host)
-        return GovernorReport(reason, tuple(growing))
+        return growing
 
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
         model = self.build_host(self.specs[host].seed)
