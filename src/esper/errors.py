@@ -14,8 +14,13 @@
     ├── SavedModelError         a saved model is missing, damaged, or of another design
     ├── UnsupportedHostError    a model that a population or an export cannot handle
     ├── UnknownHeadError        an action head that the specification does not have
+    ├── UnknownFeatureError     a feature that observations do not have
     ├── NoLegalActionError      a head of an environment has no legal choice
     ├── UnsupportedEnvironmentError  a Gymnasium environment that cannot be driven
+    ├── TaskError               a task's data or description cannot be used
+    │   ├── UnknownTaskError    a task of a name that there is not
+    │   ├── MissingDataError    a file of a task is not where it was looked for
+    │   └── BadDataError        a task's data are not what they must be
     ├── NonFiniteError          a number that must be finite is NaN or infinite
     └── RolloutError            a rollout buffer was overfilled, or read with something missing
 
@@ -88,12 +93,36 @@ class UnknownHeadError(EsperError, KeyError):
     __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
 
 
+class UnknownFeatureError(EsperError, KeyError):
+    """A feature of an observation is named that there is not."""
+
+    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+
+
 class NoLegalActionError(EsperError):
     """A head of an environment has no legal choice."""
 
 
 class UnsupportedEnvironmentError(EsperError):
     """A Gymnasium environment is set up in a way the collector cannot drive."""
+
+
+class TaskError(EsperError):
+    """A task's data or description cannot be used."""
+
+
+class UnknownTaskError(TaskError, KeyError):
+    """A task is named that there is not."""
+
+    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+
+
+class MissingDataError(TaskError):
+    """A file that a task needs is not where it was looked for."""
+
+
+class BadDataError(TaskError):
+    """A task's data are not what they must be."""
 
 
 class NonFiniteError(EsperError):
