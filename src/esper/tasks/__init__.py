@@ -1,1 +1,36 @@
-"""What a host learns: the data that comes with the package."""
+"""What a host learns: tasks by name, their data, and how to write one's own."""
+
+from esper.config.tasks import Budget
+from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text
+from esper.tasks.checking import check_data
+from esper.tasks.digits_data import load_digits
+from esper.tasks.metric import ACCURACY, Metric, bits_per_character
+from esper.tasks.registry import make_task, register_task, task_names, task_summaries
+from esper.tasks.task import Task
+from esper.tasks.task_data import Samples, TaskData, TaskDraw
+from esper.tasks.text_data import load_book
+
+register_task("digits", digits.make_digits, summary=digits.SUMMARY)
+register_task("digits-family", digits_family.make_digits_family, summary=digits_family.SUMMARY)
+register_task("fashion-mnist", fashion_mnist.make_fashion_mnist, summary=fashion_mnist.SUMMARY)
+register_task("cifar10", cifar10.make_cifar10, summary=cifar10.SUMMARY)
+register_task("text", text.make_text, summary=text.SUMMARY)
+register_task("spirals", spirals.make_spirals, summary=spirals.SUMMARY)
+
+__all__ = [
+    "ACCURACY",
+    "Budget",
+    "Metric",
+    "Samples",
+    "Task",
+    "TaskData",
+    "TaskDraw",
+    "bits_per_character",
+    "check_data",
+    "load_book",
+    "load_digits",
+    "make_task",
+    "register_task",
+    "task_names",
+    "task_summaries",
+]

@@ -1,0 +1,127 @@
+"""The look at data before a host learns from them. Every refusal names task, split and value."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper.errors import BadDataError
+from esper.tasks.task_data import Samples, TaskData, TaskDraw
+
+
+def check_data(draw: TaskDraw, *, task: str) -> None:
+    """Refuse data that no host could learn from or be judged by.
+
+    Args:
+        draw: The data and how many classes they have.
+        task: The task's name, for the message.
+
+    Raises:
+        BadDataError: If a split is empty, of another form than the others, not finite, or lacks a
+            class.
+    """
+    if not isinstance(draw, TaskDraw) or not isinstance(draw.data, TaskData):
+        raise BadDataError(f"task {task!r} gave a {type(draw).__name__}; it must give a TaskDraw.")
+    if not isinstance(draw.n_classes, int) or draw.n_classes < 2:
+        raise BadDataError(
+            f"task {task!r} has {draw.n_classes!r} classes; it must have a whole number of at "
+            "least 2."
+        )
+    for split, samples in draw.data.splits():
+        what = f"task {task!r}, {split} split"
+        _check_form(samples, like=draw.data.train, what=what)
+        _check_inputs(samples.inputs, what=what)
+        _check_targets(samples.targets, draw.n_classes, what=what)
+
+
+def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
+    """Refuse what is empty, of unequal lengths, or of another form than the training samples."""
+    inputs, targets = samples.inputs, samples.targets
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
+        raise BadDataError(f"{what}: inputs and targets are {kinds}; they must be tensors.")
+    if inputs.ndim < 2 or targets.ndim not in (1, 2):
+        raise BadDataError(
+            f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
+            "they must be [n, ...] and [n] or [n, T]."
+        )
+    if len(inputs) != len(targets):
+        raise BadDataError(
+            f"{what}: there are {len(inputs)} inputs and {len(targets)} targets; there must be as "
+            "many of each."
+        )
+    if inputs.numel() == 0 or targets.numel() == 0:
+        raise BadDataError(
+            f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
+            "none may be empty."
+        )
+    for name, tensor, first in (
+        ("inputs", inputs, like.inputs),
+        ("targets", targets, like.targets),
+    ):
+        if tensor.shape[1:] != first.shape[1:] or tensor.dtype != first.dtype:
+            raise BadDataError(
+                f"{what}: {name} of a sample are {_form(tensor)}; they must be {_form(first)}, as "
+                "in the train split."
+            )
+
+
+def _check_inputs(inputs: Tensor, *, what: str) -> None:
+    """Refuse inputs that are neither finite numbers nor tokens."""
+    if inputs.dtype == torch.int64:
+        if int(inputs.min()) < 0:
+            raise BadDataError(
+                f"{what}: a token is {int(inputs.min())}; tokens must be 0 or greater."
+            )
+        return
+    if not inputs.dtype.is_floating_point:
+        raise BadDataError(
+            f"{what}: inputs are {_name(inputs.dtype)}; they must be floating, or int64 for tokens."
+        )
+    # What is not finite stays so in a sum, which is cheap; finite numbers may overflow one.
+    if math.isfinite(float(inputs.sum())):
+        return
+    wrong = ~inputs.isfinite()
+    if wrong.any():
+        sample = int(wrong.flatten(1).any(1).nonzero()[0, 0])
+        value = float(inputs[wrong][0])
+        raise BadDataError(
+            f"{what}: {int(wrong.sum())} inputs are not finite, the first is {value} in sample "
+            f"{sample}; all must be finite."
+        )
+
+
+def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
+    """Refuse targets that are no classes and, if a sample has one target, a class without any."""
+    if targets.dtype != torch.int64:
+        raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
+    least, most = (int(value) for value in torch.aminmax(targets))
+    if least < 0 or most >= n_classes:
+        raise BadDataError(
+            f"{what}: a target is {least if least < 0 else most}; targets must be in "
+            f"0..{n_classes - 1}."
+        )
+    if targets.ndim == 2:  # Not every character occurs in every part of a text.
+        return
+    if len(targets) < n_classes:
+        raise BadDataError(
+            f"{what}: there are {len(targets)} samples of {n_classes} classes; there must be at "
+            "least one of each class."
+        )
+    counts = targets.bincount(minlength=n_classes)
+    if int(counts.min()) == 0:
+        absent = ", ".join(str(number) for number in range(n_classes) if not counts[number])
+        raise BadDataError(
+            f"{what}: there is no sample of class {absent}; there must be at least one of each of "
+            f"the {n_classes} classes."
+        )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{_name(tensor.dtype)} of shape {list(tensor.shape[1:])}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,72 @@
+"""The task ``digits``: which of ten handwritten digits an 8x8 image shows."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
+from esper.growth.hosts import make_host as make_host_of_size
+from esper.tasks.digits_data import load_digits
+from esper.tasks.options import budget, require_choice, training
+from esper.tasks.splitting import stratified_split
+from esper.tasks.task import Task
+from esper.tasks.task_data import Samples, TaskData
+
+SUMMARY = "8x8 handwritten digits, 1,000 to learn from; ships with the package"
+N_TRAIN, N_VALIDATION, N_TEST = 1000, 500, 297
+HOSTS: dict[str, HostConfig] = {
+    "mlp": MLPHostConfig(n_features=64, n_classes=10, width=16, hidden=8, n_blocks=2),
+    "cnn": CNNHostConfig(image_size=8, n_channels=1, n_classes=10, width=8, hidden=8, n_blocks=2),
+}
+LEARNING_RATES = {"mlp": 3e-3, "cnn": 1e-2}
+
+
+@lru_cache(maxsize=1)
+def digit_splits() -> tuple[Tensor, Tensor, Tensor]:
+    """Return which samples learn, validate and test: the same for every task on digits."""
+    _, labels = load_digits()
+    sizes = (N_TRAIN, N_VALIDATION, N_TEST)
+    train, validation, test = stratified_split(labels.numpy(), sizes, seed=0)
+    return torch.from_numpy(train), torch.from_numpy(validation), torch.from_numpy(test)
+
+
+@lru_cache(maxsize=1)
+def standard_digits() -> tuple[Tensor, Tensor, float]:
+    """Return images ``[1797, 64]`` standardised, labels ``[1797]``, and the unit of the images.
+
+    All pixels share one mean and deviation, those of the training samples. The unit is what a
+    difference of 1 in the images is in shades of [0, 1].
+    """
+    images, labels = load_digits()
+    pixels = images.flatten(1)
+    learned = pixels[digit_splits()[0]]
+    unit = float(learned.std())
+    return (pixels - learned.mean()) / unit, labels, unit
+
+
+def make_digits(
+    *, host: str = "mlp", n_epochs: int | None = None, batches_per_epoch: int | None = None
+) -> Task:
+    """Return the task ``digits``; ``host`` is ``"mlp"`` or ``"cnn"``."""
+    require_choice("host", host, HOSTS)
+    pixels, labels, _ = standard_digits()
+    images = pixels if host == "mlp" else pixels.view(-1, 1, 8, 8)
+    train, validation, test = (Samples(images[rows], labels[rows]) for rows in digit_splits())
+    return Task(
+        name="digits",
+        make_host=partial(_make_host, HOSTS[host]),
+        data=TaskData(train=train, validation=validation, test=test),
+        n_classes=10,
+        budget=budget(n_epochs, default=16),
+        training=training(
+            batch_size=32, learning_rate=LEARNING_RATES[host], batches_per_epoch=batches_per_epoch
+        ),
+        summary=SUMMARY,
+    )
+
+
+def _make_host(config: HostConfig, seed: int) -> nn.Module:
+    return make_host_of_size(config, seed=seed)

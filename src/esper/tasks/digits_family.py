@@ -1,0 +1,177 @@
+"""The task ``digits-family``: a distribution of tasks on handwritten digits.
+
+Each draw asks another question (which digits, in which groups), with other data (how many samples,
+how noisy), another learning rate and a host of another size. All draws learn, validate and test on
+parts of the same three pools, so no draw learns from a sample that another is tested on.
+
+Shapes: n samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.config.hosts import MLPHostConfig
+from esper.growth.hosts import make_host as make_host_of_size
+from esper.tasks.digits import digit_splits, standard_digits
+from esper.tasks.options import budget, training
+from esper.tasks.task import Task
+from esper.tasks.task_data import Samples, TaskData, TaskDraw
+
+SUMMARY = "a distribution: other digits, groups, noise, sizes and rates in every episode"
+DESIGN = MLPHostConfig(n_features=64, n_classes=10, width=16, hidden=16, n_blocks=2)
+"""The largest host that is drawn; seeds are as large as in it."""
+N_DIGITS = (4, 10)
+N_SAMPLES = (60, 1000)
+LABEL_NOISE = (0.0, 0.4)
+INPUT_NOISE = (0.0, 0.5)
+LEARNING_RATES = (1e-3, 1e-2)
+WIDTHS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pools:
+    """What all draws are made of."""
+
+    images: Tensor
+    """``[1797, 64]`` standardised."""
+    unit: float
+    """Shades, of paper 0 to ink 1, that a difference of 1 in the images is."""
+    digits: NDArray[np.int64]
+    """``[1797]``"""
+    rows: tuple[NDArray[np.int64], ...]
+    """The images that may be learned from, validated on and tested on."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """What one draw asks."""
+
+    classes: NDArray[np.int64]
+    """``[10]`` class of each digit, -1 for a digit that is left out."""
+    n_digits: int
+    n_classes: int
+
+
+def make_digits_family(*, n_epochs: int | None = None, batches_per_epoch: int | None = 8) -> Task:
+    """Return the task ``digits-family``."""
+    return Task(
+        name="digits-family",
+        make_host=_host_makers()[DESIGN.hidden],
+        draw=draw_digits,
+        budget=budget(n_epochs, default=16),
+        training=training(batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch),
+        summary=SUMMARY,
+    )
+
+
+def draw_digits(seed: int) -> TaskDraw:
+    """Return the draw of a seed."""
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3])))
+    question = _draw_question(rng)
+    facts = {
+        "n_digits": question.n_digits,
+        "n_classes": question.n_classes,
+        "label_noise": rng.uniform(*LABEL_NOISE),
+        "input_noise": rng.uniform(*INPUT_NOISE),
+        "learning_rate": _log_uniform(rng, *LEARNING_RATES),
+        "width": WIDTHS[rng.integers(len(WIDTHS))],
+    }
+    pools = _pools()
+    train, validation, test = (
+        rows[question.classes[pools.digits[rows]] >= 0] for rows in pools.rows
+    )
+    train, labels = _draw_training(rng, question, train, facts["label_noise"])
+    facts["n_samples"] = len(train)
+    rows = (train, validation, test)
+    targets = (labels, *(question.classes[pools.digits[part]] for part in (validation, test)))
+    width = int(facts["width"])
+    return TaskDraw(
+        data=_gather(rng, rows, targets, facts["input_noise"]),
+        n_classes=question.n_classes,
+        learning_rate=facts["learning_rate"],
+        make_host=None if width == DESIGN.hidden else _host_makers()[width],
+        facts=facts,
+    )
+
+
+def _draw_question(rng: np.random.Generator) -> _Question:
+    """Draw some of the digits and put each into a class, no class without one."""
+    n_digits = int(rng.integers(N_DIGITS[0], N_DIGITS[1] + 1))
+    n_classes = int(rng.integers(2, n_digits + 1))
+    digits = rng.permutation(10)[:n_digits]
+    classes = np.full(10, -1)
+    classes[digits[:n_classes]] = np.arange(n_classes)
+    classes[digits[n_classes:]] = rng.integers(n_classes, size=n_digits - n_classes)
+    return _Question(classes, n_digits, n_classes)
+
+
+def _draw_training(
+    rng: np.random.Generator,
+    question: _Question,
+    available: NDArray[np.int64],
+    label_noise: float,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows to learn from and their labels, both ``[n]``, some of the labels wrong.
+
+    One sample of each digit comes first and keeps its label.
+    """
+    n_samples = min(round(_log_uniform(rng, *N_SAMPLES)), len(available))
+    available = rng.permutation(available)
+    digits = _pools().digits
+    firsts = np.unique(digits[available], return_index=True)[1]
+    rows = np.concatenate([available[firsts], np.delete(available, firsts)])[:n_samples]
+    labels = question.classes[digits[rows]]
+    n_wrong = round(label_noise * n_samples)
+    wrong = len(firsts) + rng.permutation(n_samples - len(firsts))[:n_wrong]
+    labels[wrong] += rng.integers(1, question.n_classes, size=len(wrong))
+    return rows, labels % question.n_classes
+
+
+def _gather(
+    rng: np.random.Generator,
+    rows: tuple[NDArray[np.int64], ...],
+    targets: tuple[NDArray[np.int64], ...],
+    input_noise: float,
+) -> TaskData:
+    """Return the images of these rows, with noise of so many shades, and their targets."""
+    pools = _pools()
+    images = pools.images.index_select(0, torch.from_numpy(np.concatenate(rows)))
+    # Torch draws many normal numbers faster than numpy does.
+    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    images.add_(torch.randn(images.shape, generator=generator), alpha=input_noise / pools.unit)
+    ends = np.cumsum([len(part) for part in rows])
+    train, validation, test = (
+        Samples(images[end - len(labels) : end], torch.from_numpy(labels))
+        for end, labels in zip(ends, targets, strict=True)
+    )
+    return TaskData(train=train, validation=validation, test=test)
+
+
+def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
+    drawn = math.exp(rng.uniform(math.log(least), math.log(most)))
+    return min(max(drawn, least), most)  # The exponential of a logarithm is off by a last digit.
+
+
+@lru_cache(maxsize=1)
+def _pools() -> _Pools:
+    images, labels, unit = standard_digits()
+    return _Pools(images, unit, labels.numpy(), tuple(part.numpy() for part in digit_splits()))
+
+
+@lru_cache(maxsize=1)
+def _host_makers() -> dict[int, Callable[[int], nn.Module]]:
+    """Return what makes a host of each width: the same function whenever a width is drawn."""
+    return {width: partial(_make_host, replace(DESIGN, hidden=width)) for width in WIDTHS}
+
+
+def _make_host(config: MLPHostConfig, seed: int) -> nn.Module:
+    return make_host_of_size(config, design=DESIGN, seed=seed)

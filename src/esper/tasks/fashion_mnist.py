@@ -1,0 +1,111 @@
+"""The task ``fashion-mnist``: which of ten kinds of clothing a grey image shows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
+from esper.errors import BadDataError
+from esper.growth.hosts import make_host as make_host_of_size
+from esper.tasks.data_places import VARIABLE, data_places, find_files
+from esper.tasks.idx_files import read_idx
+from esper.tasks.image_sets import N_CLASSES, LabelledImages, flat, split_images
+from esper.tasks.options import budget, require_choice, training
+from esper.tasks.task import Task
+
+SUMMARY = "grey images of clothing, 28x28 or 14x14; needs the IDX files"
+INSTALLED = "/usr/share/datasets/fashion-mnist"
+"""Where Debian's package puts the files."""
+ADVICE = (
+    "Install Debian's package with `apt install dataset-fashion-mnist`, or give data_dir "
+    "(--data-dir) a folder with the four IDX files, or put it as fashion-mnist into the folder "
+    f"that {VARIABLE} names."
+)
+SIDE = 28
+FILES = {
+    "train images": "train-images-idx3-ubyte",
+    "train labels": "train-labels-idx1-ubyte",
+    "test images": "t10k-images-idx3-ubyte",
+    "test labels": "t10k-labels-idx1-ubyte",
+}
+
+
+def make_fashion_mnist(
+    *,
+    data_dir: str | Path | None = None,
+    image_size: int = SIDE,
+    host: str = "cnn",
+    n_train: int = 6000,
+    n_validation: int = 2000,
+    n_epochs: int | None = None,
+    batches_per_epoch: int | None = None,
+) -> Task:
+    """Return the task ``fashion-mnist``.
+
+    Args:
+        data_dir: The folder with the IDX files; None looks in the usual places.
+        image_size: 28, or 14 for the means of 2x2 pixels.
+        host: ``"cnn"`` or ``"mlp"``.
+        n_train: Samples to learn from, of 60,000.
+        n_validation: Samples to validate on, from the same 60,000.
+        n_epochs: Epochs of an episode.
+        batches_per_epoch: Batches of an epoch; None for one pass.
+    """
+    require_choice("image_size", image_size, (SIDE, SIDE // 2))
+    require_choice("host", host, ("cnn", "mlp"))
+    learning, testing = read_fashion_mnist(data_dir)
+    data = split_images(
+        learning,
+        testing,
+        n_train=n_train,
+        n_validation=n_validation,
+        shrink=SIDE // image_size,
+    )
+    return Task(
+        name="fashion-mnist",
+        make_host=partial(_make_host, _host_config(host, image_size)),
+        data=data if host == "cnn" else flat(data),
+        n_classes=N_CLASSES,
+        budget=budget(n_epochs, default=16),
+        training=training(batch_size=64, learning_rate=3e-3, batches_per_epoch=batches_per_epoch),
+        summary=SUMMARY,
+    )
+
+
+def read_fashion_mnist(data_dir: str | Path | None) -> tuple[LabelledImages, LabelledImages]:
+    """Return the images to learn from and those of the test.
+
+    Raises:
+        MissingDataError: If a file is not where it was looked for.
+        BadDataError: If a file is not what it must be.
+    """
+    layout = {role: (name, f"{name}.gz") for role, name in FILES.items()}
+    places = data_places("fashion-mnist", data_dir, INSTALLED)
+    _, paths = find_files("fashion-mnist", places, [layout], advice=ADVICE)
+    train, test = (
+        _read(paths[f"{part} images"], paths[f"{part} labels"]) for part in ("train", "test")
+    )
+    return train, test
+
+
+def _read(images_path: Path, labels_path: Path) -> LabelledImages:
+    images = read_idx(images_path, n_axes=3)
+    if images.shape[1:] != (SIDE, SIDE):
+        raise BadDataError(
+            f"{images_path} has images of {images.shape[1]} x {images.shape[2]} pixels; they must "
+            f"be {SIDE} x {SIDE}."
+        )
+    return LabelledImages(images[:, None], read_idx(labels_path, n_axes=1), images_path)
+
+
+def _host_config(host: str, image_size: int) -> HostConfig:
+    if host == "mlp":
+        return MLPHostConfig(n_features=image_size**2, width=16, hidden=16, n_blocks=2)
+    return CNNHostConfig(image_size=image_size, n_channels=1, width=8, hidden=8, n_blocks=2)
+
+
+def _make_host(config: HostConfig, seed: int) -> nn.Module:
+    return make_host_of_size(config, seed=seed)

@@ -1,0 +1,70 @@
+"""How hosts are scored: metrics that all become "0 for guessing, 1 for perfect".
+
+Shapes: any axes ``...``, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.errors import TaskError
+from esper.growth.populations.objective import CrossEntropy, Objective
+
+Values = TypeVar("Values", float, NDArray[np.floating], Tensor)
+
+
+class BitsPerPrediction(CrossEntropy):
+    """Classification judged by surprise: the metric is minus the binary log of the target's p."""
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the bits that each target costs, in the shape of ``targets``."""
+        return self.losses(outputs, targets) / math.log(2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A number by which hosts are judged."""
+
+    name: str
+    objective: Objective
+    """Gives the loss and the metric of each prediction."""
+    worst: float
+    """The metric of guessing."""
+    best: float
+    """The metric of a perfect host."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.worst) and math.isfinite(self.best)) or self.worst == self.best:
+            raise TaskError(
+                f"metric {self.name!r} goes from worst {self.worst!r} to best {self.best!r}; they "
+                "must be finite and differ."
+            )
+
+    @property
+    def is_higher_better(self) -> bool:
+        """Whether a larger metric is a better one."""
+        return self.best > self.worst
+
+    def score(self, values: Values) -> Values:
+        """Return metrics as scores: 0 for guessing, 1 for perfect, higher is better."""
+        return (values - self.worst) / (self.best - self.worst)
+
+
+ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0)
+"""The share of predictions that are right."""
+
+
+def bits_per_character(vocabulary: int) -> Metric:
+    """Return the metric of models of text with so many different characters."""
+    return Metric(
+        name="bits per character",
+        objective=BitsPerPrediction(),
+        worst=math.log2(vocabulary),
+        best=0.0,
+    )

@@ -1,0 +1,140 @@
+"""Tasks by name: the built-in ones, those of other packages, and those in a user's own file.
+
+A task is registered with a function that makes it from options given by name. Other packages name
+theirs under the entry point group ``esper.tasks``; they are imported when one is made or described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from esper.errors import EsperError, TaskError, UnknownTaskError, did_you_mean
+from esper.tasks.calling import call_with_options
+from esper.tasks.own_modules import load_own_task, module_folder
+from esper.tasks.task import Task
+
+ENTRY_POINT_GROUP = "esper.tasks"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    make: Callable[..., object]
+    summary: str
+
+
+_REGISTRY: dict[str, _Entry] = {}
+
+
+def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None:
+    """Make a task known by its name; a name can be taken once.
+
+    Args:
+        name: What users call the task.
+        make: Returns the task; its parameters are the task's options, given by name.
+        summary: What the task is, in a few words.
+
+    Raises:
+        TaskError: If the name is taken, or is not a word without a colon.
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise TaskError(f"a task's name is {name!r}; it must be a word without a colon.")
+    if name in _REGISTRY:
+        raise TaskError(f"task {name!r} is registered already; choose another name.")
+    if not callable(make):
+        raise TaskError(f"make of task {name!r} is {make!r}; it must be a function.")
+    _REGISTRY[name] = _Entry(make, summary)
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks: the built-in ones first, then other packages'."""
+    return (*_REGISTRY, *_offered())
+
+
+def task_summaries() -> dict[str, str]:
+    """Return what each task is; of one that cannot be loaded, why."""
+    summaries = {name: entry.summary for name, entry in _REGISTRY.items()}
+    for name, offer in _offered().items():
+        try:
+            summaries[name] = _load(offer).summary
+        except EsperError as error:
+            summaries[name] = str(error)
+    return summaries
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """Return the task of this name, made with these options.
+
+    Args:
+        name: A registered name, or ``"my_module:make_task"`` for a function of your own that
+            returns a task; the module is also looked for in the current folder.
+        options: What the task's function takes.
+
+    Raises:
+        UnknownTaskError: If there is no such task.
+        TaskError: If the task does not take an option, or making it fails.
+    """
+    if not isinstance(name, str):
+        raise UnknownTaskError(
+            f"a task's name is {name!r}; it must be one of {', '.join(task_names())}, or "
+            "'module:function'."
+        )
+    if ":" in name:
+        with module_folder():
+            return _made(name, load_own_task(name), options)
+    if name in _REGISTRY:
+        return _made(name, _REGISTRY[name].make, options)
+    offered = _offered()
+    if name in offered:
+        return _made(name, _load(offered[name]).make, options)
+    names = (*_REGISTRY, *offered)
+    raise UnknownTaskError(
+        f"there is no task {name!r}; there are {', '.join(names)}, and 'module:function' for one "
+        f"of your own.{did_you_mean(name, names)}"
+    )
+
+
+def _made(name: str, make: Callable[..., object], options: dict[str, Any]) -> Task:
+    task = call_with_options(name, make, options)
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"task {name!r} returned a {type(task).__name__}; it must return an esper.tasks.Task."
+        )
+    return task
+
+
+def _offered() -> dict[str, EntryPoint]:
+    """Return what other packages offer, by name, without importing it."""
+    offered: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        earlier = offered.get(entry.name)
+        if entry.name in _REGISTRY or (earlier is not None and earlier.value != entry.value):
+            raise TaskError(
+                f"{_what(entry)} ({entry.value!r}) has a name that is taken; rename or remove it."
+            )
+        offered[entry.name] = entry
+    return offered
+
+
+def _load(entry: EntryPoint) -> _Entry:
+    """Return the task that another package offers."""
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise TaskError(
+            f"{_what(entry)} cannot be loaded ({reason}); repair or remove {entry.value!r}."
+        ) from error
+    if not callable(loaded):
+        raise TaskError(
+            f"{_what(entry)} is a {type(loaded).__name__}; it must be a function that returns a "
+            "task."
+        )
+    lines = (getattr(loaded, "__doc__", None) or "").strip().splitlines()
+    return _Entry(loaded, lines[0] if lines else f"from {entry.value}")
+
+
+def _what(entry: EntryPoint) -> str:
+    return f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r}"

@@ -1,0 +1,64 @@
+"""The task ``spirals``: which of two or three spirals a point in the plane lies on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from esper.config.hosts import MLPHostConfig
+from esper.growth.hosts import make_host as make_host_of_size
+from esper.tasks.options import budget, training
+from esper.tasks.task import Task
+from esper.tasks.task_data import Samples, TaskData, TaskDraw
+
+SUMMARY = "two or three spirals in the plane, drawn anew; milliseconds per epoch"
+N_TRAIN, N_VALIDATION, N_TEST = 120, 60, 60
+HOST = MLPHostConfig(n_features=2, n_classes=3, width=8, hidden=8, n_blocks=2)
+TURNS = (0.5, 1.25)
+NOISE = (0.0, 0.1)
+
+
+def make_spirals(*, n_epochs: int | None = None, batches_per_epoch: int | None = 4) -> Task:
+    """Return the task ``spirals``."""
+    return Task(
+        name="spirals",
+        make_host=_make_host,
+        draw=draw_spirals,
+        budget=budget(n_epochs, default=16),
+        training=training(batch_size=32, learning_rate=1e-2, batches_per_epoch=batches_per_epoch),
+        summary=SUMMARY,
+    )
+
+
+def draw_spirals(seed: int) -> TaskDraw:
+    """Return the draw of a seed: how many spirals, how often they turn and how blurred they are."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 4]))
+    n_spirals = int(rng.integers(2, 4))
+    turns, noise = rng.uniform(*TURNS), rng.uniform(*NOISE)
+    sizes = (N_TRAIN, N_VALIDATION, N_TEST)
+    train, validation, test = (
+        _samples(rng, np.arange(size) % n_spirals, turns=turns, noise=noise) for size in sizes
+    )
+    return TaskDraw(
+        data=TaskData(train=train, validation=validation, test=test),
+        n_classes=n_spirals,
+        facts={"n_classes": n_spirals, "turns": turns, "noise": noise},
+    )
+
+
+def _samples(
+    rng: np.random.Generator, spirals: NDArray[np.int64], *, turns: float, noise: float
+) -> Samples:
+    """Draw a point of each of these spirals, in a plane where the arms end at radius 2."""
+    n_spirals = int(spirals.max()) + 1
+    along = np.sqrt(rng.uniform(0.01, 1.0, size=len(spirals)))  # As dense at the rim as within.
+    angles = 2 * np.pi * (turns * along + spirals / n_spirals)
+    points = 2 * along[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    points += noise * rng.standard_normal(points.shape)
+    return Samples(torch.from_numpy(points.astype(np.float32)), torch.from_numpy(spirals))
+
+
+def _make_host(seed: int) -> nn.Module:
+    return make_host_of_size(HOST, seed=seed)

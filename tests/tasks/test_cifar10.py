@@ -1,0 +1,249 @@
+"""CIFAR-10 is read in both of its forms, and nothing that a file says is run."""
+
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.errors import BadDataError, MissingDataError
+from esper.tasks import make_task
+from esper.tasks.cifar_files import read_cifar_binary, read_cifar_pickled
+from esper.tasks.plain_pickle import RefusedPickleError, read_plain_pickle
+
+N = 12
+NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+def batch(number: int) -> tuple[np.ndarray, list[int]]:
+    rng = np.random.default_rng(number)
+    pixels = rng.integers(0, 256, (N, 3072)).astype(np.uint8)
+    return pixels, [(number + place) % 10 for place in range(N)]
+
+
+def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """Return a file as Python 2 and its numpy wrote it, opcode by opcode."""
+
+    def short(text: str) -> bytes:
+        return b"U" + bytes([len(text)]) + text.encode()
+
+    n, width = pixels.shape
+    raw = pixels.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\x09"
+        + short("b")
+        + b"\x87q\x0aRq\x0b(K\x01J"
+        + struct.pack("<i", n)
+        + b"M"
+        + struct.pack("<H", width)
+        + b"\x86q\x0ccnumpy\ndtype\nq\x0d"
+        + short("u1")
+        + b"K\x00K\x01\x87q\x0eRq\x0f(K\x03"
+        + short("|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x10b\x89T"
+        + struct.pack("<i", len(raw))
+        + raw
+        + b"tq\x11b"
+    )
+    return (
+        b"\x80\x02}q\x01("
+        + short("batch_label")
+        + b"q\x02"
+        + short("training batch 1 of 5")
+        + b"q\x03"
+        + short("labels")
+        + b"q\x04]q\x05("
+        + b"".join(b"K" + bytes([label]) for label in labels)
+        + b"e"
+        + short("data")
+        + b"q\x06"
+        + array
+        + short("filenames")
+        + b"q\x12]q\x13("
+        + short("leptodactylus_pentadactylus_s_000004.png")
+        + b"q\x14eu."
+    )
+
+
+def python3_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
+    return pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, protocol=2)
+
+
+def write_python(folder: Path, dump: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(NAMES):
+        (folder / name).write_bytes(dump(*batch(number)))
+
+
+def write_binary(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(NAMES):
+        pixels, labels = batch(number)
+        records = [
+            bytes([label]) + row.tobytes() for label, row in zip(labels, pixels, strict=True)
+        ]
+        (folder / f"{name}.bin").write_bytes(b"".join(records))
+
+
+def test_a_file_of_python_2_is_what_pickle_itself_would_read() -> None:
+    pixels, labels = batch(0)
+    content = python2_pickle(pixels, labels)
+    theirs = pickle.loads(content, encoding="latin1")
+    ours = read_plain_pickle(content)
+    assert list(ours) == list(theirs)
+    np.testing.assert_array_equal(ours["data"], theirs["data"])
+    assert ours["labels"] == theirs["labels"] == labels
+    assert ours["filenames"] == theirs["filenames"]
+
+
+@pytest.mark.parametrize("dump", [python2_pickle, python3_pickle])
+def test_images_and_labels_of_a_pickled_file(tmp_path: Path, dump: Any) -> None:
+    pixels, labels = batch(3)
+    (tmp_path / "data_batch_1").write_bytes(dump(pixels, labels))
+    found = read_cifar_pickled(tmp_path / "data_batch_1")
+    np.testing.assert_array_equal(found.images.reshape(N, -1), pixels)
+    assert found.images.shape == (N, 3, 32, 32)
+    assert found.labels.tolist() == labels
+
+
+def test_an_array_by_columns_is_read_by_columns() -> None:
+    pixels = np.asfortranarray(batch(0)[0])
+    found = read_plain_pickle(pickle.dumps({b"data": pixels}, protocol=2))
+    np.testing.assert_array_equal(found["data"], pixels)
+
+
+def test_both_forms_and_the_folder_above_give_the_same_task(tmp_path: Path) -> None:
+    write_python(tmp_path / "one" / "cifar-10-batches-py", python2_pickle)
+    write_binary(tmp_path / "two" / "cifar-10-batches-bin")
+    folders = ("one", "one/cifar-10-batches-py", "two", "two/cifar-10-batches-bin")
+    tasks = [
+        make_task("cifar10", data_dir=tmp_path / folder, n_train=40, n_validation=20)
+        for folder in folders
+    ]
+    first = tasks[0].sample(0).data
+    assert [len(samples) for _, samples in first.splits()] == [40, 20, N]
+    assert first.test.targets.tolist() == batch(5)[1]
+    for task in tasks[1:]:
+        for (_, mine), (_, other) in zip(first.splits(), task.sample(0).data.splits(), strict=True):
+            assert torch.equal(mine.inputs, other.inputs)
+            assert torch.equal(mine.targets, other.targets)
+    assert tasks[0].make_host(0)(first.train.inputs[:2]).shape == (2, 10)
+
+
+def test_channels_are_red_then_green_then_blue_and_standardised_each(tmp_path: Path) -> None:
+    write_binary(tmp_path)
+    data = make_task("cifar10", data_dir=tmp_path, n_train=40, n_validation=20).sample(0).data
+    pixels = batch(5)[0].reshape(N, 3, 1024)
+    for channel in range(3):
+        ours = data.test.inputs[:, channel].flatten().numpy()
+        theirs = pixels[:, channel].reshape(-1)
+        assert np.corrcoef(ours, theirs)[0, 1] == pytest.approx(1.0, abs=1e-6)
+        learned = data.train.inputs[:, channel]
+        assert float(learned.mean()) == pytest.approx(0.0, abs=1e-4)
+        assert float(learned.std()) == pytest.approx(1.0, abs=1e-4)
+
+
+class Malicious:
+    """Unpickling this would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.command = f"touch {path}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, protocol: int) -> None:
+    trace = tmp_path / "trace"
+    content = pickle.dumps({b"data": Malicious(trace), b"labels": [1]}, protocol=protocol)
+    (tmp_path / "data_batch_1").write_bytes(content)
+    with pytest.raises(BadDataError, match=r"is no file of CIFAR-10: it .*Nothing of"):
+        read_cifar_pickled(tmp_path / "data_batch_1")
+    assert not trace.exists()
+    # The file would have done it.
+    pickle.loads(content)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02cposix\nsystem\n(U\x04truetR.", "it names 'posix system'"),
+        (b"\x80\x02cnumpy\ndtype\nU\x02O8\x85R.", "it calls 'numpy dtype' with"),
+        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "it calls 'numpy ndarray' with"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.", "it calls"),
+        (b"\x80\x02K\x01K\x01\x85R.", "it calls 'a value' with"),
+        (b"\x80\x02}K\x01b.", "it gives a state to something that is no array"),
+        (b"\x80\x02I12\n.", "it has the opcode INT"),
+        (b"\x80\x02}q\x01.extra"[:5], "it is damaged"),
+        (b"\x80\x02\x86.", "it is damaged"),
+        (b"\x80\x02e.", "it is damaged"),
+        (b"\x80\x02h\x05.", "it is damaged"),
+        (b"", "it is damaged"),
+        (b"\x80\x02K\x01.", "it is damaged"),
+        (b"<html>", "it is damaged"),
+    ],
+)
+def test_what_is_no_plain_dictionary_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(RefusedPickleError, match=message):
+        read_plain_pickle(content)
+
+
+def test_truncated_files_never_pass() -> None:
+    content = python2_pickle(*batch(0))
+    for end in [*range(0, 400, 7), len(content) // 2, len(content) - 60, len(content) - 1]:
+        with pytest.raises(RefusedPickleError, match="it is damaged"):
+            read_plain_pickle(content[:end])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({b"labels": [1]}, "has no 'data'"),
+        ({b"data": np.zeros((1, 3072), np.uint8)}, "has no 'labels'"),
+        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, r"data of shape \[1, 3071\]"),
+        ({b"data": [1], b"labels": [1]}, r"data of shape \[1\] and labels of shape \[1\]"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [[1]]}, r"labels of shape \[1, 1\]"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [300]}, "its 'labels' are no bytes"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [11]}, "has a label 11"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "has 2 images and 1 labels"),
+        ({b"data": np.zeros((1, 3072)), b"labels": [1]}, "is no file of CIFAR-10: it calls"),
+    ],
+)
+def test_a_dictionary_of_something_else_is_refused(
+    tmp_path: Path, value: Any, message: str
+) -> None:
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(value, protocol=2))
+    with pytest.raises(BadDataError, match=f"test_batch.*{message}"):
+        read_cifar_pickled(tmp_path / "test_batch")
+
+
+@pytest.mark.parametrize("size", [0, 3072, 3074])
+def test_binary_files_are_whole_records(tmp_path: Path, size: int) -> None:
+    (tmp_path / "test_batch.bin").write_bytes(bytes(size))
+    with pytest.raises(BadDataError, match=f"test_batch.bin has {size} bytes; it must be whole"):
+        read_cifar_binary(tmp_path / "test_batch.bin")
+
+
+def test_missing_files_are_named_with_all_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_binary(tmp_path)
+    (tmp_path / "data_batch_4.bin").unlink()
+    with pytest.raises(MissingDataError) as caught:
+        make_task("cifar10", data_dir=tmp_path)
+    message = str(caught.value)
+    assert "task 'cifar10' needs the file data_batch_4.bin" in message
+    assert f"looked in {tmp_path}, {tmp_path / 'cifar-10-batches-py'}, " in message
+    assert "cifar-10-python.tar.gz" in message
+    monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
+    with pytest.raises(MissingDataError, match=r"the file data_batch_1, .* in no folder yet"):
+        make_task("cifar10")
+    monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
+    with pytest.raises(MissingDataError, match=f"looked in {tmp_path / 'cifar10'}, "):
+        make_task("cifar10")

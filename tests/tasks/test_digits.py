@@ -1,0 +1,56 @@
+"""The task of ten digits: fixed splits, standardised pixels, small hosts."""
+
+import pytest
+import torch
+
+from esper.tasks import load_digits, make_task
+from esper.tasks.digits import digit_splits, standard_digits
+
+
+def test_every_digit_is_in_exactly_one_split() -> None:
+    parts = digit_splits()
+    assert [len(part) for part in parts] == [1000, 500, 297]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(1797))
+
+
+def test_every_split_has_the_digits_in_the_same_proportion() -> None:
+    _, labels = load_digits()
+    shares = labels.bincount() / 1797
+    for part in digit_splits():
+        counts = labels[part].bincount(minlength=10)
+        assert float((counts - shares * len(part)).abs().max()) <= 1.5
+
+
+def test_the_splits_do_not_move() -> None:
+    # A moved split would make results of different versions incomparable.
+    train, validation, test = digit_splits()
+    assert (train[:3].tolist(), validation[:3].tolist(), test[:3].tolist()) == (
+        [1180, 850, 1168],
+        [917, 633, 428],
+        [300, 1096, 1067],
+    )
+
+
+def test_pixels_have_mean_nought_and_deviation_one_over_the_training_samples() -> None:
+    images = make_task("digits").sample(0).data.train.inputs
+    assert float(images.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(images.std()) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("host", "shape"), [("mlp", (64,)), ("cnn", (1, 8, 8))])
+def test_the_task_holds_the_digits_themselves(host: str, shape: tuple[int, ...]) -> None:
+    images, labels = load_digits()
+    _, _, unit = standard_digits()
+    shift = images[digit_splits()[0]].mean()
+    data = make_task("digits", host=host).sample(3).data
+    for (_, samples), part in zip(data.splits(), digit_splits(), strict=True):
+        assert samples.inputs.shape[1:] == shape
+        assert torch.equal(samples.targets, labels[part])
+        restored = samples.inputs.view(-1, 1, 8, 8) * unit + shift
+        torch.testing.assert_close(restored, images[part], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("host", ["mlp", "cnn"])
+def test_hosts_are_small_enough_to_grow(host: str) -> None:
+    model = make_task("digits", host=host).make_host(0)
+    assert 1000 <= sum(parameter.numel() for parameter in model.parameters()) <= 10_000

@@ -1,0 +1,228 @@
+"""Tasks are found by name, in other packages and in a user's own file; mistakes are named."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.errors import ConfigError, EsperError, TaskError, UnknownTaskError
+from esper.tasks import Task, make_task, register_task, registry, task_names, task_summaries
+from esper.tasks.spirals import make_spirals
+
+BUILT_IN = ("digits", "digits-family", "fashion-mnist", "cifar10", "text", "spirals")
+OFFLINE = ("digits", "digits-family", "text", "spirals")
+OWN_MODULE = "own_module_of_a_user"
+OWN_CODE = """
+from esper.tasks.spirals import make_spirals
+
+def make_task(n_epochs=3):
+    '''Spirals of my own.'''
+    return make_spirals(n_epochs=n_epochs)
+
+def needs(size):
+    return make_spirals()
+
+def takes_all(**options):
+    return make_spirals(n_epochs=options["n_epochs"])
+
+def fails(**options):
+    raise RuntimeError("no\\nluck")
+
+def fails_by_name():
+    return make_spirals(n_epochs=0)
+
+def gives_a_number():
+    return 7
+
+NUMBER = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with a user's module in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{OWN_MODULE}.py").write_text(OWN_CODE)
+    yield tmp_path
+    for name in (OWN_MODULE, "their_tasks", "half_a_module"):
+        sys.modules.pop(name, None)
+
+
+def test_the_built_in_tasks_in_order_each_with_a_summary() -> None:
+    assert task_names() == BUILT_IN
+    assert tuple(task_summaries()) == BUILT_IN
+    assert all(task_summaries().values())
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_tiny_budget_can_be_asked_of_every_task(name: str) -> None:
+    task = make_task(name, n_epochs=2, batches_per_epoch=3)
+    assert task.name == name
+    assert (task.budget.n_epochs, task.training.batches_per_epoch) == (2, 3)
+    assert make_task(name).budget.n_epochs > 2
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_the_host_of_a_task_takes_its_data_and_has_slots(name: str) -> None:
+    task = make_task(name)
+    drawn = task.sample(1)
+    for make_host in (task.make_host, drawn.make_host or task.make_host):
+        host = make_host(5)
+        twin = make_host(5)
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(host.parameters(), twin.parameters(), strict=True)
+        )
+        outputs = host(drawn.data.train.inputs[:3])
+        assert outputs.shape[:-1] == drawn.data.train.targets[:3].shape
+        assert outputs.shape[-1] >= drawn.n_classes
+
+
+def test_a_name_that_there_is_not_brings_the_nearest() -> None:
+    with pytest.raises(UnknownTaskError) as caught:
+        make_task("digit")
+    message = str(caught.value)
+    assert message.startswith("there is no task 'digit'; there are digits, digits-family, ")
+    assert message.endswith("Did you mean 'digits'?")
+    with pytest.raises(UnknownTaskError, match="a task's name is 7"):
+        make_task(7)  # type: ignore[arg-type]
+
+
+def test_an_option_that_a_task_does_not_take_is_named_with_those_it_takes() -> None:
+    with pytest.raises(TaskError) as caught:
+        make_task("digits", n_epoch=3)
+    assert str(caught.value) == (
+        "task 'digits' has no option 'n_epoch'; its options are host, n_epochs, batches_per_epoch. "
+        "Did you mean 'n_epochs'?"
+    )
+    with pytest.raises(TaskError, match="host is 'gpt'; it must be one of mlp, cnn"):
+        make_task("digits", host="gpt")
+    with pytest.raises(ConfigError, match="n_epochs is 0"):
+        make_task("spirals", n_epochs=0)
+
+
+def test_a_registered_task_is_made_with_its_options() -> None:
+    register_task("mine", make_spirals, summary="my own")
+    assert task_names() == (*BUILT_IN, "mine")
+    assert task_summaries()["mine"] == "my own"
+    assert make_task("mine", n_epochs=9).budget.n_epochs == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("digits", make_spirals, "task 'digits' is registered already; choose another name"),
+        ("a:b", make_spirals, "a task's name is 'a:b'; it must be a word without a colon"),
+        ("", make_spirals, "a task's name is ''"),
+        ("mine", 7, "make of task 'mine' is 7; it must be a function"),
+    ],
+)
+def test_what_cannot_be_registered(name: str, make: object, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        register_task(name, make, summary="")  # type: ignore[arg-type]
+
+
+def test_a_function_in_the_current_folder(folder: Path) -> None:
+    path = list(sys.path)
+    task = make_task(f"{OWN_MODULE}:make_task", n_epochs=5)
+    assert isinstance(task, Task)
+    assert task.budget.n_epochs == 5
+    assert make_task(f"{OWN_MODULE}:takes_all", n_epochs=6, other=1).budget.n_epochs == 6
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("no_such_module_here:make", UnknownTaskError, "there is no module 'no_such_module_here'"),
+        (f"{OWN_MODULE}:make_tusk", UnknownTaskError, "has no 'make_tusk'. Did you mean 'make_ta"),
+        (f"{OWN_MODULE}:", UnknownTaskError, "write for example 'my_module:make_task'"),
+        (":make_task", UnknownTaskError, "is not a name of the form 'module:function'"),
+        ("a/b.py:make_task", UnknownTaskError, "is not a name of the form 'module:function'"),
+        (f"{OWN_MODULE}:NUMBER", TaskError, "is a int; it must be a function that returns a"),
+        (f"{OWN_MODULE}:gives_a_number", TaskError, "returned a int; it must return an esper.tas"),
+        (f"{OWN_MODULE}:needs", TaskError, "needs option 'size'; its options are size."),
+        (f"{OWN_MODULE}:fails_by_name", ConfigError, "n_epochs is 0"),
+        ("half_a_module:make", TaskError, "'half_a_module' cannot be imported (SyntaxError: "),
+    ],
+)
+def test_what_is_wrong_with_a_users_function(
+    folder: Path, name: str, error: type[EsperError], message: str
+) -> None:
+    (folder / "half_a_module.py").write_text("def make(:\n")
+    with pytest.raises(error) as caught:
+        make_task(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_raises_is_named_with_its_cause(folder: Path) -> None:
+    with pytest.raises(TaskError) as caught:
+        make_task(f"{OWN_MODULE}:fails")
+    assert str(caught.value) == (
+        f"task '{OWN_MODULE}:fails': {OWN_MODULE}.fails raised RuntimeError (no luck); correct it, "
+        "or the options it was given."
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_module_that_needs_another_is_not_said_to_be_missing(folder: Path) -> None:
+    (folder / "half_a_module.py").write_text("import absent_helper_module\n")
+    with pytest.raises(TaskError, match="No module named 'absent_helper_module'") as caught:
+        make_task("half_a_module:make")
+    assert not isinstance(caught.value, UnknownTaskError)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: str) -> None:
+    """Put a package that offers tasks on the path."""
+    monkeypatch.syspath_prepend(str(folder))
+    info = folder / "their_tasks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-tasks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[esper.tasks]", *lines]) + "\n")
+    (folder / "their_tasks.py").write_text(code)
+
+
+def test_another_package_offers_a_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(folder, monkeypatch, "theirs = their_tasks:make_task", code=OWN_CODE)
+    assert task_names() == (*BUILT_IN, "theirs")
+    assert "their_tasks" not in sys.modules
+    assert make_task("theirs", n_epochs=4).budget.n_epochs == 4
+    assert task_summaries()["theirs"] == "Spirals of my own."
+    with pytest.raises(TaskError, match="task 'theirs' has no option 'size'; its options are n_ep"):
+        make_task("theirs", size=4)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError('half\\ninstalled')", r"cannot be loaded \(half installed\); repair"),
+        ("make_task = 7", "is a int; it must be a function that returns a task"),
+    ],
+)
+def test_a_broken_package_is_one_clear_line_and_harms_no_other_task(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    install(folder, monkeypatch, "theirs = their_tasks:make_task", code=code)
+    for _ in range(2):
+        with pytest.raises(TaskError, match=f"'theirs' of group 'esper.tasks' {message}") as caught:
+            make_task("theirs")
+        assert "\n" not in str(caught.value)
+    assert task_summaries()["theirs"] == str(caught.value)
+    assert make_task("spirals").name == "spirals"
+
+
+def test_a_package_cannot_take_a_name_that_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder, monkeypatch, "digits = their_tasks:make_task", code=OWN_CODE)
+    with pytest.raises(TaskError, match=r"'digits' of group .* has a name that is taken; rename"):
+        task_names()
+    assert make_task("digits").name == "digits"
