@@ -17,9 +17,13 @@ class PolicyConfig:
     lstm_size: int = 128
     """Width of the LSTM's hidden state."""
 
+    embedding_size: int = 4
+    """Numbers that stand for a category (a blueprint) among the observation's columns."""
+
     def __post_init__(self) -> None:
         require_int("feature_size", self.feature_size, least=2)
         require_int("lstm_size", self.lstm_size, least=1)
+        require_int("embedding_size", self.embedding_size, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ steps, ``D`` observation size, ``F`` feature size, ``M`` LSTM size, ``H`` heads,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from esper.config import PolicyConfig
 from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.lifecycle.action_spec import ActionSpec
+from esper.tamiyo.policy.category_columns import CategoryColumns
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
 from esper.tamiyo.policy.head_layout import LegalChoices
 from esper.tamiyo.policy.masked_distribution import evaluate_actions
@@ -69,14 +70,30 @@ class RecurrentPolicy(nn.Module):
         observation_size: int,
         config: PolicyConfig | None = None,
         *,
+        categories: Mapping[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        """Make the network.
+
+        Args:
+            spec: The heads of an action.
+            observation_size: Numbers of an observation.
+            config: Sizes of the network.
+            categories: Columns of the observation that hold a category, with how many there are:
+                ``k / n`` is category k of n, 0 is none. Each is replaced by an embedding.
+            generator: Decides the first weights.
+        """
         super().__init__()
         config = config or PolicyConfig()
         self.spec = spec
         self.observation_size = observation_size
         self.lstm_size = config.lstm_size
-        self.features = nn.Linear(observation_size, config.feature_size)
+        self.embed: CategoryColumns | None = None
+        n_features = observation_size
+        if categories:
+            self.embed = CategoryColumns(categories, observation_size, config.embedding_size)
+            n_features = self.embed.output_size
+        self.features = nn.Linear(n_features, config.feature_size)
         self.lstm = nn.LSTM(config.feature_size, config.lstm_size)
         self.outputs = nn.Linear(config.lstm_size, sum(spec.sizes) + 1)
         """The logits of all heads side by side, and last the value."""
@@ -145,7 +162,7 @@ class RecurrentPolicy(nn.Module):
             actions: ``[N, H]`` the choices taken.
         """
         # Flat, because rectifying a view in place would make the gradient copy all of it.
-        flat = torch.relu_(self.features(observations.flatten(0, 1)))
+        flat = torch.relu_(self._see(observations.flatten(0, 1)))
         features = flat.view(*observations.shape[:2], -1)
         if resets is not None:
             closing = features.new_zeros(features.shape[-1])
@@ -172,11 +189,17 @@ class RecurrentPolicy(nn.Module):
 
     def _step(self, observations: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check(observations, state)
-        features = torch.relu_(self.features(observations))
+        features = torch.relu_(self._see(observations))
         size = self.lstm_size
         start = (state[:, :size], state[:, size:])
         hidden, cell = torch.lstm_cell(features, start, *self._lstm_weights())
         return self.outputs(hidden), torch.cat([hidden, cell], dim=-1)
+
+    def _see(self, observations: Tensor) -> Tensor:
+        """Return features ``[N, F]`` of observations ``[N, D]``, before they are rectified."""
+        if self.embed is not None:
+            observations = self.embed(observations)
+        return self.features(observations)
 
     def _check(self, observations: Tensor, state: Tensor) -> None:
         """Refuse observations and states that do not fit the network."""
@@ -226,3 +249,5 @@ class RecurrentPolicy(nn.Module):
         input_bias[size : 2 * size] = 1.0
         from_input[:, -1] = _CLOSED
         from_input[2 * size : 3 * size, -1] = 0.0
+        if self.embed is not None:
+            self.embed.initialise(generator)
