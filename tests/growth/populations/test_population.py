@@ -127,7 +127,7 @@ def _spoil(population: Population, host: int, part: str, name: str) -> None:
     """Put NaN into a present weight, past everything that looks at states."""
     if isinstance(population, StackedPopulation):
         groups = population.state.groups.values()
-        store = population.state.hosts if part == "host" else next(iter(groups)).seed
+        store = population.state.hosts if part == "host" else next(iter(groups))
         column = sum(store.sizes[: list(store.shapes).index(name)])
         store.values[store.hosts.index(host), column] = torch.nan
         return

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from esper.config.population import PopulationConfig
+from esper.growth.populations.arena import Arena
 from esper.growth.populations.host_models import MOMENTS, make_optimizer
-from esper.growth.populations.row_optimizer import update_rows
-from esper.growth.populations.rows import Row, RowStore
+from esper.growth.populations.rows import ActiveRows, Row, RowStore
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -35,7 +35,16 @@ def test_rows_follow_torch_with_their_own_rates_and_counts(name: Any, decay: flo
             model.weight.grad = gradient[:6].view(2, 3).clone()
             model.bias.grad = gradient[6:].clone()
             optimizer.step()
-        update_rows(store, slice(first, 3), gradients.clone(), rates[first:], config)
+        arena = Arena([(store, slice(first, 3))], rates[first:])
+        seen = ActiveRows()
+        arena.show([seen])
+        for parameter, columns in (("weight", slice(0, 6)), ("bias", slice(6, 8))):
+            own = gradients[:, columns].reshape(seen.parameters[parameter].shape)
+            (seen.parameters[parameter] * own).sum().backward()
+        squares = gradients.square().sum(1).numpy()
+        np.testing.assert_allclose(arena.gradient_squares(), squares)
+        arena.update(config)
+        arena.write_back()
     for host, model in enumerate(models):
         row = store.get(host)
         torch.testing.assert_close(row.tensors["weight"], model.weight.detach())

@@ -43,6 +43,10 @@ class Blueprint:
     """Makes the seed for a site; its weights come from torch's default generator."""
     summary: str
     """What the seed is, in a few words."""
+    family: str = ""
+    """The largest blueprint of the same structure: padded with zeros, its seed computes this one
+    too, so that stacked hosts can share a group. Empty if it is this one. A family that does not
+    hold at a site is not used there."""
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""

@@ -40,7 +40,14 @@ def _lora(name: str, rank: int) -> Blueprint:
 
     kinds = frozenset({TensorKind.SEQUENCE})
     summary = f"linear map of rank {rank} beside the block"
-    return Blueprint(name=name, kinds=kinds, form=SeedForm.PARALLEL, build=build, summary=summary)
+    return Blueprint(
+        name=name,
+        kinds=kinds,
+        form=SeedForm.PARALLEL,
+        build=build,
+        summary=summary,
+        family="lora_large",
+    )
 
 
 def _build_low_rank(site: SlotSite) -> nn.Module:
@@ -66,6 +73,7 @@ BLUEPRINTS = (
         form=SeedForm.SERIAL,
         build=_build_small_mlp,
         summary="two linear layers, half as wide between",
+        family="mlp_large",
     ),
     Blueprint(
         name="mlp_large",

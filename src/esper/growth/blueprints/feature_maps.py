@@ -69,21 +69,31 @@ class ConvSeed(nn.Sequential):
         )
 
 
-def _blueprint(name: str, summary: str, make: Callable[[int], nn.Module]) -> Blueprint:
+def _blueprint(
+    name: str, summary: str, make: Callable[[int], nn.Module], family: str = ""
+) -> Blueprint:
     return Blueprint(
         name=name,
         kinds=frozenset({TensorKind.FEATURE_MAP}),
         form=SeedForm.SERIAL,
         build=lambda site: make(site.width),
         summary=summary,
+        family=family,
     )
+
+
+def _conv(name: str, summary: str, share: float) -> Blueprint:
+    def make(width: int) -> nn.Module:
+        return ConvSeed(width, max(1, int(share * width)))
+
+    return _blueprint(name, summary, make, family="conv_heavy")
 
 
 BLUEPRINTS = (
     _blueprint("attention", "squeeze-and-excite: scales channels", SqueezeExciteSeed),
     _blueprint("depthwise", "3x3 by channel, then 1x1", DepthwiseSeed),
     _blueprint("bottleneck", "1x1 down, 3x3, 1x1 up", BottleneckSeed),
-    _blueprint("conv_small", "two 3x3, a quarter wide", lambda w: ConvSeed(w, max(1, w // 4))),
-    _blueprint("conv_light", "two 3x3, half as wide", lambda w: ConvSeed(w, max(1, w // 2))),
-    _blueprint("conv_heavy", "two 3x3, as wide as the block", lambda w: ConvSeed(w, w)),
+    _conv("conv_small", "two 3x3, a quarter wide", 0.25),
+    _conv("conv_light", "two 3x3, half as wide", 0.5),
+    _conv("conv_heavy", "two 3x3, as wide as the block", 1.0),
 )

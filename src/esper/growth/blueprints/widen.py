@@ -100,6 +100,7 @@ def _blueprint(name: str, share: float) -> Blueprint:
         form=SeedForm.PARALLEL,
         build=build,
         summary=f"{share:.0%} more hidden units beside the block",
+        family=max(SHARES, key=SHARES.__getitem__),
     )
 
 

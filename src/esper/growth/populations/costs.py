@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints import SeedForm
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
 from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
@@ -35,12 +36,31 @@ class SeedWork:
 class CostTable:
     """FLOPs of hosts of one design, for one sample."""
 
-    def __init__(self, host: nn.Module, sample: Tensor) -> None:
+    def __init__(self, host: nn.Module, sample: Tensor, *, like: CostTable | None = None) -> None:
+        """Count a host's work.
+
+        Args:
+            host: A host with empty slots.
+            sample: A few samples of its input.
+            like: The table of a host with the same slots, whose seeds are counted already.
+        """
         self.host_forward = forward_flops(host, sample) / len(sample)
         self.host_training = training_step_flops(host, sample) / len(sample)
+        self.host_parameters = count_parameters(host)
+        """Parameters of the host without seeds."""
         self._sites = {site.name: site for site in slots(host).sites}
         self._lives = slots(host).lives
-        self.seed_work = cache(self._count_seed)
+        self._count = cache(self._count_seed)
+        if like is not None and like._sites == self._sites:
+            self._count = like._count
+
+    def seed_work(self, slot: str, blueprint: str, is_gated: bool) -> SeedWork:
+        """Return the FLOPs of a seed, gate included."""
+        return self._count(slot, blueprint, is_gated)[0]
+
+    def seed_parameters(self, slot: str, blueprint: str, is_gated: bool) -> int:
+        """Return the parameters of a seed, gate included."""
+        return self._count(slot, blueprint, is_gated)[1]
 
     def training_flops(self, lives: SlotLives) -> float:
         """Return what learning from one sample costs a host in this state."""
@@ -64,8 +84,8 @@ class CostTable:
         is_gated = life.style == BlendStyle.LEARNED_GATE
         return self.seed_work(slot, life.blueprint, is_gated)
 
-    def _count_seed(self, slot: str, blueprint: str, is_gated: bool) -> SeedWork:
-        """Count a seed of a blueprint by building one."""
+    def _count_seed(self, slot: str, blueprint: str, is_gated: bool) -> tuple[SeedWork, int]:
+        """Count the FLOPs and parameters of a seed of a blueprint by building one."""
         site = self._sites[slot]
         place = SeedSlot(site, nn.Identity(), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
@@ -79,7 +99,8 @@ class CostTable:
             pairs = [(module, size) for module, size in modules if module is not None]
             return sum(_count(module, size, needs_grad) for module, size in pairs) / shape[0]
 
-        return SeedWork(work(None), work(False), work(True))
+        n_parameters = sum(parameter.numel() for parameter in place.seed_parameters())
+        return SeedWork(work(None), work(False), work(True)), n_parameters
 
 
 def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:

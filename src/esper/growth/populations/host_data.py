@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.config.checks import require_int, require_number
 from esper.errors import ShapeError
 
 Split = Literal["train", "validation", "final"]
+BuildHost = Callable[[int], nn.Module]
+"""Makes a host with slots from a number that decides its weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,10 @@ class HostData:
                     "it needs as many of each, and at least 2."
                 )
 
+    def has_split(self, name: Split) -> bool:
+        """Return whether there are samples of a split."""
+        return name != "final" or self.final_inputs is not None
+
     def split(self, name: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of a split."""
         if name == "train":
@@ -58,6 +64,9 @@ class HostSpec:
     data: HostData
     learning_rate: float | None = None
     """Step size; None for the population's."""
+    build: BuildHost | None = None
+    """Makes this host, if it is another (smaller) than the population's design; its tensors are
+    corners of the design's."""
 
     def __post_init__(self) -> None:
         require_int("seed", self.seed, least=0)
@@ -109,21 +118,3 @@ class BatchOrder:
         """Go to where another order was."""
         self.epoch = state["epoch"]
         self._generator.bit_generator.state = state["generator"]
-
-
-class SamplePool:
-    """The samples of many hosts in one tensor, each distinct tensor once."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        offsets: dict[int, int] = {}
-        distinct: list[Tensor] = []
-        total = 0
-        for tensor in tensors:
-            if id(tensor) not in offsets:
-                offsets[id(tensor)] = total
-                distinct.append(tensor)
-                total += len(tensor)
-        self.samples = distinct[0] if len(distinct) == 1 else torch.cat(distinct)
-        self.offsets = np.array([offsets[id(tensor)] for tensor in tensors], dtype=np.int64)
-        """Where each host's samples begin."""
-        self.sizes = np.array([len(tensor) for tensor in tensors], dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from esper.growth.dry_run import evaluation_mode
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.populations.costs import CostTable
-from esper.growth.populations.host_data import BatchOrder, HostSpec, Split
+from esper.growth.populations.host_data import BatchOrder, BuildHost, HostSpec, Split
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
 from esper.growth.populations.slot_arrays import SlotArrays
@@ -29,8 +29,6 @@ from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
 
 Floats = NDArray[np.float64]
-BuildHost = Callable[[int], nn.Module]
-"""Makes a host with slots from a number that decides its weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +87,14 @@ class Population(ABC):
         self.objective = objective or CrossEntropy()
         self.growth_config = growth_config
         self.governor_config = governor_config or GovernorConfig()
-        self.template = self.build_host(specs[0].seed)
+        self.template = self._with_rules(build(specs[0].seed), specs[0].seed)
+        """A host of the design that all hosts have, or are smaller than."""
         self.slot_config: SlotConfig = slots(self.template).slot_config
         self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
+        """What hosts of the design cost."""
+        self._cost_tables = {_sizes_of(self.template): self.costs}
+        self._costs = [self.costs] * len(specs)
+        self._known_data: set[tuple[Any, ...]] = set()
         for host, spec in enumerate(specs):
             self._require_fit(host, spec)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
@@ -103,13 +106,13 @@ class Population(ABC):
         """How many hosts there are."""
         return len(self.specs)
 
-    def build_host(self, seed: int) -> nn.Module:
+    def build_host(self, spec: HostSpec) -> nn.Module:
         """Return a new host, its seeds living by this population's rules."""
-        host = self.build(seed)
-        slots(host).seed = seed
-        if self.growth_config is not None:
-            slots(host).lives.growth_config = self.growth_config
-        return host
+        return self._with_rules((spec.build or self.build)(spec.seed), spec.seed)
+
+    def costs_of(self, host: int) -> CostTable:
+        """Return what a host of this host's size costs."""
+        return self._costs[host]
 
     def learning_rate(self, host: int) -> float:
         """Return the step size of a host."""
@@ -226,6 +229,9 @@ class Population(ABC):
     def _require_fit(self, host: int, spec: HostSpec) -> None:
         """Refuse data that the design cannot be run on."""
         inputs, targets = spec.data.split("train")
+        kind = _data_kind(inputs, targets)
+        if kind in self._known_data:
+            return
         try:
             with torch.no_grad(), evaluation_mode(self.template):
                 outputs = self.template(inputs[:2])
@@ -235,14 +241,47 @@ class Population(ABC):
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"the data of host {host} do not fit the model: {reason}") from error
+        self._known_data.add(kind)
 
-    def _take_spec(self, host: int, spec: HostSpec) -> None:
-        """Put a new host's specification in the place of another's."""
+    def _require_host(self, host: int, model: nn.Module) -> None:
+        """Refuse a new host that cannot be part of the population."""
+        own, wanted = slots(model).slot_config.slot_ids, self.slot_config.slot_ids
+        if own != wanted:
+            raise ConfigError(
+                f"host {host} has the slots {', '.join(own)}; it must have those of the "
+                f"population's design, {', '.join(wanted)}."
+            )
+
+    def _make_model(self, host: int) -> nn.Module:
+        """Return the host of its specification, new."""
+        return self._accept(host, self.build_host(self.specs[host]))
+
+    def _take_spec(self, host: int, spec: HostSpec) -> nn.Module:
+        """Put a new host's specification in the place of another's; return the host."""
         self._require_hosts([host])
         self._require_fit(host, spec)
+        model = self._accept(host, self.build_host(spec))
         self.specs[host] = spec
         self.orders[host] = self._make_order(spec)
         self.is_finished[host] = False
+        return model
+
+    def _accept(self, host: int, model: nn.Module) -> nn.Module:
+        """Refuse a new host that does not fit in, or note what hosts of its size cost."""
+        self._require_host(host, model)
+        sizes = _sizes_of(model)
+        if sizes not in self._cost_tables:
+            sample = self.specs[0].data.train_inputs[:2]
+            self._cost_tables[sizes] = CostTable(model, sample, like=self.costs)
+        self._costs[host] = self._cost_tables[sizes]
+        return model
+
+    def _with_rules(self, model: nn.Module, seed: int) -> nn.Module:
+        """Let the seeds of a new host live by this population's rules."""
+        slots(model).seed = seed
+        if self.growth_config is not None:
+            slots(model).lives.growth_config = self.growth_config
+        return model
 
     def _make_order(self, spec: HostSpec) -> BatchOrder:
         config = self.config
@@ -269,3 +308,16 @@ class Population(ABC):
     def _load_shared_facts(self, host: int, facts: dict[str, Any]) -> None:
         self.orders[host].set_state(facts["batch_order"])
         self.is_finished[host] = facts["is_finished"]
+
+
+def _sizes_of(model: nn.Module) -> tuple[torch.Size, ...]:
+    return tuple(parameter.shape for parameter in model.parameters())
+
+
+def _data_kind(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
+    """Return all that decides whether a model can be run on data."""
+    kind: list[Any] = [inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype]
+    for numbers in (inputs[:2], targets):
+        if not numbers.is_floating_point():
+            kind += [number.item() for number in torch.aminmax(numbers)]
+    return tuple(kind)

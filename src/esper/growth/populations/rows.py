@@ -1,11 +1,11 @@
 """The tensors of one module for many hosts, a row for each host.
 
-Shapes: R = rows (hosts that have the module), P = parameters of the module.
+Shapes: R = rows (hosts that have the module), P = parameters of the module, M = moments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,61 +14,75 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.growth.populations.corners import Shape, cut_corner, pad_corner, shapes_of
+
 Positions = NDArray[np.int64]
+Shapes = dict[str, Shape]
 
 
 class RowStore:
     """Parameters, buffers and moments of hosts that have the same module.
 
-    All parameters are one tensor ``[R, P]``, so that an update is a few operations whatever the
-    number of layers and hosts; layers see views of it.
+    All parameters and moments are one tensor ``[1 + M, R, P]``, so that copying them is one
+    operation whatever the number of layers and hosts; layers see views of it. A host whose tensors
+    are smaller than the module's has them in the corner, and zeros elsewhere.
     """
 
     def __init__(self, template: nn.Module, moments: Sequence[str]) -> None:
         parameters = dict(template.named_parameters())
-        self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        self.shapes = shapes_of(parameters)
         self.sizes = [p.numel() for p in parameters.values()]
         self.hosts: list[int] = []
         """Which host each row belongs to."""
+        self.own_shapes: list[Shapes] = []
+        """Shapes of each row's own parameters and buffers; rows of one size share them."""
         dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
-        self.values = torch.zeros(0, sum(self.sizes), dtype=dtype)
-        self.moments = {name: torch.zeros_like(self.values) for name in moments}
+        self.moment_names = tuple(moments)
+        self.data = torch.zeros(1 + len(moments), 0, sum(self.sizes), dtype=dtype)
+        """``[1 + M, R, P]`` the parameters, then each moment."""
         self.steps = np.zeros(0)
         """``[R]`` updates taken."""
         self.buffers = {name: b.new_zeros(0, *b.shape) for name, b in template.named_buffers()}
+        self._known_shapes: dict[tuple[tuple[str, Shape], ...], Shapes] = {}
 
     def __len__(self) -> int:
         return len(self.hosts)
 
+    @property
+    def values(self) -> Tensor:
+        """``[R, P]`` parameters of each row."""
+        return self.data[0]
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """``[R, P]`` each moment of each row's parameters."""
+        return {name: self.data[index] for index, name in enumerate(self.moment_names, start=1)}
+
     def copied(self) -> RowStore:
-        """Return a copy that shares nothing."""
+        """Return a copy that shares nothing that changes."""
         twin = RowStore.__new__(RowStore)
-        twin.shapes, twin.sizes, twin.hosts = self.shapes, self.sizes, list(self.hosts)
-        twin.values, twin.steps = self.values.clone(), self.steps.copy()
-        twin.moments = {name: moment.clone() for name, moment in self.moments.items()}
+        twin.__dict__.update(self.__dict__)
+        twin.hosts, twin.own_shapes = list(self.hosts), list(self.own_shapes)
+        twin.data, twin.steps = self.data.clone(), self.steps.copy()
         twin.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return twin
 
-    def put(self, rows: dict[int, Row]) -> None:
+    def put(self, rows: Mapping[int, Row]) -> None:
         """Add the rows of some hosts, or replace them."""
-        self.reorder([host for host in self.hosts if host not in rows])
-        flats = [self._flat(row.tensors) for row in rows.values()]
-        self.values = torch.cat([self.values, *flats])
-        for name, moment in self.moments.items():
-            flats = [self._flat(row.moments.get(name, {})) for row in rows.values()]
-            self.moments[name] = torch.cat([moment, *flats])
-        for name, buffer in self.buffers.items():
-            added = [row.tensors[name][None].to(buffer) for row in rows.values()]
-            self.buffers[name] = torch.cat([buffer, *added])
-        self.steps = np.append(self.steps, [row.steps for row in rows.values()])
-        self.hosts.extend(rows)
+        added = {host: row for host, row in rows.items() if host not in self.hosts}
+        if added:
+            self._grow(added)
+        for host, row in rows.items():
+            self._write(self.hosts.index(host), row)
 
     def get(self, host: int) -> Row:
-        """Return a copy of a host's row."""
+        """Return a copy of a host's row, in its own shapes."""
         index = self.hosts.index(host)
-        tensors = self._named(self.values[index])
-        tensors.update({name: buffer[index].clone() for name, buffer in self.buffers.items()})
-        moments = {name: self._named(moment[index]) for name, moment in self.moments.items()}
+        shapes = self.own_shapes[index]
+        tensors = self._named(self.data[0, index], shapes)
+        for name, buffer in self.buffers.items():
+            tensors[name] = cut_corner(buffer[index], shapes[name]).clone()
+        moments = {name: self._named(m[index], shapes) for name, m in self.moments.items()}
         return Row(tensors, moments, float(self.steps[index]))
 
     def take(self, host: int) -> Row:
@@ -77,40 +91,74 @@ class RowStore:
         self.reorder([other for other in self.hosts if other != host])
         return row
 
+    def drop(self, host: int) -> None:
+        """Remove a host's row."""
+        self.reorder([other for other in self.hosts if other != host])
+
     def reorder(self, hosts: Sequence[int]) -> None:
         """Keep the rows of these hosts, in this order."""
         if list(hosts) == self.hosts:
             return
-        rows = torch.tensor([self.hosts.index(host) for host in hosts], dtype=torch.int64)
-        self.values = self.values[rows]
-        self.moments = {name: moment[rows] for name, moment in self.moments.items()}
+        places = {host: row for row, host in enumerate(self.hosts)}
+        numbers = [places[host] for host in hosts]
+        rows = torch.tensor(numbers, dtype=torch.int64)
+        self.data = self.data.index_select(1, rows)
         self.buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
-        self.steps = self.steps[rows.numpy()]
+        self.steps = self.steps[numbers] if numbers else np.zeros(0)
+        self.own_shapes = [self.own_shapes[number] for number in numbers]
         self.hosts = list(hosts)
 
     def find_unfinite(self) -> list[int]:
         """Return the hosts whose parameters or buffers are not all finite."""
         tensors = [self.values, *(b for b in self.buffers.values() if b.is_floating_point())]
+        # A sum is finite if all its terms are, but for an overflow; then the terms are looked at.
+        if all(bool(torch.isfinite(tensor.sum())) for tensor in tensors):
+            return []
         bad = torch.zeros(len(self), dtype=torch.bool)
         for tensor in tensors:
             if tensor.numel():
                 bad |= ~torch.isfinite(tensor.flatten(1).abs().amax(1))
         return [self.hosts[int(row)] for row in bad.nonzero()]
 
-    def _flat(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return tensors by name as one row ``[1, P]``; zeros for those that are missing."""
-        parts = [
-            tensors[name].reshape(-1).to(self.values)
-            if name in tensors
-            else self.values.new_zeros(size)
-            for name, size in zip(self.shapes, self.sizes, strict=True)
-        ]
-        return torch.cat(parts)[None] if parts else self.values.new_zeros(1, 0)
+    def _grow(self, rows: Mapping[int, Row]) -> None:
+        """Make room for hosts at the end."""
+        n_moments, _, n_parameters = self.data.shape
+        self.data = torch.cat(
+            [self.data, self.data.new_zeros(n_moments, len(rows), n_parameters)], 1
+        )
+        self.buffers = {
+            name: torch.cat([buffer, buffer.new_zeros(len(rows), *buffer.shape[1:])])
+            for name, buffer in self.buffers.items()
+        }
+        self.steps = np.append(self.steps, np.zeros(len(rows)))
+        self.hosts.extend(rows)
+        self.own_shapes.extend({} for _ in rows)
 
-    def _named(self, flat: Tensor) -> dict[str, Tensor]:
+    def _write(self, index: int, row: Row) -> None:
+        shapes = shapes_of(row.tensors)
+        self.own_shapes[index] = self._known_shapes.setdefault(tuple(shapes.items()), shapes)
+        parts = [row.tensors, *(row.moments.get(name, {}) for name in self.moment_names)]
+        for data, tensors in zip(self.data, parts, strict=True):
+            data[index] = self.flatten(tensors)
+        for name, buffer in self.buffers.items():
+            buffer[index] = pad_corner(row.tensors[name], tuple(buffer.shape[1:]))
+        self.steps[index] = row.steps
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return parameters by name as one row ``[P]``; zeros for those that are missing."""
+        zeros = self.data.new_zeros
+        parts = [
+            pad_corner(tensors[name], shape).reshape(-1).to(self.data)
+            if name in tensors
+            else zeros(size)
+            for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True)
+        ]
+        return torch.cat(parts) if parts else zeros(0)
+
+    def _named(self, flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
         parts = torch.split(flat, self.sizes)
         return {
-            name: part.reshape(shape).clone()
+            name: cut_corner(part.view(shape), shapes[name]).clone()
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
@@ -138,17 +186,20 @@ class ActiveRows:
         """Each parameter of the rows, ``[rows, *shape]``."""
         self.buffers: dict[str, Tensor] = {}
         self.leaf: Tensor | None = None
-        """The rows' parameters, ``[rows, P]``: what the gradient is taken of."""
+        """The rows' parameters, ``[rows, P]``, if they are what the gradient is taken of."""
 
     def select(self, store: RowStore, rows: Any, *, needs_grad: bool) -> None:
         """Show some rows of a store: a slice shares their memory, numbers copy them."""
         leaf = store.values[rows].detach()
         leaf.requires_grad_(needs_grad and leaf.numel() > 0)
-        parts = torch.split(leaf, store.sizes, 1) if store.sizes else ()
-        n_rows = len(leaf)
         self.leaf = leaf
+        parts = torch.split(leaf, store.sizes, 1) if store.sizes else ()
         self.parameters = {
-            name: part.view(n_rows, *shape)
+            name: part.view(len(leaf), *shape)
             for (name, shape), part in zip(store.shapes.items(), parts, strict=True)
         }
         self.buffers = {name: buffer[rows] for name, buffer in store.buffers.items()}
+
+    def bind(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        """Show rows that lie elsewhere."""
+        self.parameters, self.buffers, self.leaf = parameters, buffers, None

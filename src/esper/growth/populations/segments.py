@@ -1,31 +1,23 @@
 """Computing some rows of a stacked population together: showing them, learning, judging steps.
 
-Shapes: K = hosts that are computed together, B = samples of a batch.
+Shapes: K = hosts that are computed together, B = samples of a batch, S = slots.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.errors import UnsupportedHostError
-from esper.growth.blueprints import SeedForm, find_blueprint
-from esper.growth.host_slots import slots
-from esper.growth.populations.looped import LoopedModule
-from esper.growth.populations.row_optimizer import update_rows
+from esper.growth.populations.arena import Arena
+from esper.growth.populations.epoch_tally import EpochTally
 from esper.growth.populations.rows import ActiveRows, RowStore
-from esper.growth.populations.stacked_slots import GroupKey, Membership, StackedSeed, StackedSlot
-from esper.growth.populations.stacking import (
-    require_plain_parameters,
-    stack_inputs,
-    stack_module,
-)
-from esper.growth.populations.trial import find_difference
-from esper.growth.seed_slot import SeedSlot
+from esper.growth.populations.stacked_slots import Member, SlotGroups, StackedSeed
+from esper.growth.populations.stacking import stack_inputs
 from esper.lifecycle.stages import Stage
 
 Floats = NDArray[Any]
@@ -34,163 +26,114 @@ if TYPE_CHECKING:
     from esper.growth.populations.stacked import StackedPopulation
 
 
-class StackedDesign:
-    """A host design and its seeds as modules that compute many hosts at once."""
-
-    def __init__(self, template: nn.Module, sample: Tensor) -> None:
-        """Stack a design; ``sample`` is a few samples of its input.
-
-        Raises:
-            UnsupportedHostError: If it cannot be computed for many hosts at once.
-        """
-        require_plain_parameters(template)
-        self.slots = slots(template)
-        self.rows = ActiveRows()
-        self.places = {name: StackedSlot() for name in self.slots}
-        self.net = stack_module(template, self.rows, self.places)
-        self._seeds: dict[GroupKey, StackedSeed] = {}
-        difference = find_difference(template, sample)
-        if difference is not None:
-            raise UnsupportedHostError(
-                f"a {type(template).__name__} cannot be computed for many hosts at once: "
-                f"{difference}. Use SequentialPopulation."
-            )
-
-    def seed(self, key: GroupKey) -> StackedSeed:
-        """Return the stacked form of a group's seeds."""
-        if key not in self._seeds:
-            template = self.slots[key.slot]
-            place = SeedSlot(template.site, template.block, self.slots.lives, self.slots.model)
-            with torch.random.fork_rng(devices=[]):
-                place.plant(key.blueprint, key.style)
-            assert place.seed is not None
-            form = find_blueprint(key.blueprint).form
-            site = template.site
-            shape = site.output_shape if form == SeedForm.SERIAL else site.input_shape
-            assert shape is not None
-            stacked = StackedSeed(key, form, place.seed, place.gate)
-            stacked.seed = _stack_seed(place.seed, stacked.seed_rows, shape)
-            if place.gate is not None:
-                stacked.gate = _stack_seed(place.gate, stacked.gate_rows, site.output_shape)
-            self._seeds[key] = stacked
-        return self._seeds[key]
-
-
-def _stack_seed(module: nn.Module, rows: ActiveRows, shape: tuple[int, ...]) -> nn.Module:
-    """Return a seed's stacked form or, if it has none, the seed for each host by itself."""
-    try:
-        require_plain_parameters(module)
-        stacked = stack_module(module, rows, {})
-    except UnsupportedHostError:
-        return LoopedModule(rows, module)
-    sample = torch.zeros(3, *shape[1:])
-    return stacked if find_difference(module, sample) is None else LoopedModule(rows, module)
-
-
-class EpochTally:
-    """What an epoch's steps add up to, for each host. Shapes: N = hosts, S = slots."""
-
-    def __init__(self, n_hosts: int, n_slots: int) -> None:
-        self.losses = np.zeros(n_hosts)
-        self.norms = np.zeros(n_hosts)
-        self.seed_norms = np.zeros((n_hosts, n_slots))
-        """``[N, S]`` of the seed in each slot."""
-        self.flops = np.zeros(n_hosts)
-        self.counts = np.zeros(n_hosts)
-        self.is_alive = np.ones(n_hosts, dtype=np.bool_)
-        self.failures: dict[int, str] = {}
-
-    def add(self, hosts: Floats, losses: Floats, norms: Floats, seed_norms: Floats) -> None:
-        """Count one good step of some hosts."""
-        self.losses[hosts] += losses
-        self.norms[hosts] += norms
-        self.seed_norms[hosts] += seed_norms
-        self.counts[hosts] += 1.0
-
-    def fail(self, host: int, reason: str) -> None:
-        """Count nothing more of a host."""
-        if self.is_alive[host]:
-            self.is_alive[host] = False
-            self.failures[host] = reason
-
-    def mean(self, sums: Floats, is_active: NDArray[np.bool_]) -> Floats:
-        """Return sums by good step: NaN for a host without one, 0 for one that did not train."""
-        means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
-        return np.where(is_active, means, 0.0)
-
-
+@dataclass(frozen=True, eq=False)
 class _Part:
-    """Rows of one store that are computed: a host's own, a group's seeds or its gates."""
+    """Rows of one store that are computed: the hosts' own, a group's seeds or a slot's gates."""
 
-    def __init__(
-        self,
-        store: RowStore,
-        rows: Any,
-        active: ActiveRows,
-        hosts: Any,
-        rates: Any,
-        column: int = 0,
-    ) -> None:
-        self.store = store
-        self.rows = rows
-        self.active = active
-        self.hosts: Tensor | None = hosts
-        """Where the rows' hosts are among those computed; None if they are all of them."""
-        self.rates: Floats = rates
-        """Learning rate of each row."""
-        self.column = column
-        """Where its gradient is counted: 0 for hosts, 1 + number of the slot for seeds."""
+    store: RowStore
+    rows: list[int]
+    active: ActiveRows
+    places: list[int]
+    """Of the rows' hosts among those computed."""
+    column: int
+    """Where its gradient is counted: 0 for hosts, 1 + number of the slot for seeds."""
 
 
 class Segment:
     """Some hosts that are computed together, by their rows in ascending order."""
 
     def __init__(
-        self, population: StackedPopulation, rows: list[int], without_slot: str | None
+        self,
+        population: StackedPopulation,
+        rows: list[int],
+        *,
+        is_training: bool,
+        without_slot: str | None = None,
     ) -> None:
         self.population = population
-        state, self.design = population.state, population.design
-        hosts = [state.hosts.hosts[row] for row in rows]
+        self.state, self.design = population.state, population.design
+        self.is_training = is_training
+        hosts = [self.state.hosts.hosts[row] for row in rows]
         self.hosts = np.array(hosts)
-        rates = np.array([population.learning_rate(host) for host in hosts])
+        self._places = {host: place for place, host in enumerate(hosts)}
+        self.parts = [_Part(self.state.hosts, rows, self.design.rows, list(range(len(rows))), 0)]
+        self.groups: dict[str, SlotGroups | None] = {
+            slot: None if slot == without_slot else self._gather(slot)
+            for slot in self.design.places
+        }
+
+    def show(self) -> None:
+        """Let the stacked layers see these rows."""
+        self._show_groups()
+        for part in self.parts:
+            part.active.select(part.store, _range(part.rows), needs_grad=False)
+
+    def _show_groups(self) -> None:
+        self.design.net.train(self.is_training)
+        for slot, place in self.design.places.items():
+            groups = place.groups = self.groups[slot]
+            for seed in () if groups is None else groups.seeds:
+                seed.module.train(self.is_training)
+
+    def _gather(self, slot: str) -> SlotGroups | None:
+        """Return the groups of a slot; None if no host has a seed there."""
+        found: list[tuple[StackedSeed, list[Member]]] = []
+        column = 1 + self.population.slot_config.slot_index(slot)
+        for key, store in self.state.groups.items():
+            rows = self._rows_of(store, slot) if key.slot == slot else []
+            if rows:
+                seed = self.design.seed(key)
+                part = self._add_part(store, rows, seed.rows, column)
+                lives = [self.state.lives[store.hosts[row]][slot] for row in rows]
+                members = [Member(*pair) for pair in zip(part.places, lives, strict=True)]
+                found.append((seed, members))
+        gates = self.state.gates.get(slot)
+        rows = [] if gates is None else self._rows_of(gates, slot)
+        if gates is not None and rows:
+            self._add_part(gates, rows, self.design.gate(slot).rows, column)
+        return SlotGroups(found, len(self.hosts)) if found else None
+
+    def _rows_of(self, store: RowStore, slot: str) -> list[int]:
+        """Return the rows of a slot's store that belong to hosts of the segment and compute."""
+        lives = self.state.lives
+        return [
+            row
+            for row, host in enumerate(store.hosts)
+            if host in self._places and (self.is_training or lives[host][slot].counts)
+        ]
+
+    def _add_part(self, store: RowStore, rows: list[int], active: ActiveRows, column: int) -> _Part:
+        places = [self._places[store.hosts[row]] for row in rows]
+        part = _Part(store, rows, active, places, column)
+        self.parts.append(part)
+        return part
+
+
+class TrainingSegment(Segment):
+    """Some hosts that learn together."""
+
+    def __init__(self, population: StackedPopulation, rows: list[int]) -> None:
+        super().__init__(population, rows, is_training=True)
+        lives, hosts = self.state.lives, list(self._places)
         sizes = [population.orders[host].batch_size for host in hosts]
-        costs = [population.costs.training_flops(state.lives[host]) for host in hosts]
+        costs = [population.costs_of(host).training_flops(lives[host]) for host in hosts]
         self.costs = np.array(sizes) * np.array(costs)
         """``[K]`` FLOPs of a step of training."""
-        self.parts = [_Part(state.hosts, _range(rows), self.design.rows, None, rates)]
-        members: dict[str, list[Membership]] = {name: [] for name in self.design.places}
-        ranks = {host: rank for rank, host in enumerate(hosts)}
-        for key, stores in state.groups.items():
-            own = [row for row, host in enumerate(stores.seed.hosts) if host in ranks]
-            if not own or key.slot == without_slot:
-                continue
-            grown = [stores.seed.hosts[row] for row in own]
-            lives = [state.lives[host][key.slot] for host in grown]
-            seed = self.design.seed(key)
-            member = Membership(seed, [ranks[host] for host in grown], len(hosts), lives)
-            factor = population.config.seed_lr_factor
-            factors = [1.0 if life.stage == Stage.FOSSILIZED else factor for life in lives]
-            own_rates = rates[[ranks[host] for host in grown]] * np.array(factors)
-            for store, active in ((stores.seed, seed.seed_rows), (stores.gate, seed.gate_rows)):
-                if store is not None:
-                    column = 1 + population.slot_config.slot_index(key.slot)
-                    part = _Part(store, _range(own), active, member.rows, own_rates, column)
-                    self.parts.append(part)
-            members[key.slot].append(member)
-        self.members = members
-
-    def show(self, *, needs_grad: bool) -> None:
-        """Let the stacked layers see these rows."""
-        for name, place in self.design.places.items():
-            place.members = self.members[name]
-            for member in self.members[name]:
-                member.seed.seed.train(needs_grad)
-        for part in self.parts:
-            part.active.select(part.store, part.rows, needs_grad=needs_grad)
+        learning = [part for part in self.parts if part.store.sizes]
+        self.arena = Arena(
+            [(part.store, _slice(part.rows)) for part in learning],
+            np.concatenate([self._rates(part) for part in learning]),
+        )
+        self._columns = np.concatenate(
+            [part.column * len(hosts) + np.array(part.places) for part in learning]
+        )
+        """Where each row's gradient is counted, column after column of hosts."""
+        self._show_groups()
+        self.arena.show([part.active for part in learning])
 
     def learn(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of each host on its own batch ``[K, B, ...]`` and all gradients."""
-        self.show(needs_grad=True)
+        self.arena.gradient.zero_()
         outputs = self.design.net(stack_inputs(inputs))
         losses = self.population.objective.losses(outputs, targets).flatten(1).mean(1)
         losses.sum().backward()
@@ -202,7 +145,7 @@ class Segment:
         A host that fails is noted and not stopped: its rows touch no other host's, and it is
         restored when the epoch ends.
         """
-        watch, hosts = self.population.state.watch, self.hosts
+        watch, hosts = self.state.watch, self.hosts
         values, (norms, seed_norms) = losses.double().numpy(), self._gradient_norms()
         is_alive = tally.is_alive[hosts]
         tally.flops[hosts] += self.costs * is_alive
@@ -212,31 +155,29 @@ class Segment:
             tally.fail(int(hosts[index]), self._describe_failure(index, values[index]))
         watch.add(values[is_well], hosts[is_well])
         tally.add(hosts[is_well], values[is_well], norms[is_well], seed_norms[is_well])
-        with torch.no_grad():
-            for part in self.parts:
-                leaf = part.active.leaf
-                if leaf is not None and leaf.grad is not None:
-                    config = self.population.config
-                    update_rows(part.store, part.rows, leaf.grad, part.rates, config)
+        self.arena.update(self.population.config)
+
+    def _rates(self, part: _Part) -> Floats:
+        """Return the learning rate of each row of a part."""
+        population = self.population
+        hosts = [part.store.hosts[row] for row in part.rows]
+        rates = np.array([population.learning_rate(host) for host in hosts])
+        if part.column:
+            slot, factor = population.slot_config.slot_ids[part.column - 1], population.config
+            stages = [self.state.lives[host][slot].stage for host in hosts]
+            is_committed = np.array([stage == Stage.FOSSILIZED for stage in stages])
+            rates = rates * np.where(is_committed, 1.0, factor.seed_lr_factor)
+        return rates
 
     def _gradient_norms(self) -> tuple[Floats, Floats]:
         """Return the norm of each host's whole gradient ``[K]`` and of its seeds' ``[K, S]``."""
-        n_columns = 1 + self.population.slot_config.max_slots
-        squares = torch.zeros(n_columns, len(self.hosts), dtype=torch.float64)
-        for part in self.parts:
-            leaf = part.active.leaf
-            if leaf is None or leaf.grad is None:
-                continue
-            norms = cast(Tensor, torch.linalg.vector_norm(leaf.grad, dim=1))
-            own = norms.double().square()
-            if part.hosts is None:
-                squares[part.column] += own
-            else:
-                squares[part.column].index_add_(0, part.hosts, own)
-        return squares.sum(0).sqrt().numpy(), squares[1:].sqrt().t().numpy()
+        weights = self.arena.gradient_squares()
+        shape = (1 + self.population.slot_config.max_slots, len(self.hosts))
+        squares = np.bincount(self._columns, weights, shape[0] * shape[1]).reshape(shape)
+        return np.sqrt(squares.sum(0)), np.sqrt(squares[1:]).T
 
     def _describe_failure(self, index: int, loss: float) -> str:
-        watch, host = self.population.state.watch, int(self.hosts[index])
+        watch, host = self.state.watch, int(self.hosts[index])
         if not np.isfinite(loss):
             return f"the loss is {loss}"
         if loss > watch.limits(host):
@@ -249,3 +190,9 @@ def _range(rows: list[int]) -> Any:
     if rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def _slice(rows: list[int]) -> slice:
+    """Return rows as a slice; hosts that learn together have theirs side by side."""
+    assert rows[-1] - rows[0] + 1 == len(rows), "rows that learn together lie apart"
+    return slice(rows[0], rows[-1] + 1)

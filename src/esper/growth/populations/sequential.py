@@ -56,7 +56,7 @@ class SequentialPopulation(Population):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what :class:`Population` takes."""
         super().__init__(*args, **kwargs)
-        self._hosts = [self._make_host(host) for host in range(self.n_hosts)]
+        self._hosts = [self._make_host(h, self._make_model(h)) for h in range(self.n_hosts)]
 
     def train_epoch(self) -> EpochReport:
         """Train every host that has not finished for one epoch, and let the epoch pass."""
@@ -101,8 +101,7 @@ class SequentialPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        self._take_spec(host, spec)
-        self._hosts[host] = self._make_host(host)
+        self._hosts[host] = self._make_host(host, self._take_spec(host, spec))
 
     def get_state(self, host: int) -> HostState:
         """Return everything that the next epoch of a host depends on."""
@@ -123,7 +122,7 @@ class SequentialPopulation(Population):
 
     def set_state(self, host: int, state: HostState) -> None:
         """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
-        held = self._hosts[host] = self._make_host(host)
+        held = self._hosts[host] = self._make_host(host, self._make_model(host))
         self._load_shared_facts(host, state.facts)
         load_model(held.model, state)
         for part, tensors in parts_of(held.slots, held.tensors).items():
@@ -139,8 +138,7 @@ class SequentialPopulation(Population):
         held.governor.watch.set_state(state.facts["losses"])
         held.governor.keep()
 
-    def _make_host(self, host: int) -> _Host:
-        model = self.build_host(self.specs[host].seed)
+    def _make_host(self, host: int, model: nn.Module) -> _Host:
         self._follow(host, slots(model).lives)
         optimizer = make_optimizer(model, self.config, self.learning_rate(host))
         return _Host(model, optimizer, self)
@@ -148,7 +146,7 @@ class SequentialPopulation(Population):
     def _train_host(self, host: int, report: EpochReport) -> None:
         held, order = self._hosts[host], self.orders[host]
         inputs, targets = self.specs[host].data.split("train")
-        cost = order.batch_size * self.costs.training_flops(held.slots.lives)
+        cost = order.batch_size * self.costs_of(host).training_flops(held.slots.lives)
         held.model.train()
         losses: list[float] = []
         norms: list[float] = []
@@ -193,7 +191,7 @@ class SequentialPopulation(Population):
                 metrics = self.objective.metrics(outputs, targets[batch])
                 total_loss += sample_means(losses).sum().item()
                 total_metric += sample_means(metrics).sum().item()
-        flops = n * self.costs.evaluation_flops(held.slots.lives, without_slot)
+        flops = n * self.costs_of(host).evaluation_flops(held.slots.lives, without_slot)
         return total_loss / n, total_metric / n, flops
 
 

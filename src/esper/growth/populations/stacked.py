@@ -6,26 +6,29 @@ Shapes: N = hosts, K = hosts that are computed together, B = samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from esper.errors import UnsupportedHostError
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.loss_watch import LossWatch
-from esper.growth.populations.host_data import HostSpec, SamplePool, Split
+from esper.growth.populations.epoch_tally import EpochTally
+from esper.growth.populations.host_data import HostSpec, Split
 from esper.growth.populations.host_models import MOMENTS, load_model, start_with_gradmax
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import sample_means
 from esper.growth.populations.population import EpochReport, Evaluation, Population
 from esper.growth.populations.rows import Row, RowStore
-from esper.growth.populations.segments import EpochTally, Segment, StackedDesign
+from esper.growth.populations.sample_pools import SamplePool
+from esper.growth.populations.segments import Segment, TrainingSegment
+from esper.growth.populations.stacked_design import StackedDesign
 from esper.growth.populations.stacked_keeper import StackedKeeper
-from esper.growth.populations.stacked_state import StackedState, load_modules
+from esper.growth.populations.stacked_state import StackedState, load_modules, rows_of
 from esper.growth.populations.stacking import stack_inputs
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import Op
@@ -49,17 +52,17 @@ class StackedPopulation(Population):
         self.design: StackedDesign = StackedDesign(self.template, sample)
         moments = MOMENTS[self.config.optimizer]
         self.state: StackedState = StackedState(
+            design=self.design,
             optimizer=self.config.optimizer,
             hosts=RowStore(self.template, moments),
             lives=[],
             n_germinated=[0] * self.n_hosts,
             watch=LossWatch(self.n_hosts, self.governor_config),
         )
-        models = [self.build_host(spec.seed) for spec in self.specs]
+        models = [self._make_model(host) for host in range(self.n_hosts)]
         self.state.lives = [slots(model).lives for model in models]
-        _require_same_sizes(models)
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
-        self._pools: dict[str, tuple[SamplePool, SamplePool]] = {}
+        self._pools: dict[Split, SamplePool] = {}
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
         self._keep()
@@ -101,12 +104,13 @@ class StackedPopulation(Population):
         self._sort_rows()
         ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
         ordered = sorted(set(chosen), key=lambda host: ranks[host])
-        segment = Segment(self, [ranks[host] for host in ordered], without_slot)
+        rows = [ranks[host] for host in ordered]
+        segment = Segment(self, rows, is_training=False, without_slot=without_slot)
         losses, metrics = self._judge(segment, ordered, split)
         where = [ordered.index(host) for host in chosen]
         sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
         flops = [
-            size * self.costs.evaluation_flops(self.state.lives[host], without_slot)
+            size * self.costs_of(host).evaluation_flops(self.state.lives[host], without_slot)
             for host, size in zip(chosen, sizes, strict=True)
         ]
         return Evaluation(losses[where], metrics[where], np.array(flops))
@@ -132,7 +136,7 @@ class StackedPopulation(Population):
 
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a model of its own, with its slots and seeds."""
-        model = self.build_host(self.specs[host].seed)
+        model = self.build_host(self.specs[host])
         load_model(model, self.state.get_host(host))
         return model
 
@@ -155,18 +159,19 @@ class StackedPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        self._take_spec(host, spec)
-        self._pools.clear()
+        model = self._take_spec(host, spec)
+        self._replace_samples(host, spec)
         for slot in self.slot_config.slot_ids:
-            self.state.take_seed(host, slot)
-        model = self.build_host(spec.seed)
-        _require_same_sizes([self.template, model])
+            self.state.drop_seed(host, slot)
         self.state.hosts.put({host: Row.of_module(model)})
         self.state.lives[host] = slots(model).lives
         self._follow(host, self.state.lives[host])
         self.state.n_germinated[host] = 0
         self.state.watch.forget(host)
         self._snapshot.set_host(host, self.state.get_host(host), {})
+
+    def _require_host(self, host: int, model: nn.Module) -> None:
+        self.design.require_host(model, host)
 
     def _keep(self) -> None:
         """Remember the present state of all hosts as good, in place of the one before."""
@@ -198,7 +203,7 @@ class StackedPopulation(Population):
         return growing
 
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
-        model = self.build_host(self.specs[host].seed)
+        model = self.build_host(self.specs[host])
         load_model(model, state)
         places = {name: slot for name, slot in slots(model).items() if slot.seed is not None}
         target.set_host(host, state, places)
@@ -208,10 +213,8 @@ class StackedPopulation(Population):
         for slot, life in self.state.lives[host].items():
             place = self.state.pending.get((host, slot))
             if place is not None and life.is_computing:
-                parts = {"seed": place.seed, "gate": place.gate}
-                rows = {n: Row.of_module(part) for n, part in parts.items() if part is not None}
-                self.state.take_seed(host, slot)
-                self.state.put_seed(host, place, rows, life)
+                del self.state.pending[host, slot]
+                self.state.put_seed(host, slot, life.blueprint, rows_of(place))
 
     def _sort_rows(self) -> None:
         """Order rows so that hosts with the same batch size, and the longer epochs, come first."""
@@ -233,41 +236,38 @@ class StackedPopulation(Population):
     def _train_cohort(self, rows: list[int], tally: EpochTally) -> None:
         """Train the hosts of some rows, which have the same batch size, for one epoch."""
         hosts = [self.state.hosts.hosts[row] for row in rows]
-        inputs, targets = self._pool("train")
+        pool = self._pool("train")
         lengths = np.array([self.orders[host].n_batches for host in hosts])
         batches = np.zeros((len(hosts), lengths.max(), self.orders[hosts[0]].batch_size), np.int64)
         for index, host in enumerate(hosts):
-            batches[index, : lengths[index]] = self.orders[host].draw_epoch() + inputs.offsets[host]
+            batches[index, : lengths[index]] = self.orders[host].draw_epoch() + pool.offsets[host]
         numbers = torch.from_numpy(batches)
-        self.design.net.train()
-        segment = None
-        for step in range(lengths.max()):
-            n_active = int((lengths > step).sum())
-            if segment is None or len(segment.hosts) != n_active:
-                segment = Segment(self, rows[:n_active], None)
-            chosen = numbers[:n_active, step]
-            losses = segment.learn(_take(inputs.samples, chosen), _take(targets.samples, chosen))
-            segment.settle(losses, tally)
+        # Hosts whose epoch is over leave; the others, which come first, go on.
+        for first, last in pairwise([0, *np.unique(lengths).tolist()]):
+            n_active = int((lengths > first).sum())
+            segment = TrainingSegment(self, rows[:n_active])
+            for step in range(first, last):
+                segment.settle(segment.learn(*pool.take(numbers[:n_active, step])), tally)
+            segment.arena.write_back()
 
     def _judge(
         self, segment: Segment, hosts: list[int], split: Split
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean loss and metric of some hosts on a split."""
-        inputs, targets = self._pool(split)
-        sizes = torch.from_numpy(inputs.sizes[hosts])
-        offsets = torch.from_numpy(inputs.offsets[hosts])
+        pool = self._pool(split)
+        sizes = torch.from_numpy(pool.sizes[hosts])
+        offsets = torch.from_numpy(pool.offsets[hosts])
         n_steps, chunk = int(sizes.max()), max(8, EVALUATION_SAMPLES // len(hosts))
         totals = torch.zeros(2, len(hosts), dtype=torch.float64)
-        self.design.net.eval()
         with torch.no_grad():
-            segment.show(needs_grad=False)
+            segment.show()
             for start in range(0, n_steps, chunk):
                 numbers = torch.arange(start, min(start + chunk, n_steps)).expand(len(hosts), -1)
                 is_real = numbers < sizes[:, None]
                 # Hosts with fewer samples see some twice; those are not counted.
                 chosen = torch.where(is_real, numbers, 0) + offsets[:, None]
-                wanted = _take(targets.samples, chosen)
-                outputs = self.design.net(stack_inputs(_take(inputs.samples, chosen)))
+                inputs, wanted = pool.take(chosen)
+                outputs = self.design.net(stack_inputs(inputs))
                 losses = self.objective.losses(outputs, wanted).flatten(0, 1)
                 metrics = self.objective.metrics(outputs, wanted).flatten(0, 1)
                 for row, values in enumerate((losses, metrics)):
@@ -276,30 +276,13 @@ class StackedPopulation(Population):
         means = (totals / sizes).numpy()
         return means[0], means[1]
 
-    def _pool(self, split: Split) -> tuple[SamplePool, SamplePool]:
+    def _pool(self, split: Split) -> SamplePool:
         if split not in self._pools:
-            pairs = [spec.data.split(split) for spec in self.specs]
-            inputs = SamplePool([pair[0] for pair in pairs])
-            # Targets follow their inputs, also when two hosts label the same inputs differently.
-            targets = SamplePool([pair[1] for pair in pairs])
-            if not np.array_equal(inputs.offsets, targets.offsets):
-                inputs = SamplePool([pair[0].view_as(pair[0]) for pair in pairs])
-                targets = SamplePool([pair[1].view_as(pair[1]) for pair in pairs])
-            self._pools[split] = (inputs, targets)
+            self._pools[split] = SamplePool([spec.data.split(split) for spec in self.specs])
         return self._pools[split]
 
-
-def _require_same_sizes(models: list[nn.Module]) -> None:
-    """Refuse hosts whose parameters do not have the same names and shapes."""
-    first, *others = ({n: tuple(p.shape) for n, p in m.named_parameters()} for m in models)
-    for host, shapes in enumerate(others, start=1):
-        if shapes != first:
-            raise UnsupportedHostError(
-                f"host {host} has parameters of other sizes than host 0; use SequentialPopulation."
-            )
-
-
-def _take(samples: Tensor, numbers: Tensor) -> Tensor:
-    """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]``."""
-    chosen = samples.index_select(0, numbers.reshape(-1))
-    return chosen.view(*numbers.shape, *samples.shape[1:])
+    def _replace_samples(self, host: int, spec: HostSpec) -> None:
+        """Put a new host's samples in the place of another's, where samples are pooled."""
+        for split, pool in list(self._pools.items()):
+            if not (spec.data.has_split(split) and pool.replace(host, spec.data.split(split))):
+                del self._pools[split]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from esper.growth.host_slots import draw_seed_number
-from esper.growth.populations.stacked_slots import GROUP_STYLE
 from esper.growth.randomness import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
@@ -34,17 +33,17 @@ class StackedKeeper:
 
     def remove_seed(self, slot: str) -> None:
         """Take a seed's rows away."""
-        self.state.take_seed(self.host, slot)
+        self.state.drop_seed(self.host, slot)
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
-        """Move a seed to the group of another style."""
-        life = self.state.lives[self.host][slot]
-        if GROUP_STYLE[style] == GROUP_STYLE[life.style]:
-            return
-        place = self._fresh_place(slot)
-        with seeded(0):
-            place.plant(life.blueprint, style)
-        self.state.restyle(self.host, place, life, style)
+        """Make the gate if the style has one and there is none; remove it if it has none."""
+        if style != BlendStyle.LEARNED_GATE:
+            self.state.drop_gate(self.host, slot)
+        elif self.state.lives[self.host][slot].style != style:
+            place = self._fresh_place(slot)
+            place.restyle(style)
+            assert place.gate is not None
+            self.state.put_gate(self.host, slot, place.gate)
 
     def commit_seed(self, slot: str) -> None:
         """Change nothing: what a committed seed learns by is read from its stage."""

@@ -1,14 +1,15 @@
 """Slots of many hosts at once: hosts are grouped by blueprint, each at its own stage and alpha.
 
-Shapes: N = hosts that are computed, G = hosts of a group.
+Shapes: N = hosts that are computed, G = hosts of a group, S = hosts of all groups of a slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,14 +20,6 @@ from esper.growth.slot_lives import SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
-GROUP_STYLE: dict[BlendStyle, BlendStyle] = {
-    BlendStyle.ADD_LINEAR: BlendStyle.ADD_LINEAR,
-    BlendStyle.ADD_SIGMOID: BlendStyle.ADD_LINEAR,
-    BlendStyle.MULTIPLY_LINEAR: BlendStyle.MULTIPLY_LINEAR,
-    BlendStyle.LEARNED_GATE: BlendStyle.LEARNED_GATE,
-}
-"""The style that stands for all styles which compute the same."""
-
 
 @dataclass(frozen=True)
 class GroupKey:
@@ -34,54 +27,76 @@ class GroupKey:
 
     slot: str
     blueprint: str
-    style: BlendStyle
+    """The largest blueprint of the group's family."""
 
 
 class StackedSeed:
-    """The seeds of one group as one module, with its gate if the style has one."""
+    """The seeds of one group as one module."""
+
+    def __init__(self, form: SeedForm, template: nn.Module) -> None:
+        self.form = form
+        self.template = template
+        """The seed whose tensors all seeds of the group are corners of."""
+        self.rows = ActiveRows()
+        self.module: nn.Module = template
+        """Computes all seeds, from :attr:`rows`."""
+
+
+@dataclass
+class Member:
+    """One host's seed in a slot."""
+
+    place: int
+    """Of its host among those computed."""
+    life: SlotLife
+
+
+class SlotGroups:
+    """The groups of one slot: whose hosts they are, and how strongly each seed counts."""
 
     def __init__(
-        self, key: GroupKey, form: SeedForm, seed: nn.Module, gate: nn.Module | None
+        self, groups: Sequence[tuple[StackedSeed, Sequence[Member]]], n_hosts: int
     ) -> None:
-        self.key = key
-        self.form = form
-        self.seed = seed
-        self.gate = gate
-        self.seed_rows = ActiveRows()
-        self.gate_rows = ActiveRows()
-
-
-class Membership:
-    """Which of the hosts that are computed belong to a group, and how strongly each seed counts."""
-
-    def __init__(self, seed: StackedSeed, rows: list[int], n_hosts: int, lives: list[SlotLife]):
-        self.seed = seed
-        self.rows = None if len(rows) == n_hosts else torch.tensor(rows, dtype=torch.int64)
-        """Places of the group's hosts among those computed; None if it is all of them."""
-        isolated = np.array([life.stage == Stage.TRAINING for life in lives])
-        self.is_isolated = torch.from_numpy(isolated)
+        """Note who grows; ``groups`` are not empty."""
+        self.seeds = [seed for seed, _ in groups]
+        self.sizes = [len(members) for _, members in groups]
+        members = list(chain.from_iterable(members for _, members in groups))
+        places = [member.place for member in members]
+        lives = [member.life for member in members]
+        self.places = None if places == list(range(n_hosts)) else torch.tensor(places)
+        """``[S]`` of the hosts among those computed, group after group; None if all in order."""
+        isolated = [life.stage == Stage.TRAINING for life in lives]
+        self.is_isolated = torch.tensor(isolated) if any(isolated) else None
+        """``[S]`` which seeds learn in isolation; None if none does."""
+        self.is_all_isolated = all(isolated)
         self.alphas = torch.tensor([life.alpha for life in lives], dtype=torch.float64)
-        """``[G]`` how strongly each seed counts in the output; 0 while it learns in isolation."""
-        self.weights = torch.where(self.is_isolated, 1.0, self.alphas)
-        """``[G]`` how strongly each seed counts in the gradient."""
-        self.n_isolated = int(isolated.sum())
-
-    @property
-    def is_all_isolated(self) -> bool:
-        """Whether no seed of the group changes an output."""
-        return self.n_isolated == len(self.alphas)
+        """``[S]`` how strongly each seed counts in the output; 0 while it learns in isolation."""
+        self.weights = self.alphas
+        """``[S]`` how strongly each seed counts in the gradient."""
+        if self.is_isolated is not None:
+            self.weights = torch.where(self.is_isolated, 1.0, self.alphas)
+        multiplies = [life.style == BlendStyle.MULTIPLY_LINEAR for life in lives]
+        self.multiplies = torch.tensor(multiplies) if any(multiplies) else None
+        """``[S]`` which seeds scale the output; None if none does."""
+        gated = [i for i, life in enumerate(lives) if life.style == BlendStyle.LEARNED_GATE]
+        gated.sort(key=lambda index: places[index])
+        self.gated = torch.tensor(gated) if gated else None
+        """Which of the S seeds have a learned gate, in the order of hosts; None if none has."""
+        reads_output = any(seed.form == SeedForm.SERIAL for seed in self.seeds)
+        self.reads_output = reads_output or any(multiplies) or bool(gated)
+        self.reads_input = any(seed.form == SeedForm.PARALLEL for seed in self.seeds)
 
     def pick(self, tensor: Tensor) -> Tensor:
-        """Return the group's part of a tensor whose first axis is the hosts'."""
-        return tensor if self.rows is None else tensor.index_select(0, self.rows)
+        """Return the part of the S hosts of a tensor whose first axis is that of all.
 
-    def cut(self, tensor: Tensor) -> Tensor:
-        """Return the group's tensor with no gradient flowing into hosts whose seed is isolated."""
-        if self.n_isolated == 0 or not tensor.requires_grad:
-            return tensor
+        No gradient flows from it into hosts whose seed is isolated.
+        """
+        own = tensor if self.places is None else tensor.index_select(0, self.places)
+        if self.is_isolated is None or not own.requires_grad:
+            return own
         if self.is_all_isolated:
-            return tensor.detach()
-        return torch.where(_spread(self.is_isolated, tensor), tensor.detach(), tensor)
+            return own.detach()
+        return torch.where(_spread(self.is_isolated, own), own.detach(), own)
 
 
 class StackedSlot(nn.Module):
@@ -90,48 +105,67 @@ class StackedSlot(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.block: nn.Module
-        self.members: list[Membership] = []
-        """The groups that take part in the present computation."""
+        self.gate: nn.Module | None = None
+        """Computes the learned gates of the hosts that have one, once there is one."""
+        self.groups: SlotGroups | None = None
+        """The groups that take part in the present computation; None if there are none."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, changed by each host's seed as its stage says."""
         y = self.block(x)
-        for member in self.members:
-            if torch.is_grad_enabled() or not member.is_all_isolated:
-                y = _grow(member, x, y)
-        return y
+        groups = self.groups
+        if groups is None or (groups.is_all_isolated and not torch.is_grad_enabled()):
+            return y
+        return cast(Tensor, _StackedBlend.apply(y, self._propose(groups, x, y), groups))
 
-
-def _grow(member: Membership, x: Tensor, y: Tensor) -> Tensor:
-    stacked = member.seed
-    own_y = member.cut(member.pick(y))
-    source = own_y if stacked.form == SeedForm.SERIAL else member.cut(member.pick(x))
-    gate = None if stacked.gate is None else stacked.gate(own_y)
-    change = effective_change(stacked.key.style, own_y, stacked.seed(source), gate)
-    return cast(Tensor, _StackedBlend.apply(y, change, member))
+    def _propose(self, groups: SlotGroups, x: Tensor, y: Tensor) -> Tensor:
+        """Return what each seed at alpha 1 adds to its block's output, ``[S, ...]``."""
+        own_y = groups.pick(y) if groups.reads_output else y
+        own_x = groups.pick(x) if groups.reads_input else x
+        nothing = (y,) * len(groups.sizes)
+        from_y = torch.split(own_y, groups.sizes) if groups.reads_output else nothing
+        from_x = torch.split(own_x, groups.sizes) if groups.reads_input else nothing
+        delta = _join(
+            seed.module(by_y if seed.form == SeedForm.SERIAL else by_x)
+            for seed, by_y, by_x in zip(groups.seeds, from_y, from_x, strict=True)
+        )
+        change = delta
+        if groups.multiplies is not None:
+            scaled = effective_change(BlendStyle.MULTIPLY_LINEAR, own_y, delta, None)
+            change = torch.where(_spread(groups.multiplies, delta), scaled, delta)
+        if groups.gated is not None:
+            assert self.gate is not None
+            gated_y = own_y.index_select(0, groups.gated)
+            gated = delta.index_select(0, groups.gated)
+            gated = effective_change(BlendStyle.LEARNED_GATE, gated_y, gated, self.gate(gated_y))
+            change = change.index_copy(0, groups.gated, gated)
+        return change
 
 
 class _StackedBlend(torch.autograd.Function):
     """Adds each host's share of its seed's change; isolated seeds get the gradient of alpha 1."""
 
     @staticmethod
-    def forward(y: Tensor, change: Tensor, member: Membership) -> Tensor:
-        alphas = _spread(member.alphas.to(y.dtype), change)
+    def forward(ctx: Any, y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
+        ctx.groups = groups
+        alphas = _spread(groups.alphas.to(y.dtype), change)
         # A seed that does not count must not reach the output, whatever numbers it gives.
         share = change * alphas
-        if member.n_isolated:
+        if groups.is_isolated is not None:
             share = torch.where(alphas > 0, share, 0.0)
-        return y + share if member.rows is None else y.index_add(0, member.rows, share)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Membership], output: Tensor) -> None:
-        ctx.member = inputs[2]
+        return y + share if groups.places is None else y.index_add(0, groups.places, share)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        member: Membership = ctx.member
-        own = member.pick(grads[0])
-        return grads[0], own * _spread(member.weights.to(own.dtype), own), None
+        groups: SlotGroups = ctx.groups
+        grad = grads[0]
+        own = grad if groups.places is None else grad.index_select(0, groups.places)
+        return grad, own * _spread(groups.weights.to(own.dtype), own), None
+
+
+def _join(tensors: Iterable[Tensor]) -> Tensor:
+    parts = list(tensors)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _spread(numbers: Tensor, like: Tensor) -> Tensor:

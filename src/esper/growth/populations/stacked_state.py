@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,35 +13,28 @@ from esper.growth.loss_watch import LossWatch
 from esper.growth.populations.host_models import MOMENTS, tensors_of
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.rows import Row, RowStore
-from esper.growth.populations.stacked_slots import GROUP_STYLE, GroupKey
+from esper.growth.populations.stacked_slots import GroupKey
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.slot_lives import SlotLife, SlotLives
-from esper.lifecycle.factored_actions import BlendStyle
+from esper.growth.slot_lives import SlotLives
 
-
-@dataclass
-class GroupStores:
-    """The rows of a group's seeds, and of their gates if the style has them."""
-
-    seed: RowStore
-    gate: RowStore | None
-
-    def copied(self) -> GroupStores:
-        """Return a copy that shares nothing."""
-        return GroupStores(self.seed.copied(), None if self.gate is None else self.gate.copied())
+if TYPE_CHECKING:
+    from esper.growth.populations.stacked_design import StackedDesign
 
 
 @dataclass
 class StackedState:
     """The rows of all hosts and seeds, and where each seed is in its life."""
 
+    design: StackedDesign
     optimizer: str
     hosts: RowStore
     lives: list[SlotLives]
     n_germinated: list[int]
     watch: LossWatch
-    groups: dict[GroupKey, GroupStores] = field(default_factory=dict[GroupKey, GroupStores])
-    """Seeds that compute, by slot, blueprint and style."""
+    groups: dict[GroupKey, RowStore] = field(default_factory=dict[GroupKey, RowStore])
+    """Seeds that compute, by slot and family of blueprints."""
+    gates: dict[str, RowStore] = field(default_factory=dict[str, RowStore])
+    """Learned gates of seeds that compute, by slot."""
     pending: dict[tuple[int, str], SeedSlot] = field(
         default_factory=dict[tuple[int, str], SeedSlot]
     )
@@ -52,79 +46,91 @@ class StackedState:
         watch.count, watch.mean = self.watch.count.copy(), self.watch.mean.copy()
         watch.variance = self.watch.variance.copy()
         return StackedState(
+            self.design,
             self.optimizer,
             self.hosts.copied(),
             [_copied_lives(lives) for lives in self.lives],
             list(self.n_germinated),
             watch,
-            {key: stores.copied() for key, stores in self.groups.items() if len(stores.seed)},
+            {key: store.copied() for key, store in self.groups.items()},
+            {slot: store.copied() for slot, store in self.gates.items()},
             dict(self.pending),
         )
 
     def stores(self) -> list[RowStore]:
         """Return every store."""
-        seeds = [store for group in self.groups.values() for store in (group.seed, group.gate)]
-        return [self.hosts, *(store for store in seeds if store is not None)]
+        return [self.hosts, *self.groups.values(), *self.gates.values()]
 
     def sort(self, order: Sequence[int]) -> None:
         """Bring the rows of every store into one order of hosts."""
+        ranks = {host: rank for rank, host in enumerate(order)}
         for store in self.stores():
-            members = set(store.hosts)
-            store.reorder([host for host in order if host in members])
+            store.reorder(sorted(store.hosts, key=ranks.__getitem__))
 
-    def find_group(self, host: int, slot: str) -> tuple[GroupKey, GroupStores] | None:
+    def find_seed(self, host: int, slot: str) -> GroupKey | None:
         """Return the group that a host's seed computes in; None if it has none there."""
-        for key, stores in self.groups.items():
-            if key.slot == slot and host in stores.seed.hosts:
-                return key, stores
+        for key, store in self.groups.items():
+            if key.slot == slot and host in store.hosts:
+                return key
         return None
 
-    def put_seed(self, host: int, place: SeedSlot, rows: dict[str, Row], life: SlotLife) -> None:
+    def put_seed(self, host: int, slot: str, blueprint: str, rows: Mapping[str, Row]) -> None:
         """Let a seed compute, with the rows of its parts (``seed``, and ``gate`` if it has one)."""
-        assert place.seed is not None
-        key = GroupKey(place.name, life.blueprint, GROUP_STYLE[life.style])
+        key, moments = self.design.group_key(slot, blueprint), MOMENTS[self.optimizer]
         if key not in self.groups:
-            moments = MOMENTS[self.optimizer]
-            gate = None if place.gate is None else RowStore(place.gate, moments)
-            self.groups[key] = GroupStores(RowStore(place.seed, moments), gate)
-        stores = self.groups[key]
-        stores.seed.put({host: rows["seed"]})
-        if stores.gate is not None:
-            stores.gate.put({host: rows["gate"]})
+            self.groups[key] = RowStore(self.design.seed(key).template, moments)
+        self.groups[key].put({host: rows["seed"]})
+        if "gate" in rows:
+            if slot not in self.gates:
+                self.gates[slot] = RowStore(self.design.gate(slot).template, moments)
+            self.gates[slot].put({host: rows["gate"]})
 
-    def take_seed(self, host: int, slot: str) -> dict[str, Row]:
-        """Remove a host's seed and return its rows; nothing if it had not computed yet."""
+    def drop_seed(self, host: int, slot: str) -> None:
+        """Remove a host's seed, if it has one."""
         self.pending.pop((host, slot), None)
-        found = self.find_group(host, slot)
-        if found is None:
-            return {}
-        key, stores = found
-        rows = {"seed": stores.seed.take(host)}
-        if stores.gate is not None:
-            rows["gate"] = stores.gate.take(host)
-        if not len(stores.seed):
-            del self.groups[key]
-        return rows
+        key = self.find_seed(host, slot)
+        if key is not None:
+            self.groups[key].drop(host)
+            if not len(self.groups[key]):
+                del self.groups[key]
+        self.drop_gate(host, slot)
+
+    def drop_gate(self, host: int, slot: str) -> None:
+        """Remove the gate of a host's seed that computes, if it has one."""
+        gates = self.gates.get(slot)
+        if gates is not None:
+            gates.drop(host)
+            if not len(gates):
+                del self.gates[slot]
+
+    def put_gate(self, host: int, slot: str, gate: nn.Module) -> None:
+        """Give a seed that computes a gate that has learned nothing."""
+        if slot not in self.gates:
+            self.gates[slot] = RowStore(gate, MOMENTS[self.optimizer])
+        self.gates[slot].put({host: Row.of_module(gate)})
 
     def get_host(self, host: int) -> HostState:
         """Return the state of one host, in the form that all populations share."""
         state = HostState({})
         self._write_row(state, "host", self.hosts.get(host))
         for slot, _ in self.lives[host].items():
-            place = self.pending.get((host, slot))
-            found = self.find_group(host, slot)
-            if place is not None:
-                for part, module in (("seed", place.seed), ("gate", place.gate)):
-                    if module is not None:
-                        self._write_row(state, f"{part}/{slot}", Row.of_module(module))
-            elif found is not None:
-                self._write_row(state, f"seed/{slot}", found[1].seed.get(host))
-                if found[1].gate is not None:
-                    self._write_row(state, f"gate/{slot}", found[1].gate.get(host))
+            for part, row in self.get_seed(host, slot).items():
+                self._write_row(state, f"{part}/{slot}", row)
         state.facts["lives"] = self.lives[host].to_json()
         state.facts["n_germinated"] = self.n_germinated[host]
         state.facts["losses"] = self.watch.get_state(host)
         return state
+
+    def get_seed(self, host: int, slot: str) -> dict[str, Row]:
+        """Return copies of the rows of a host's seed and of its gate, if it has them."""
+        place, key = self.pending.get((host, slot)), self.find_seed(host, slot)
+        if place is not None:
+            return rows_of(place)
+        rows = {} if key is None else {"seed": self.groups[key].get(host)}
+        gates = self.gates.get(slot)
+        if gates is not None and host in gates.hosts:
+            rows["gate"] = gates.get(host)
+        return rows
 
     def _write_row(self, state: HostState, part: str, row: Row) -> None:
         for name, tensor in row.tensors.items():
@@ -140,7 +146,7 @@ class StackedState:
     def set_host(self, host: int, state: HostState, places: Mapping[str, SeedSlot]) -> None:
         """Put one host into a state; ``places`` are fresh slots with the seeds that it has."""
         for slot, _ in self.lives[host].items():
-            self.take_seed(host, slot)
+            self.drop_seed(host, slot)
         moments = MOMENTS[self.optimizer]
         self.hosts.put({host: _read_row(state, "host", moments)})
         self.lives[host].load_json(state.facts["lives"])
@@ -155,17 +161,16 @@ class StackedState:
             }
             life = self.lives[host][slot]
             if life.is_computing:
-                self.put_seed(host, place, rows, life)
+                self.put_seed(host, slot, life.blueprint, rows)
             else:
                 load_modules(parts, rows)
                 self.pending[host, slot] = place
 
-    def restyle(self, host: int, place: SeedSlot, life: SlotLife, style: BlendStyle) -> None:
-        """Move a computing seed to the group of another style; a gate it lacks starts at zero."""
-        rows = self.take_seed(host, place.name)
-        if place.gate is not None and "gate" not in rows:
-            rows["gate"] = Row.of_module(place.gate)
-        self.put_seed(host, place, rows, replace(life, style=style))
+
+def rows_of(place: SeedSlot) -> dict[str, Row]:
+    """Return the rows of a seed that has not learned, and of its gate if it has one."""
+    parts = {"seed": place.seed, "gate": place.gate}
+    return {part: Row.of_module(module) for part, module in parts.items() if module is not None}
 
 
 def load_modules(parts: Mapping[str, nn.Module | None], rows: Mapping[str, Row]) -> None:

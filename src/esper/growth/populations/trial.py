@@ -11,6 +11,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from esper.growth.populations.corners import cut_corner, find_misfit, shapes_of
+from esper.growth.populations.host_models import tensors_of
 from esper.growth.populations.rows import ActiveRows, Row, RowStore
 from esper.growth.populations.stacked_layers import MAP_RANK
 from esper.growth.populations.stacking import stack_inputs, stack_module
@@ -20,19 +22,27 @@ SCALE = 0.3
 TOLERANCE = 1e-6
 
 
-def find_difference(template: nn.Module, sample: Tensor) -> str | None:
+def find_difference(
+    template: nn.Module, sample: Tensor, design: nn.Module | None = None
+) -> str | None:
     """Return how a module differs from its stacked form, or None if it does not.
 
     Args:
         template: One host's module; stays as it is.
         sample: A few samples in the form that it takes, for their shape; whole numbers are used.
+        design: A module of the same structure with larger tensors, to be stacked in its place: the
+            module's own are the corners of its tensors, and no gradient may leave them.
     """
     generator = torch.Generator().manual_seed(0)
+    wide = template if design is None else design
+    misfit = find_misfit(shapes_of(tensors_of(template)), shapes_of(tensors_of(wide)))
+    if misfit is not None:
+        return misfit
     for is_training in (True, False):
         hosts = [_drawn(template, generator).train(is_training) for _ in range(N_HOSTS)]
         inputs = _draw_inputs(sample, generator)
         try:
-            problem = _compare(hosts, inputs, is_training=is_training)
+            problem = _compare(hosts, inputs, copy.deepcopy(wide).double().train(is_training))
         except Exception as error:
             lines = str(error).splitlines() or [""]
             problem = f"it does not work with more axes ({type(error).__name__}: {lines[0]})"
@@ -41,10 +51,10 @@ def find_difference(template: nn.Module, sample: Tensor) -> str | None:
     return None
 
 
-def _compare(hosts: list[nn.Module], inputs: Tensor, *, is_training: bool) -> str | None:
-    store, rows = RowStore(hosts[0], ()), ActiveRows()
+def _compare(hosts: list[nn.Module], inputs: Tensor, design: nn.Module) -> str | None:
+    store, rows = RowStore(design, ()), ActiveRows()
     store.put({index: Row.of_module(host) for index, host in enumerate(hosts)})
-    stacked = stack_module(hosts[0], rows, {}).train(is_training)
+    stacked = stack_module(design, rows, {}).train(design.training)
     rows.select(store, slice(None), needs_grad=True)
     expected = [host(x) for host, x in zip(hosts, inputs, strict=True)]
     if not all(isinstance(output, Tensor) for output in expected):
@@ -63,14 +73,23 @@ def _compare(hosts: list[nn.Module], inputs: Tensor, *, is_training: bool) -> st
     for name, parameter in hosts[0].named_parameters():
         if parameter.grad is None:
             return f"{name} has no part in its output"
-    gradients = [torch.cat([_gradient(p) for p in host.parameters()]) for host in hosts]
+    return _compare_gradients(hosts, store, rows) or _compare_buffers(hosts[0], store)
+
+
+def _compare_gradients(hosts: list[nn.Module], store: RowStore, rows: ActiveRows) -> str | None:
     assert rows.leaf is not None
     assert rows.leaf.grad is not None
-    problem = _find_gap("its gradient", rows.leaf.grad, torch.stack(gradients))
-    if problem is not None:
-        return problem
-    for name, buffer in hosts[0].named_buffers():
-        problem = _find_gap(f"its {name}", store.buffers[name][0].double(), buffer.double())
+    marks = {name: torch.ones_like(p) for name, p in hosts[0].named_parameters()}
+    if rows.leaf.grad[:, store.flatten(marks) == 0].any():
+        return "units that it does not have would learn"
+    wanted = torch.stack([_flat_gradient(host, store) for host in hosts])
+    return _find_gap("its gradient", rows.leaf.grad, wanted)
+
+
+def _compare_buffers(host: nn.Module, store: RowStore) -> str | None:
+    for name, buffer in host.named_buffers():
+        own = cut_corner(store.buffers[name][0], tuple(buffer.shape))
+        problem = _find_gap(f"its {name}", own.double(), buffer.double())
         if problem is not None:
             return problem
     return None
@@ -84,9 +103,10 @@ def _find_gap(what: str, given: Tensor, wanted: Tensor) -> str | None:
     return None if gap <= TOLERANCE * scale else f"{what} differs by {gap:.2g}"
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.flatten()
+def _flat_gradient(host: nn.Module, store: RowStore) -> Tensor:
+    """Return a host's gradient in the form of a row, zero where it has no parameters."""
+    gradients = {name: p.grad for name, p in host.named_parameters() if p.grad is not None}
+    return store.flatten(gradients)
 
 
 def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:

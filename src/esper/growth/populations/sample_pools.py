@@ -1,0 +1,110 @@
+"""The samples of many hosts in one place, so that the batches of all are taken at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+"""The inputs and the targets of one host."""
+
+MAX_WASTE = 4
+"""How many times the room that samples need may be kept before they are packed anew."""
+
+
+@dataclass
+class _Region:
+    """Where some samples lie, and for whom."""
+
+    pair: Pair
+    offset: int
+    room: int
+    n_hosts: int
+
+
+class SamplePool:
+    """The inputs and targets of many hosts, each distinct pair of tensors once."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.offsets = np.zeros(len(pairs), dtype=np.int64)
+        """Where each host's samples begin."""
+        self.sizes = np.zeros(len(pairs), dtype=np.int64)
+        self._pack(pairs)
+
+    def take(self, numbers: Tensor) -> Pair:
+        """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]`` each."""
+        flat = numbers.reshape(-1)
+        inputs, targets = (
+            samples.index_select(0, flat).view(*numbers.shape, *samples.shape[1:])
+            for samples in (self.inputs, self.targets)
+        )
+        return inputs, targets
+
+    def replace(self, host: int, pair: Pair) -> bool:
+        """Put other samples in the place of a host's; return False if they are of another kind."""
+        if not all(
+            _are_alike(*both) for both in zip((self.inputs, self.targets), pair, strict=True)
+        ):
+            return False
+        old = self._of_host[host]
+        old.n_hosts -= 1
+        region = next((r for r in self._regions if r.n_hosts and _is_same(r.pair, pair)), None)
+        if region is None:
+            region = self._write(pair)
+        self._of_host[host] = region
+        region.n_hosts += 1
+        self.offsets[host], self.sizes[host] = region.offset, len(pair[0])
+        if len(self.inputs) > MAX_WASTE * self.sizes.sum():
+            self._pack([region.pair for region in self._of_host])
+        return True
+
+    def _pack(self, pairs: Sequence[Pair]) -> None:
+        """Lay the samples of all hosts out, one after another."""
+        self._regions: list[_Region] = []
+        self._of_host: list[_Region] = []
+        found: dict[tuple[int, int], _Region] = {}
+        total = 0
+        for host, pair in enumerate(pairs):
+            key, size = (id(pair[0]), id(pair[1])), len(pair[0])
+            if key not in found:
+                found[key] = _Region(pair, total, size, 0)
+                total += size
+            region = found[key]
+            region.n_hosts += 1
+            self._of_host.append(region)
+            self.offsets[host], self.sizes[host] = region.offset, size
+        self._regions = list(found.values())
+        distinct = [region.pair for region in self._regions]
+        self._is_own = len(distinct) > 1
+        """Whether the pool's tensors are its own, not the first host's."""
+        self.inputs = torch.cat([p[0] for p in distinct]) if self._is_own else distinct[0][0]
+        self.targets = torch.cat([p[1] for p in distinct]) if self._is_own else distinct[0][1]
+
+    def _write(self, pair: Pair) -> _Region:
+        """Write samples where there is room, or at the end."""
+        size = len(pair[0])
+        free = [r for r in self._regions if not r.n_hosts and r.room >= size]
+        if not (free and self._is_own):
+            region = _Region(pair, len(self.inputs), size, 0)
+            self.inputs = torch.cat([self.inputs, pair[0]])
+            self.targets = torch.cat([self.targets, pair[1]])
+            self._is_own = True
+            self._regions.append(region)
+            return region
+        region = min(free, key=lambda r: r.room)
+        region.pair = pair
+        self.inputs[region.offset : region.offset + size] = pair[0]
+        self.targets[region.offset : region.offset + size] = pair[1]
+        return region
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+
+
+def _is_same(first: Pair, second: Pair) -> bool:
+    return first[0] is second[0] and first[1] is second[1]
