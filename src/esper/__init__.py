@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from esper.registration import register_when_loaded
+
 if TYPE_CHECKING:
     from esper.api import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+register_when_loaded()
 
 
 def __getattr__(name: str) -> Any:

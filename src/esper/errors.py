@@ -17,6 +17,7 @@
     ├── UnknownFeatureError     a feature that observations do not have
     ├── NoLegalActionError      a head of an environment has no legal choice
     ├── UnsupportedEnvironmentError  a Gymnasium environment that cannot be driven
+    ├── ResetNeededError        an environment was stepped that has no episode to go on with
     ├── TaskError               a task's data or description cannot be used
     │   ├── UnknownTaskError    a task of a name that there is not
     │   ├── MissingDataError    a file of a task is not where it was looked for
@@ -105,6 +106,10 @@ class NoLegalActionError(EsperError):
 
 class UnsupportedEnvironmentError(EsperError):
     """A Gymnasium environment is set up in a way the collector cannot drive."""
+
+
+class ResetNeededError(EsperError):
+    """An environment was stepped that has not started an episode, or whose episode is over."""
 
 
 class TaskError(EsperError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from esper.errors import ConfigError
+from esper.errors import ConfigError, did_you_mean
 
 
 def require_int(name: str, value: object, *, least: int) -> None:
@@ -36,6 +37,13 @@ def require_bool(name: str, value: object) -> None:
     """Refuse anything but True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; it must be True or False.")
+
+
+def require_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse anything but one of the allowed words."""
+    if value not in allowed:
+        hint = did_you_mean(value, allowed)
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{hint}")
 
 
 def _range(least: float, most: float, above: float) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from esper.config.checks import require_int, require_number
-from esper.errors import ConfigError, did_you_mean
+from esper.config.checks import require_choice, require_int, require_number
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 WIDEN_STARTS = ("random", "gradmax")
@@ -59,11 +58,5 @@ class PopulationConfig:
             require_number(name, getattr(self, name), least=0.0, most=0.999999)
         require_number("adam_eps", self.adam_eps, above=0.0)
         require_number("seed_lr_factor", self.seed_lr_factor, above=0.0)
-        _require_choice("optimizer", self.optimizer, OPTIMIZERS)
-        _require_choice("widen_start", self.widen_start, WIDEN_STARTS)
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        hint = did_you_mean(value, allowed)
-        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.{hint}")
+        require_choice("optimizer", self.optimizer, OPTIMIZERS)
+        require_choice("widen_start", self.widen_start, WIDEN_STARTS)

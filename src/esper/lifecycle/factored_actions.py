@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from functools import lru_cache
 
 from esper.lifecycle.action_spec import ActionSpec
 from esper.lifecycle.slot_config import SlotConfig
@@ -80,6 +81,7 @@ HEADS_READ_BY: dict[Op, frozenset[str]] = {
 """The causal relevance table: the heads that matter when an op is taken."""
 
 
+@lru_cache(maxsize=64)
 def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
     """Return the specification of growth actions for hosts with these slots."""
     sizes = {

@@ -40,7 +40,8 @@ class VectorCollector:
     The environments have flat ``Box`` observations and ``MultiDiscrete`` (or ``Discrete``) actions
     and reset in the step that ends an episode. They may say what is legal in
     ``info["action_mask"]``: a tuple with a mask for each head, as ``MultiDiscrete.sample(mask=)``
-    takes it, or the same masks as one flat array.
+    takes it, or the same masks as one flat array. Growth environments say more, which combinations
+    are legal, in an attribute ``masks``; that is used where there is one.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], agent: PPOAgent, *, seed: int | None = None):
@@ -48,7 +49,7 @@ class VectorCollector:
         self.envs, self.agent = envs, agent
         observations, info = envs.reset(seed=seed)
         self._observations = self._to_tensor(observations)
-        self._masks = read_masks(info, agent)
+        self._masks = self._read_masks(info)
         self._state = agent.initial_state(envs.num_envs)
         self._starts = torch.zeros(envs.num_envs, dtype=torch.bool, device=agent.device)
         self._returns = np.zeros(envs.num_envs)
@@ -87,9 +88,14 @@ class VectorCollector:
         )
         self._count(rewards, dones, episodes)
         self._observations = self._to_tensor(observations)
-        self._masks = read_masks(info, self.agent)
+        self._masks = self._read_masks(info)
         self._state = decision.next_state
         self._starts = torch.from_numpy(dones).to(self.agent.device)
+
+    def _read_masks(self, info: dict[str, Any]) -> Any:
+        """Return what is legal now: which combinations, if the environment says so."""
+        joint = getattr(self.envs.unwrapped, "masks", None)
+        return read_masks(info, self.agent) if joint is None else joint
 
     def _count(self, rewards: np.ndarray, dones: np.ndarray, episodes: CollectedEpisodes) -> None:
         self._returns += rewards

@@ -74,6 +74,23 @@ class ActionMasks(Mapping[str, Tensor]):
         shapes = ", ".join(f"{name}={tuple(mask.shape)}" for name, mask in self.items())
         return f"ActionMasks({shapes})"
 
+    @property
+    def blueprint_fits(self) -> Tensor:
+        """Which blueprints fit which slot, ``[S, blueprints]`` bool, for all hosts alike."""
+        return self._tables.fits
+
+    def are_legal(self, actions: Tensor) -> Tensor:
+        """Return whether each combination of choices ``[B, H]`` is legal, ``[B]`` bool.
+
+        Only what the op reads counts: the slot of all ops but wait and finish, and the blueprint of
+        germinate. The other heads are always free.
+        """
+        spec = self._tables.spec
+        op, slot, blueprint = (actions[:, spec.index(n)] for n in ("op", "slot", "blueprint"))
+        slot = slot.masked_fill((op == Op.WAIT) | (op == Op.FINISH), 0)
+        is_open = self.slot_by_op[torch.arange(len(op), device=op.device), op, slot]
+        return is_open & ((op != Op.GERMINATE) | self._tables.fits[slot, blueprint])
+
     def of_host(self, host: int) -> ActionMasks:
         """Return the masks of one host of a batch."""
         return ActionMasks(self.choices[host], self.slot_by_op[host], self._tables)

@@ -1,0 +1,318 @@
+"""Episodes of growth: a population whose hosts are steered, trained, judged and paid for.
+
+Shapes: N = hosts, S = slots, H = heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.config.environment import RewardConfig
+from esper.errors import ShapeError
+from esper.growth.populations import (
+    EpochReport,
+    Evaluation,
+    Population,
+    make_population,
+)
+from esper.growth.populations.choosing import Form
+from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, BlendStyle, Op
+from esper.lifecycle.growth_action import GrowthAction, decode_action
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
+from esper.simic.environment.drawing import HostDrawer
+from esper.simic.environment.records import EpisodeRecords
+from esper.simic.environment.rewards import RewardTerms, StepAccount, potential, settle_step
+from esper.simic.environment.splits import FinalSplit
+from esper.simic.environment.stopwatch import Stopwatch
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
+from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tasks import Task, TaskDraw
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+_GATE = STYLES.index(BlendStyle.LEARNED_GATE)
+_OP = HEAD_NAMES.index("op")
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a step did to each host, ``[N]``; hosts whose episode was over are left as they were."""
+
+    terms: RewardTerms
+    terminated: Flags
+    """Episodes that ended by themselves in this step."""
+    is_illegal: Flags
+    """Actions that were not legal and were taken as wait."""
+    ops: NDArray[np.int64]
+    """The op that was carried out; wait where a gate refused or the action was illegal."""
+    refusals: dict[int, str]
+    """Why a gate refused, by host."""
+    interventions: dict[int, str]
+    """Why the governor stepped in, by host."""
+    final_scores: Floats
+    """Score of the committed host where ``terminated``, else NaN."""
+
+
+class GrowthEpisodes:
+    """Many hosts, each in an episode of its own; knows nothing of Gymnasium."""
+
+    def __init__(
+        self,
+        task: Task,
+        draw_seeds: Sequence[int],
+        *,
+        form: Form = "auto",
+        rewards: RewardConfig | None = None,
+        final_split: FinalSplit = "validation",
+    ) -> None:
+        """Start an episode for each of the numbers that decide them."""
+        self.task = task
+        self.rewards = rewards or RewardConfig()
+        self.stopwatch = Stopwatch()
+        self._drawer = HostDrawer(task, final_split)
+        drawn = [self._drawer.draw(seed) for seed in draw_seeds]
+        self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
+        specs = [spec for _, spec in drawn]
+        self.population: Population = make_population(
+            task.make_host,
+            specs,
+            task.training,
+            form=form,
+            objective=task.metric.objective,
+            growth_config=task.growth,
+        )
+        self.slot_config: SlotConfig = self.population.slot_config
+        self.layout = ObservationLayout(self.slot_config)
+        self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
+        self._seed_sizes = np.full(
+            (self.slot_config.max_slots, len(self.slot_config.blueprints), 2), -1
+        )
+        """Parameters of a seed by slot, blueprint and gate; -1 if not counted yet."""
+        for host, seed in enumerate(draw_seeds):
+            self._start_record(host, seed)
+        self._look(list(range(len(specs))))
+
+    @property
+    def n_hosts(self) -> int:
+        """How many hosts there are."""
+        return self.population.n_hosts
+
+    def begin(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
+        """Put new hosts in the places of some, each at the start of an episode."""
+        with self.stopwatch.measure("new hosts"):
+            for host, seed in zip(hosts, draw_seeds, strict=True):
+                self._replace(host, seed)
+        self._look(list(hosts))
+
+    def masks(self) -> ActionMasks:
+        """Return the legal actions of each host, from the arrays of slot states."""
+        with self.stopwatch.measure("masks"):
+            arrays = self.population.slot_arrays()
+            return compute_array_masks(
+                torch.from_numpy(arrays.stage),
+                torch.from_numpy(arrays.age_epochs),
+                torch.from_numpy(arrays.alpha_at_rest),
+                self.slot_config,
+            )
+
+    def observe(self) -> NDArray[np.float32]:
+        """Return what a controller sees of each host, ``[N, D]``."""
+        with self.stopwatch.measure("observations"):
+            hosts = self.records.host_facts(self.task.budget)
+            return self.layout.encode(hosts, self.records.slot_facts(self.population.slot_arrays()))
+
+    def step(self, actions: NDArray[np.int64]) -> StepResult:
+        """Act on each host, train it for an epoch, judge it and pay; see :mod:`rewards`.
+
+        Args:
+            actions: ``[N, H]`` choices of each head; an illegal combination is taken as wait.
+        """
+        if actions.shape != (self.n_hosts, len(HEAD_NAMES)):
+            raise ShapeError(
+                f"actions have shape {actions.shape}; [{self.n_hosts}, {len(HEAD_NAMES)}] is "
+                f"needed: a choice for each of {', '.join(HEAD_NAMES)}."
+            )
+        records = self.records
+        is_running = ~records.is_over
+        before = potential(self.population.slot_arrays().stage, self.rewards)
+        score_before = records.score.copy()
+        with self.stopwatch.measure("actions"):
+            is_illegal, ops, refusals = self._act(actions, is_running)
+        running = np.flatnonzero(is_running & ~self.population.is_finished).tolist()
+        records.is_measured[:] = False
+        flops = np.zeros(self.n_hosts)
+        interventions: dict[int, str] = {}
+        if running:
+            report = self._train(running, flops)
+            interventions = {host: why.reason for host, why in report.interventions.items()}
+        records.contribution[self.population.slot_arrays().blueprint < 0] = 0.0
+        records.n_steps += is_running
+        records.was_restored[:] = [host in interventions for host in range(self.n_hosts)]
+        ended = is_running & (
+            self.population.is_finished | (records.epoch >= self.task.budget.n_epochs)
+        )
+        added = (
+            np.where(is_running, records.seed_parameters.sum(1), 0) * ~self.population.is_finished
+        )
+        after = potential(self.population.slot_arrays().stage, self.rewards)
+        account = StepAccount(
+            score_change=records.score - score_before,
+            flops=flops / records.reference_flops,
+            added_parameters=added / self.population.costs.host_parameters,
+            potential_before=np.where(is_running, before, 0.0),
+            potential_after=np.where(is_running, after, 0.0),
+            is_end=ended,
+            final_score=self._score_committed(ended),
+        )
+        terms = settle_step(account, records.account, self.task.budget, self.rewards)
+        records.is_over |= ended
+        return StepResult(
+            terms, ended, is_illegal, ops, refusals, interventions, account.final_score
+        )
+
+    def stop(self, host: int) -> None:
+        """End an episode from outside; the host learns no more."""
+        self.records.is_over[host] = True
+        self.population.finish(host)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on: tensors and plain values."""
+        population = self.population.state_dict()
+        tensors = {f"hosts/{name}": tensor for name, tensor in population["tensors"].items()}
+        tensors |= {f"records/{n}": tensor for n, tensor in self.records.state_dict().items()}
+        return {"tensors": tensors, "facts": {"hosts": population["facts"]}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was called."""
+        parts: dict[str, dict[str, torch.Tensor]] = {"hosts": {}, "records": {}}
+        for name, tensor in state["tensors"].items():
+            part, _, rest = name.partition("/")
+            parts[part][rest] = tensor
+        seeds: list[int] = parts["records"]["draw_seed"].numpy().tolist()
+        if len(seeds) != self.n_hosts:
+            raise ShapeError(f"the state is of {len(seeds)} hosts; there are {self.n_hosts} here.")
+        for host, seed in enumerate(seeds):
+            self._replace(host, seed)
+        self.population.load_state_dict(
+            {"tensors": parts["hosts"], "facts": state["facts"]["hosts"]}
+        )
+        self.records.load_state_dict(parts["records"])
+
+    def _replace(self, host: int, seed: int) -> None:
+        self.draws[host], spec = self._drawer.draw(seed)
+        self.population.restart(host, spec)
+        self._start_record(host, seed)
+
+    def _start_record(self, host: int, seed: int) -> None:
+        """Enter what is known of a host before it has done anything."""
+        records, population, draw = self.records, self.population, self.draws[host]
+        spec, order, costs = population.specs[host], population.orders[host], population.costs
+        records.clear(host)
+        records.draw_seed[host] = seed
+        records.n_classes[host] = draw.n_classes
+        records.n_samples[host] = len(spec.data.train_inputs)
+        records.learning_rate[host] = population.learning_rate(host)
+        records.n_parameters[host] = population.costs_of(host).host_parameters
+        epoch_flops = (
+            order.n_batches * order.batch_size * costs.host_training
+            + len(spec.data.validation_inputs) * costs.host_forward
+        )
+        records.reference_flops[host] = self.task.budget.n_epochs * epoch_flops
+
+    def _look(self, hosts: list[int]) -> None:
+        """Judge hosts that have not trained yet; a first look is not paid for."""
+        judged = self._evaluate(hosts)
+        self.records.start_scores(hosts, self._scores(judged), judged.losses)
+
+    def _act(
+        self, actions: NDArray[np.int64], is_running: Flags
+    ) -> tuple[Flags, NDArray[np.int64], dict[int, str]]:
+        """Carry the actions out; return which were illegal, the ops done and the refusals."""
+        is_legal = self.masks().are_legal(torch.from_numpy(actions)).numpy()
+        ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
+        refusals: dict[int, str] = {}
+        for host in np.flatnonzero(ops != Op.WAIT).tolist():
+            action: GrowthAction = decode_action(actions[host], self.slot_config)
+            outcome = self.population.apply(host, action)
+            if not outcome.was_done:
+                refusals[host] = outcome.reason
+                ops[host] = Op.WAIT
+        self.records.last_op[is_running] = ops[is_running]
+        self.records.was_refused[:] = False
+        self.records.was_refused[list(refusals)] = True
+        return ~is_legal & is_running, ops, refusals
+
+    def _train(self, running: list[int], flops: Floats) -> EpochReport:
+        """Train, judge and measure some hosts; add what it costs to ``flops``."""
+        records = self.records
+        with self.stopwatch.measure("training"):
+            report = self.population.train_epoch()
+        judged = self._evaluate(running)
+        scores = self._scores(judged)
+        records.enter_epoch(
+            running, scores, judged.losses, report.losses[running], report.gradient_norms[running]
+        )
+        flops += report.flops
+        flops[running] += judged.flops
+        records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
+        self._count_parameters()
+        self._measure_seeds(running, flops)
+        return report
+
+    def _measure_seeds(self, running: list[int], flops: Floats) -> None:
+        """Measure what each growing seed that counts is worth: the score with it minus without."""
+        arrays, records = self.population.slot_arrays(), self.records
+        is_open = (arrays.stage == Stage.BLENDING) | (arrays.stage == Stage.HOLDING)
+        is_open &= np.isin(np.arange(self.n_hosts), running)[:, None]
+        records.is_measured[:] = is_open
+        for column, slot in enumerate(self.slot_config.slot_ids):
+            hosts = np.flatnonzero(is_open[:, column]).tolist()
+            if hosts:
+                with self.stopwatch.measure("counterfactuals"):
+                    without = self.population.evaluate(hosts=hosts, without_slot=slot)
+                worth = records.score[hosts] - self._scores(without)
+                records.contribution[hosts, column] = worth
+                flops[hosts] += without.flops
+
+    def _count_parameters(self) -> None:
+        """Enter the parameters of each slot's seed."""
+        arrays, costs = self.population.slot_arrays(), self.population.costs
+        hosts, columns = np.nonzero(arrays.blueprint >= 0)
+        keys = columns, arrays.blueprint[hosts, columns], arrays.style[hosts, columns] == _GATE
+        counts = self._seed_sizes[*keys[:2], keys[2].astype(np.int64)]
+        for index in np.flatnonzero(counts < 0).tolist():
+            slot, blueprint, is_gated = (int(key[index]) for key in keys)
+            name = self.slot_config.slot_ids[slot]
+            size = costs.seed_parameters(
+                name, self.slot_config.blueprints[blueprint], bool(is_gated)
+            )
+            counts[index] = self._seed_sizes[slot, blueprint, is_gated] = size
+        self.records.seed_parameters[:] = 0
+        self.records.seed_parameters[hosts, columns] = counts
+
+    def _score_committed(self, ended: Flags) -> Floats:
+        """Remove what was not committed and score what is left, on samples nobody has seen."""
+        scores = np.full(self.n_hosts, np.nan)
+        hosts = np.flatnonzero(ended).tolist()
+        if hosts:
+            for host in hosts:
+                self.population.remove_uncommitted(host)
+                self.population.finish(host)
+            judged = self._evaluate(hosts, "final")
+            scores[hosts] = self._scores(judged)
+            self._count_parameters()
+        return scores
+
+    def _scores(self, judged: Evaluation) -> Floats:
+        return np.asarray(self.task.metric.score(judged.metrics), np.float64)
+
+    def _evaluate(self, hosts: list[int], split: Any = "validation") -> Evaluation:
+        with self.stopwatch.measure("evaluation"):
+            return self.population.evaluate(split, hosts=hosts)

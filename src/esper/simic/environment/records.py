@@ -1,0 +1,169 @@
+"""What an environment remembers of each host's episode. Shapes: N = hosts, S = slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.config.tasks import Budget
+from esper.growth.populations import SlotArrays
+from esper.simic.environment.rewards import EpisodeAccount
+from esper.tamiyo.policy.observations import HostFacts, SlotFacts
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+N_SCORES = 5
+"""Scores that are remembered: the present one and the four before it."""
+
+
+@dataclass(eq=False)
+class EpisodeRecords:
+    """The episode of each host so far: ``[N]``, or ``[N, S]`` where it is about slots."""
+
+    draw_seed: Integers
+    """Decides what the host learns and its weights."""
+    epoch: Integers
+    """Epochs trained."""
+    n_steps: Integers
+    is_over: Flags
+    scores: Floats
+    """``[N, 5]`` validation scores, the present one last."""
+    best_score: Floats
+    train_loss: Floats
+    validation_loss: Floats
+    previous_validation_loss: Floats
+    gradient_norm: Floats
+    previous_gradient_norm: Floats
+    was_restored: Flags
+    was_refused: Flags
+    last_op: Integers
+    contribution: Floats
+    """``[N, S]`` score with the slot's seed minus without it, when it was last measured."""
+    is_measured: Flags
+    seed_gradient_norm: Floats
+    seed_parameters: Integers
+    n_classes: Integers
+    n_samples: Integers
+    learning_rate: Floats
+    n_parameters: Integers
+    reference_flops: Floats
+    """Of training and watching the reference host for the whole budget."""
+    paid_progress: Floats
+    paid_flops: Floats
+    paid_rent: Floats
+
+    @classmethod
+    def blank(cls, n_hosts: int, n_slots: int) -> EpisodeRecords:
+        """Return records of hosts that have not started."""
+        shapes = {
+            "scores": (n_hosts, N_SCORES),
+            "contribution": (n_hosts, n_slots),
+            "is_measured": (n_hosts, n_slots),
+            "seed_gradient_norm": (n_hosts, n_slots),
+            "seed_parameters": (n_hosts, n_slots),
+        }
+        kinds = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
+        arrays: dict[str, Any] = {
+            field.name: np.zeros(shapes.get(field.name, (n_hosts,)), kinds[str(field.type)])
+            for field in fields(cls)
+        }
+        return cls(**arrays)
+
+    def clear(self, host: int) -> None:
+        """Forget a host's episode."""
+        for field in fields(self):
+            getattr(self, field.name)[host] = 0
+        self.last_op[host] = -1
+        self.train_loss[host] = np.nan
+        self.previous_validation_loss[host] = np.nan
+
+    @property
+    def score(self) -> Floats:
+        """The present validation score."""
+        return self.scores[:, -1]
+
+    @property
+    def account(self) -> EpisodeAccount:
+        """What the episodes have come to, as arrays that can be changed."""
+        return EpisodeAccount(self.paid_progress, self.paid_flops, self.paid_rent)
+
+    def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
+        """Enter the validation scores and losses of hosts that have not trained yet."""
+        self.scores[hosts] = scores[:, None]
+        self.best_score[hosts] = scores
+        self.validation_loss[hosts] = losses
+
+    def enter_epoch(
+        self, hosts: list[int], scores: Floats, losses: Floats, train_losses: Floats, norms: Floats
+    ) -> None:
+        """Enter what an epoch gave to some hosts."""
+        self.scores[hosts, :-1] = self.scores[hosts, 1:]
+        self.scores[hosts, -1] = scores
+        self.best_score[hosts] = np.maximum(self.best_score[hosts], scores)
+        self.previous_validation_loss[hosts] = self.validation_loss[hosts]
+        self.validation_loss[hosts] = losses
+        self.previous_gradient_norm[hosts] = self.gradient_norm[hosts]
+        self.train_loss[hosts] = train_losses
+        self.gradient_norm[hosts] = norms
+        self.epoch[hosts] += 1
+
+    def host_facts(self, budget: Budget) -> HostFacts:
+        """Return what observations tell of hosts."""
+        shape = self.epoch.shape
+        return HostFacts(
+            epoch=self.epoch,
+            n_epochs=np.full(shape, budget.n_epochs),
+            train_loss=self.train_loss,
+            validation_loss=self.validation_loss,
+            previous_validation_loss=self.previous_validation_loss,
+            score=self.scores[:, -1],
+            previous_score=self.scores[:, -2],
+            older_score=self.scores[:, 0],
+            best_score=self.best_score,
+            gradient_norm=self.gradient_norm,
+            previous_gradient_norm=self.previous_gradient_norm,
+            flops_used=self.paid_flops,
+            was_restored=self.was_restored,
+            was_refused=self.was_refused,
+            last_op=self.last_op,
+            n_classes=self.n_classes,
+            n_samples=self.n_samples,
+            learning_rate=self.learning_rate,
+            n_parameters=self.n_parameters,
+            flop_price=np.full(shape, budget.flop_price),
+        )
+
+    def slot_facts(self, arrays: SlotArrays) -> SlotFacts:
+        """Return what observations tell of slots."""
+        return SlotFacts(
+            stage=arrays.stage,
+            age_epochs=arrays.age_epochs,
+            stage_epochs=arrays.stage_epochs,
+            alpha=arrays.alpha,
+            alpha_target=arrays.alpha_target,
+            alpha_at_rest=arrays.alpha_at_rest,
+            ramp_epochs_left=arrays.ramp_epochs_left,
+            curve=arrays.curve,
+            style=arrays.style,
+            contribution=self.contribution,
+            is_measured=self.is_measured,
+            parameters=self.seed_parameters,
+            gradient_norm=self.seed_gradient_norm,
+            blueprint=arrays.blueprint,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all records as tensors."""
+        return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        for field in fields(self):
+            getattr(self, field.name)[...] = state[field.name].numpy()
