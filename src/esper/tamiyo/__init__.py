@@ -1,1 +1,31 @@
 """The decision-maker: it looks at how a host's training goes and chooses what to grow."""
+
+from esper.config.controllers import HeuristicConfig
+from esper.tamiyo.controllers import (
+    Controller,
+    FixedSchedule,
+    Heuristic,
+    LearnedController,
+    Planting,
+    RandomController,
+    WaitController,
+    controller_names,
+    grow_everywhere,
+    grow_once,
+    make_controller,
+)
+
+__all__ = [
+    "Controller",
+    "FixedSchedule",
+    "Heuristic",
+    "HeuristicConfig",
+    "LearnedController",
+    "Planting",
+    "RandomController",
+    "WaitController",
+    "controller_names",
+    "grow_everywhere",
+    "grow_once",
+    "make_controller",
+]

@@ -1,0 +1,209 @@
+"""The controller that grows by simple rules: what an engineer would do without learning anything.
+
+Shapes: N = hosts, S = slots, T = attempts, that is pruned seeds before this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from esper.config.controllers import HeuristicConfig
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import (
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGETS,
+    STYLES,
+    TEMPO_EPOCHS,
+    BlendStyle,
+    Op,
+)
+from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
+from esper.tamiyo.controllers.action_rows import COLUMNS, ActionRows
+from esper.tamiyo.controllers.controller import EpochCounter, Flags, Floats, Integers
+from esper.tamiyo.controllers.preferences import rank_blueprints
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout
+from esper.tamiyo.policy.scales import log_scale, squash
+
+_IS_LIVE = np.array([stage in LIVE_STAGES for stage in Stage])
+_IS_COOLING = np.array([stage in COOLING_STAGES for stage in Stage])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _View:
+    """What the rules read of observations."""
+
+    stage: Integers
+    """``[N, S]``, as all of the slots' are."""
+    age: Floats
+    stage_age: Floats
+    alpha_at_rest: Flags
+    contribution: Floats
+    gradient_health: Floats
+    slow_trend: Floats
+    """``[N]``, as all of the hosts' are."""
+    loss_trend: Floats
+    was_restored: Flags
+    epochs_left: Integers
+
+
+class Heuristic:
+    """Germinates on a plateau, advances what is healthy, commits what helps, prunes what does not.
+
+    At each epoch the first of these that applies:
+
+    1. prune what grows in a host that the governor had to restore;
+    2. fossilize a held seed whose contribution is above ``min_contribution``;
+    3. prune a seed that was held for ``judging_epochs`` and does not contribute that much, or that
+       trained for ``training_patience`` epochs and is still not healthy;
+    4. advance a seed: a germinated one at once; a training one after ``training_epochs``, if its
+       gradient is not too small and the loss not rising; a blending one when alpha is at rest;
+    5. germinate in the first slot that is free, if the score is on a plateau, fewer than
+       ``max_live_seeds`` live and the budget leaves time to commit the seed: the first of
+       ``blueprints`` that fits, after each pruned seed the next, added with alpha 1;
+    6. finish, if the score has not risen for ``finish_patience`` epochs and there is nothing more
+       to grow: no seed lives, and no time, slot or attempt is left.
+
+    Among seeds the oldest comes first.
+    """
+
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        config: HeuristicConfig | None = None,
+        *,
+        name: str = "heuristic",
+    ) -> None:
+        """Make the controller for hosts whose observations have this layout."""
+        self.layout = layout
+        self.config = config or HeuristicConfig()
+        self.name = name
+        if self.config.tempo_epochs not in TEMPO_EPOCHS:
+            choices = ", ".join(map(str, TEMPO_EPOCHS))
+            raise ConfigError(
+                f"tempo_epochs is {self.config.tempo_epochs}; it must be one of {choices}."
+            )
+        ratio = np.asarray(self.config.min_gradient_ratio)
+        self._least_health = np.float32(log_scale(ratio, 1e-3, 1e1))
+        self._blueprints = self._rank_by_slot()
+        self._epochs = EpochCounter()
+        self._epochs_stuck: Integers = np.zeros(0, np.int64)
+        self._n_pruned: Integers = np.zeros(0, np.int64)
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts; nothing here is drawn."""
+        self._epochs.start(n_hosts)
+        self._epochs_stuck = np.zeros(n_hosts, np.int64)
+        self._n_pruned = np.zeros(n_hosts, np.int64)
+
+    def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        starts = np.asarray(starts, np.bool_)
+        epochs = self._epochs.count(observations, starts)
+        self._epochs_stuck[starts] = 0
+        self._n_pruned[starts] = 0
+        actions, seen = ActionRows(masks, len(epochs)), self._look(observations)
+        is_warm = epochs >= self.config.warmup_epochs
+        is_stuck = is_warm & (seen.slow_trend < _scaled(self.config.finish_rise / SCORE_STEP))
+        self._epochs_stuck = np.where(is_stuck, self._epochs_stuck + 1, 0)
+        self._tend(actions, seen)
+        has_time = seen.epochs_left >= self.config.commit_epochs + self.config.profit_epochs
+        may_try = has_time & (self._n_pruned < self.config.max_prunes)
+        is_flat = is_warm & (seen.slow_trend < _scaled(self.config.plateau_rise / SCORE_STEP))
+        has_room = _IS_LIVE[seen.stage].sum(1) < self.config.max_live_seeds
+        self._germinate(actions, may_try & is_flat & has_room)
+        self._finish(actions, seen, may_try)
+        return actions.rows
+
+    def _tend(self, actions: ActionRows, seen: _View) -> None:
+        """Prune, fossilize or advance one seed of each host."""
+        config = self.config
+        is_held = seen.stage == Stage.HOLDING
+        is_training = seen.stage == Stage.TRAINING
+        helps = seen.contribution > _scaled(config.min_contribution / SCORE_STEP)
+        is_healthy = seen.gradient_health >= self._least_health
+        # Loss trends are seen in tenths of the loss of guessing.
+        is_calm = seen.loss_trend >= _scaled(-config.max_loss_rise / 0.1)
+        is_healthy = is_healthy & is_calm[:, None]
+        in_danger = _IS_LIVE[seen.stage] & seen.was_restored[:, None]
+        useless = is_held & ~helps & _has_lasted(seen, config.judging_epochs)
+        useless |= is_training & ~is_healthy & _has_lasted(seen, config.training_patience)
+        ready = is_training & is_healthy & _has_lasted(seen, config.training_epochs)
+        ready |= seen.stage == Stage.GERMINATED
+        ready |= (seen.stage == Stage.BLENDING) & seen.alpha_at_rest
+
+        self._prune(actions, in_danger, seen)
+        is_proven = is_held & helps & _has_lasted(seen, config.holding_epochs)
+        actions.choose(Op.FOSSILIZE, is_proven, oldest=seen.age)
+        self._prune(actions, useless, seen)
+        actions.choose(Op.ADVANCE, ready, oldest=seen.age)
+
+    def _prune(self, actions: ActionRows, wanted: Flags, seen: _View) -> None:
+        taken = actions.choose(Op.PRUNE, wanted, oldest=seen.age)
+        actions.fill(taken, "alpha_speed", ALPHA_SPEED_EPOCHS.index(0))
+        self._n_pruned += taken
+
+    def _germinate(self, actions: ActionRows, wanted: Flags) -> None:
+        taken = actions.choose(Op.GERMINATE, wanted[:, None] & (self._blueprints[0] >= 0))
+        attempt = np.minimum(self._n_pruned, len(self._blueprints) - 1)
+        slots = actions.rows[:, COLUMNS["slot"]]
+        actions.fill(taken, "blueprint", self._blueprints[attempt, slots])
+        actions.fill(taken, "style", STYLES.index(BlendStyle.ADD_LINEAR))
+        actions.fill(taken, "tempo", TEMPO_EPOCHS.index(self.config.tempo_epochs))
+        actions.fill(taken, "alpha_target", ALPHA_TARGETS.index(1.0))
+
+    def _finish(self, actions: ActionRows, seen: _View, may_try: Flags) -> None:
+        if self.config.finish_patience is None:
+            return
+        has_seed = _IS_LIVE[seen.stage].any(1)
+        is_open = (seen.stage == Stage.DORMANT) | _IS_COOLING[seen.stage]
+        has_slot = (is_open & (self._blueprints[0] >= 0)).any(1)
+        is_done = ~has_seed & ~(may_try & has_slot)
+        actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
+
+    def _look(self, observations: Floats) -> _View:
+        layout = self.layout
+        # The number of epochs comes as its logarithm, from 1 to 1,000.
+        log_epochs = (layout.host(observations, "task_epochs").astype(np.float64) + 1.0) / 2.0
+        n_epochs = np.rint(1000.0**log_epochs)
+        left = (1.0 - layout.host(observations, "progress")) * n_epochs
+        return _View(
+            stage=layout.stages(observations),
+            age=layout.slot(observations, "age"),
+            stage_age=layout.slot(observations, "stage_age"),
+            alpha_at_rest=layout.slot(observations, "alpha_at_rest") > 0.5,
+            contribution=layout.slot(observations, "contribution"),
+            gradient_health=layout.slot(observations, "gradient_health"),
+            slow_trend=layout.host(observations, "score_trend_slow"),
+            loss_trend=layout.host(observations, "loss_trend"),
+            was_restored=layout.host(observations, "was_restored") > 0.5,
+            epochs_left=np.rint(left).astype(np.int64),
+        )
+
+    def _rank_by_slot(self) -> Integers:
+        """Return the blueprint for each attempt and slot, ``[T, S]``; -1 where nothing may grow."""
+        slot_config = self.layout.slot_config
+        table = np.full((max(self.config.max_prunes, 1), self.layout.n_slots), -1, np.int64)
+        for column, slot in enumerate(slot_config.slot_ids):
+            ranked = rank_blueprints(slot_config, slot, self.config.blueprints)
+            if not slot_config.is_enabled(slot):
+                continue
+            for attempt in range(len(table)):
+                name = ranked[min(attempt, len(ranked) - 1)]
+                table[attempt, column] = slot_config.blueprint_index(name)
+        return table
+
+
+def _has_lasted(seen: _View, n_epochs: int) -> Flags:
+    """Return which slots ``[N, S]`` have been in their stage for so many epochs."""
+    # The stage's age is seen squashed, in units of three epochs; halfway leaves room for rounding.
+    return seen.stage_age > _scaled((n_epochs - 0.5) / 3.0)
+
+
+@lru_cache(maxsize=64)
+def _scaled(threshold: float) -> np.float32:
+    """Return a threshold on the scale and in the precision of observations."""
+    return np.float32(squash(np.asarray(threshold)))

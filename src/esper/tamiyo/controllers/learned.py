@@ -1,0 +1,50 @@
+"""The controller that asks a trained policy. Shapes: N = hosts, D = features."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from esper.config.checks import require_int
+from esper.tamiyo.controllers.controller import Flags, Floats, Integers, require_hosts
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.network import RecurrentPolicy
+
+
+class LearnedController:
+    """Draws actions from a recurrent policy, or takes its likeliest, and keeps its memory."""
+
+    def __init__(
+        self, policy: RecurrentPolicy, *, deterministic: bool = False, name: str = "learned"
+    ) -> None:
+        """Make the controller.
+
+        Args:
+            policy: What decides; it is not changed.
+            deterministic: Take the likeliest op, then the likeliest of every head given it.
+            name: What the controller is called in comparisons.
+        """
+        self.policy = policy
+        self.deterministic = deterministic
+        self.name = name
+        self._state = torch.zeros(0, policy.state_size)
+        self._generator: torch.Generator | None = None
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts, drawing from this seed."""
+        require_int("n_hosts", n_hosts, least=1)
+        weight = self.policy.features.weight
+        self._state = weight.new_zeros(n_hosts, self.policy.state_size)
+        if not self.deterministic:
+            self._generator = torch.Generator(weight.device).manual_seed(seed)
+
+    @torch.no_grad()
+    def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        starts = np.asarray(starts, np.bool_)
+        require_hosts(len(self._state), observations, starts)
+        is_start = torch.from_numpy(starts).to(self._state.device)
+        state = self._state.masked_fill(is_start.unsqueeze(1), 0.0)
+        seen = torch.from_numpy(np.ascontiguousarray(observations)).to(state)
+        actions, _, _, _, self._state = self.policy.act(seen, masks, state, self._generator)
+        return actions.cpu().numpy()

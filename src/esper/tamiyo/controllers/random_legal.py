@@ -1,0 +1,126 @@
+"""The controller that draws legal actions at random.
+
+Shapes: N = hosts, S = slots, O = ops, H = heads, K = choices of the widest head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.config.checks import require_int, require_number
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.tamiyo.controllers.action_rows import COLUMNS
+from esper.tamiyo.controllers.controller import Flags, Floats, Integers, require_hosts
+from esper.tamiyo.policy.action_masks import ActionMasks
+
+FINISH_WEIGHT = 0.01
+"""Weight of finish if none is given: about 9 of 10 episodes of 16 epochs go on to their end."""
+
+_STEPS_AHEAD = 64
+
+
+class RandomController:
+    """Draws an op among the legal ones, then every other head given what was drawn before.
+
+    Each host has a stream of its own, which depends on the seed, the host's number and how many
+    decisions came before; not on how many other hosts there are, nor on what was legal.
+    """
+
+    def __init__(
+        self, *, op_weights: Mapping[Op, float] | None = None, name: str = "random"
+    ) -> None:
+        """Make the controller.
+
+        Args:
+            op_weights: How often each op is drawn, relative to the others that are legal; an op
+                that is not named has weight 1, finish 0.01. An op of weight 0 is drawn only if
+                no other is legal.
+            name: What the controller is called in comparisons.
+        """
+        self.op_weights = _read_weights(op_weights or {})
+        self.name = name
+        self._streams: list[np.random.Generator] = []
+        self._uniform: NDArray[np.float64] = np.zeros((0, 0, 0))
+        self._step = 0
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts, each with its own stream."""
+        require_int("n_hosts", n_hosts, least=1)
+        require_int("seed", seed, least=0)
+        self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
+        self._step = 0
+
+    def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        require_hosts(len(self._streams), observations, np.asarray(starts))
+        return draw_rows(masks, self.op_weights, self._draw())
+
+    def _draw(self) -> NDArray[np.float64]:
+        """Return uniform numbers ``[N, H]``, drawn for many steps at once."""
+        ahead = self._step % _STEPS_AHEAD
+        if ahead == 0:
+            shape = (_STEPS_AHEAD, len(HEAD_NAMES))
+            self._uniform = np.stack([stream.random(shape) for stream in self._streams])
+        self._step += 1
+        return self._uniform[:, ahead]
+
+
+def draw_rows(
+    masks: ActionMasks, op_weights: NDArray[np.float64], uniform: NDArray[np.float64]
+) -> Integers:
+    """Draw legal actions ``[N, H]``.
+
+    Args:
+        masks: What is legal, of a batch of N hosts.
+        op_weights: ``[O]`` how often each op is drawn, relative to the others that are legal.
+        uniform: ``[N, H]`` numbers in [0, 1), which decide the draws.
+    """
+    choices = masks.for_policy()
+    weights = choices.legal.cpu().numpy().astype(np.float64)
+    op_column, slot_column = COLUMNS["op"], COLUMNS["slot"]
+    legal_ops = weights[:, op_column, : len(Op)]
+    weighted = legal_ops * op_weights
+    weighted = np.where(weighted.any(1, keepdims=True), weighted, legal_ops)
+    ops = pick(weighted, uniform[:, op_column])
+    hosts = np.arange(len(ops))
+
+    by_slot, *by_blueprint = (condition.table.cpu().numpy() for condition in choices.conditions)
+    n_slots = by_slot.shape[-1]
+    weights[:, slot_column, :n_slots] *= by_slot[hosts, ops]
+    slots = pick(weights[:, slot_column], uniform[:, slot_column])
+    for fits in by_blueprint:
+        is_read = (ops == Op.GERMINATE)[:, None]
+        weights[:, COLUMNS["blueprint"], : fits.shape[-1]] *= fits[slots] | ~is_read
+
+    rows = pick(weights, uniform)
+    rows[:, op_column], rows[:, slot_column] = ops, slots
+    return rows
+
+
+def pick(weights: NDArray[np.float64], uniform: NDArray[np.float64]) -> Integers:
+    """Return where uniform numbers ``[...]`` fall among weights ``[..., K]``, in proportion.
+
+    A choice of weight 0 is never returned; some weight must be positive.
+    """
+    heights = weights.cumsum(-1)
+    total = heights[..., -1]
+    # Rounded products could reach the total, above which there is no choice.
+    points = np.minimum(uniform * total, np.nextafter(total, 0.0))
+    return (heights > points[..., None]).argmax(-1)
+
+
+def _read_weights(given: Mapping[Op, float]) -> NDArray[np.float64]:
+    """Return the weight of each op, ``[O]``."""
+    weights = np.ones(len(Op))
+    weights[Op.FINISH] = FINISH_WEIGHT
+    for op, weight in given.items():
+        if not isinstance(op, Op):
+            names = ", ".join(f"Op.{member.name}" for member in Op)
+            raise ConfigError(f"op_weights names {op!r}; the ops are {names}.")
+        require_number(f"op_weights[Op.{op.name}]", weight, least=0.0)
+        weights[op] = weight
+    return weights

@@ -1,0 +1,121 @@
+"""Hosts whose seeds live by the real rules and whose training is made up.
+
+Shapes: N = hosts, S = slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.config.growth import GrowthConfig
+from esper.growth.populations.slot_arrays import SlotArrays
+from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.lifecycle.factored_actions import BlendStyle, Op
+from esper.lifecycle.growth_action import GrowthAction, decode_action
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.controllers import Controller
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
+from esper.tamiyo.policy.observations import HostFacts, ObservationLayout, SlotFacts
+
+
+class Keeper:
+    """Holds no modules; refuses to let a seed start as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.n_refusals = 0
+
+    def add_seed(self, slot: str, action: GrowthAction) -> None:
+        pass
+
+    def remove_seed(self, slot: str) -> None:
+        pass
+
+    def restyle_seed(self, slot: str, style: BlendStyle) -> None:
+        pass
+
+    def commit_seed(self, slot: str) -> None:
+        pass
+
+    def find_start_problem(self, slot: str) -> str | None:
+        self.n_refusals -= 1
+        return "it may not start yet" if self.n_refusals >= 0 else None
+
+
+class SimulatedHosts:
+    """Hosts that a controller can steer, one action and one epoch at a time."""
+
+    def __init__(self, slot_config: SlotConfig, n_hosts: int = 1, **growth: int) -> None:
+        self.layout = ObservationLayout(slot_config)
+        self.config = slot_config
+        self.arrays = SlotArrays.blank(n_hosts, slot_config.max_slots)
+        self.lives = [SlotLives(slot_config, GrowthConfig(**growth)) for _ in range(n_hosts)]
+        self.keeper = Keeper()
+        for host, lives in enumerate(self.lives):
+            lives.on_change = lambda slot, life, host=host: self._note(host, slot, life)
+        zeros = np.zeros(n_hosts, np.int64)
+        self.host_facts: dict[str, Any] = {"epoch": zeros, "last_op": zeros - 1}
+        self.host_facts |= {"n_epochs": 16, "n_classes": 10, "gradient_norm": 1.0}
+        self.slot_facts: dict[str, Any] = {"gradient_norm": 1.0, "is_measured": True}
+        self.log: list[list[str]] = [[] for _ in range(n_hosts)]
+        """What was done to each host, epoch by epoch; a question mark where a gate refused."""
+
+    @property
+    def n_hosts(self) -> int:
+        return len(self.lives)
+
+    def observe(self) -> np.ndarray:
+        hosts = _fill(HostFacts, (self.n_hosts,), self.host_facts)
+        known = {field.name for field in dataclasses.fields(SlotFacts)}
+        arrays = {name: array for name, array in vars(self.arrays).items() if name in known}
+        shape = (self.n_hosts, self.config.max_slots)
+        return self.layout.encode(hosts, _fill(SlotFacts, shape, arrays | self.slot_facts))
+
+    def masks(self) -> ActionMasks:
+        arrays = (self.arrays.stage, self.arrays.age_epochs, self.arrays.alpha_at_rest)
+        return compute_array_masks(*map(torch.from_numpy, arrays), self.config)
+
+    def step(self, rows: np.ndarray) -> None:
+        """Act on each host and let an epoch pass."""
+        refused = np.zeros(self.n_hosts, np.bool_)
+        for host, row in enumerate(rows):
+            action = decode_action(row.tolist(), self.config)
+            outcome = self.lives[host].apply(action, self.keeper)
+            refused[host] = not outcome.was_done
+            about = "" if action.op in (Op.WAIT, Op.FINISH) else f" {action.slot}"
+            self.log[host].append(f"{action.op.name.lower()}{about}{'?' if refused[host] else ''}")
+            self.lives[host].tick(self.keeper)
+        self.host_facts["was_refused"] = refused
+        self.host_facts["last_op"] = rows[:, -1]
+        self.host_facts["epoch"] = self.host_facts["epoch"] + 1
+
+    def run(self, controller: Controller, n_epochs: int) -> list[str]:
+        """Steer the hosts from the start of an episode; return what was done to the first."""
+        controller.start(self.n_hosts)
+        for epoch in range(n_epochs):
+            starts = np.full(self.n_hosts, epoch == 0)
+            self.step(controller.act(self.observe(), self.masks(), starts))
+        return self.log[0]
+
+    def stages(self, host: int = 0) -> list[Stage]:
+        return [life.stage for _, life in self.lives[host].items()]
+
+    def _note(self, host: int, slot: str, life: SlotLife) -> None:
+        self.arrays.write(host, slot, life, self.config)
+
+
+def _fill(kind: type[Any], shape: tuple[int, ...], known: dict[str, Any]) -> Any:
+    """Return facts that are zero but for those known."""
+    dtypes = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
+    return kind(
+        **{
+            field.name: np.broadcast_to(
+                np.asarray(known.get(field.name, 0), dtypes[str(field.type)]), shape
+            )
+            for field in dataclasses.fields(kind)
+        }
+    )

@@ -1,0 +1,197 @@
+"""Every controller acts legally whatever it sees, and forgets an episode when the next starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from esper.config import PolicyConfig
+from esper.errors import ConfigError, EsperError, ShapeError, SlotError
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo import (
+    Controller,
+    FixedSchedule,
+    Heuristic,
+    HeuristicConfig,
+    LearnedController,
+    Planting,
+    RandomController,
+    WaitController,
+    controller_names,
+    make_controller,
+)
+from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy.observations import ObservationLayout
+from tests.tamiyo.controllers.simulated_hosts import SimulatedHosts
+from tests.tamiyo.random_states import draw_config, draw_states, may_apply_one
+
+SLOTS = SlotConfig(("a", "b"), blueprints=("norm", "widen_large"))
+LAYOUT = ObservationLayout(SLOTS)
+EAGER = HeuristicConfig(warmup_epochs=0, plateau_rise=1e9, profit_epochs=0, max_prunes=99)
+OP = HEAD_NAMES.index("op")
+
+
+def make_all(layout: ObservationLayout, rng: np.random.Generator) -> list[Controller]:
+    """Return one controller of each kind; the schedule wants to grow in every slot it may."""
+    config = layout.slot_config
+    plantings = [
+        Planting(slot=slot, blueprint=rng.choice(fitting))
+        for slot in config.slot_ids
+        if config.is_enabled(slot)
+        and (fitting := [name for name in config.blueprints if config.does_fit(name, slot)])
+    ]
+    sizes = PolicyConfig(feature_size=8, lstm_size=8)
+    spec = growth_action_spec(config)
+    return [
+        WaitController(),
+        WaitController(finish_after=0),
+        RandomController(),
+        FixedSchedule(layout, plantings),
+        FixedSchedule(layout, plantings, finish_after=3),
+        Heuristic(layout),
+        Heuristic(layout, EAGER),
+        LearnedController(RecurrentPolicy(spec, layout.size, sizes, categories=layout.categories)),
+    ]
+
+
+def draw_observations(
+    rng: np.random.Generator, layout: ObservationLayout, n_hosts: int
+) -> np.ndarray:
+    """Return anything that an observation can be, half of the features at their ends."""
+    low = layout.low
+    seen = low + (1.0 - low) * rng.random((n_hosts, layout.size))
+    ends = np.where(rng.random(seen.shape) < 0.5, low, 1.0)
+    return np.where(rng.random(seen.shape) < 0.5, ends, seen).astype(np.float32)
+
+
+def test_no_controller_does_anything_illegal_in_any_state() -> None:
+    rng, n_hosts = np.random.default_rng(0), 30
+    did = {index: np.zeros(len(Op), np.int64) for index in range(8)}
+    for _ in range(25):
+        config = draw_config(rng)
+        layout = ObservationLayout(config)
+        for index, controller in enumerate(make_all(layout, rng)):
+            controller.start(n_hosts, seed=int(rng.integers(100)))
+            for _ in range(4):
+                states = draw_states(rng, n_hosts, config.max_slots)
+                seen = draw_observations(rng, layout, n_hosts)
+                # Stages as they are, half of the time, so that rules about stages apply.
+                if rng.random() < 0.5:
+                    show_stages(seen, layout, states.stage)
+                masks = states.masks(config)
+                rows = controller.act(seen, masks, rng.random(n_hosts) < 0.2)
+                assert rows.shape == (n_hosts, len(HEAD_NAMES))
+                assert rows.dtype == np.int64
+                for host in range(n_hosts):
+                    assert may_apply_one(rows[host], states, host, config)
+                alone = [masks[head].numpy() for head in HEAD_NAMES]
+                for column, legal in enumerate(alone):
+                    assert legal[np.arange(n_hosts), rows[:, column]].all()
+                did[index] += np.bincount(rows[:, OP], minlength=len(Op))
+    assert did[0].tolist() == [3000, 0, 0, 0, 0, 0, 0]
+    assert did[2].min() > 0
+    for index in (3, 6):
+        assert min(did[index][[Op.GERMINATE, Op.FOSSILIZE, Op.ADVANCE]]) > 10
+    assert did[6][Op.PRUNE] > 10
+
+
+def show_stages(seen: np.ndarray, layout: ObservationLayout, stages: np.ndarray) -> None:
+    """Write the stages of slots into observations."""
+    names = list(layout.names)
+    for column, slot in enumerate(layout.slot_config.slot_ids):
+        first = names.index(f"{slot}/is_dormant")
+        seen[:, first : first + 9] = stages[:, [column]] == np.arange(9)
+
+
+# All but the random controller, whose streams go on.
+@pytest.mark.parametrize("index", [0, 1, 3, 4, 5, 6, 7])
+def test_an_episode_that_starts_is_like_the_first(index: int) -> None:
+    def steer(n_before: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(3)
+        controller = make_all(LAYOUT, rng)[index]
+        if isinstance(controller, LearnedController):
+            controller.deterministic = True
+        controller.start(2)
+        before = SimulatedHosts(SLOTS, 2)
+        before.host_facts["older_score"] = 0.3
+        for epoch in range(n_before):
+            starts = np.array([epoch == 0] * 2)
+            before.step(controller.act(before.observe(), before.masks(), starts))
+        hosts, rows = SimulatedHosts(SLOTS, 2), []
+        for epoch in range(14):
+            starts = np.array([epoch == 0] * 2)
+            rows.append(controller.act(hosts.observe(), hosts.masks(), starts))
+            hosts.step(rows[-1])
+        return rows
+
+    assert np.array_equal(steer(0), steer(9))
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_a_controller_is_started_for_the_hosts_that_it_steers(index: int) -> None:
+    controller = make_all(LAYOUT, np.random.default_rng(0))[index]
+    hosts, starts = SimulatedHosts(SLOTS, 3), np.ones(3, np.bool_)
+    with pytest.raises(ShapeError, match=r"there are 3 observations .* started for 0 hosts"):
+        controller.act(hosts.observe(), hosts.masks(), starts)
+    controller.start(2)
+    with pytest.raises(ShapeError, match=r"started for 2 hosts\. Call start\(3\)"):
+        controller.act(hosts.observe(), hosts.masks(), starts)
+    with pytest.raises(EsperError, match="n_hosts is 0"):
+        controller.start(0)
+
+
+@pytest.mark.parametrize("name", ["wait", "fixed", "heuristic"])
+def test_masks_of_one_host_alone_are_refused(name: str) -> None:
+    controller, hosts = make_controller(name, LAYOUT), SimulatedHosts(SLOTS, 1)
+    controller.start(1)
+    with pytest.raises(ShapeError, match="masks of a batch of 1 hosts are needed"):
+        controller.act(hosts.observe(), hosts.masks().of_host(0), np.ones(1, np.bool_))
+
+
+def test_waiting_trains_a_host_as_it_is_and_may_stop_it() -> None:
+    assert SimulatedHosts(SLOTS).run(WaitController(), 3) == ["wait"] * 3
+    assert SimulatedHosts(SLOTS).run(WaitController(finish_after=2), 3) == ["wait"] * 2 + ["finish"]
+    forbidden = SlotConfig(("a",), allow_finish=False)
+    assert SimulatedHosts(forbidden).run(WaitController(finish_after=1), 3) == ["wait"] * 3
+    with pytest.raises(ConfigError, match="finish_after is -1"):
+        WaitController(finish_after=-1)
+
+
+def test_controllers_are_made_by_name() -> None:
+    kinds = [type(make_controller(name, LAYOUT)) for name in controller_names()]
+    assert kinds == [WaitController, RandomController, FixedSchedule, Heuristic]
+    assert [make_controller(name, LAYOUT).name for name in ("wait", "random", "heuristic")] == [
+        "wait",
+        "random",
+        "heuristic",
+    ]
+    plantings = [Planting(slot="b", blueprint="norm", epoch=3)]
+    assert make_controller("fixed", LAYOUT, plantings=plantings).plantings == tuple(plantings)
+    assert [planting.epoch for planting in make_controller("fixed", LAYOUT, every=5).plantings] == [
+        0,
+        5,
+    ]
+    assert make_controller("heuristic", LAYOUT, max_prunes=7).config.max_prunes == 7
+    assert make_controller("heuristic", LAYOUT, config=EAGER).config is EAGER
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("heuristics", {}, r"no controller 'heuristics'; .* Did you mean 'heuristic'\?"),
+        ("wait", {"finish": 3}, r"'wait' has no option 'finish'; .* Did you mean 'finish_after'\?"),
+        ("random", {"op_weight": {}}, r"its options are op_weights, name\."),
+        ("fixed", {"plantings": [], "every": 3}, "'fixed' has no option 'every'"),
+        ("heuristic", {"plateau": 1.0}, r"no option 'plateau'; .* Did you mean 'plateau_rise'\?"),
+    ],
+)
+def test_what_cannot_be_made_is_named(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_controller(name, LAYOUT, **options)
+
+
+def test_a_host_in_which_nothing_can_grow_has_no_default_schedule() -> None:
+    closed = ObservationLayout(SlotConfig(("a",), enabled=frozenset()))
+    with pytest.raises(SlotError, match="any blueprint may grow in none of the slots a"):
+        make_controller("fixed", closed)

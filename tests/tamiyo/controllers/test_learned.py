@@ -1,0 +1,88 @@
+"""The learned controller is its policy, with its memory carried and cleared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config import PolicyConfig
+from esper.lifecycle.factored_actions import growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo import LearnedController
+from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy.observations import ObservationLayout
+from tests.tamiyo.random_states import draw_states
+
+SLOTS = SlotConfig(("a", "b"))
+LAYOUT = ObservationLayout(SLOTS)
+
+
+def make_policy() -> RecurrentPolicy:
+    generator = torch.Generator().manual_seed(0)
+    policy = RecurrentPolicy(
+        growth_action_spec(SLOTS),
+        LAYOUT.size,
+        PolicyConfig(feature_size=16, lstm_size=16),
+        categories=LAYOUT.categories,
+        generator=generator,
+    )
+    torch.nn.init.normal_(policy.outputs.weight, std=2.0, generator=generator)
+    return policy
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_it_acts_as_its_policy_does_by_hand(deterministic: bool) -> None:
+    policy, rng = make_policy(), np.random.default_rng(0)
+    controller = LearnedController(policy, deterministic=deterministic)
+    controller.start(6, seed=11)
+    generator = None if deterministic else torch.Generator().manual_seed(11)
+    state = torch.zeros(6, policy.state_size)
+    for _ in range(20):
+        observations = rng.uniform(-1, 1, (6, LAYOUT.size)).astype(np.float32)
+        masks = draw_states(rng, 6, 2).masks(SLOTS)
+        starts = rng.random(6) < 0.3
+        rows = controller.act(observations, masks, starts)
+        state[torch.from_numpy(starts)] = 0.0
+        seen = torch.from_numpy(observations)
+        expected, _, _, _, state = policy.act(seen, masks, state, generator)
+        state = state.detach()
+        assert np.array_equal(rows, expected.numpy())
+
+
+def test_it_remembers_within_an_episode_and_forgets_at_its_start() -> None:
+    rng = np.random.default_rng(1)
+    first, second = rng.uniform(-1, 1, (2, 200, LAYOUT.size)).astype(np.float32)
+    masks = draw_states(rng, 200, 2).masks(SLOTS)
+    controller = LearnedController(make_policy(), deterministic=True)
+    answers = []
+    for seen, starts in ((first, False), (second, False), (second, True)):
+        answers.append(controller_after(controller, seen, second, masks, starts))
+    with_first, with_second, afresh = answers
+    assert not np.array_equal(with_first, with_second)
+    assert np.array_equal(afresh, controller_after(controller, first, second, masks, True))
+
+
+def controller_after(
+    controller: LearnedController,
+    before: np.ndarray,
+    now: np.ndarray,
+    masks: object,
+    is_start: bool,
+) -> np.ndarray:
+    """Return what the controller does after it has seen something before."""
+    controller.start(len(now))
+    controller.act(before, masks, np.zeros(len(now), np.bool_))  # type: ignore[arg-type]
+    return controller.act(now, masks, np.full(len(now), is_start))  # type: ignore[arg-type]
+
+
+def test_it_leaves_no_trace_in_the_policy() -> None:
+    policy = make_policy()
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    controller = LearnedController(policy, name="trained for an hour")
+    controller.start(2)
+    masks = draw_states(np.random.default_rng(0), 2, 2).masks(SLOTS)
+    controller.act(np.zeros((2, LAYOUT.size), np.float32), masks, np.ones(2, np.bool_))
+    assert controller.name == "trained for an hour"
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+    assert all(parameter.grad is None for parameter in policy.parameters())
