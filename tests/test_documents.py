@@ -16,7 +16,7 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/ppo.md", "docs/growth.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/ppo.md", "docs/growth.md", "docs/tasks.md"])
 def test_the_python_of_a_document_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     assert blocks

@@ -35,6 +35,7 @@ def test_every_test_and_file_that_the_findings_name_exists() -> None:
         "esper.simic.agent",
         "esper.simic.rollout",
         "esper.tamiyo.policy",
+        "esper.tasks",
     ],
 )
 def test_everything_a_package_exports_is_there(module: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.errors import BadDataError
 from esper.growth.host_slots import slots
-from esper.tasks import TaskDraw, load_digits, make_task
+from esper.tasks import TaskDraw, digits_family, load_digits, make_task
 from esper.tasks.digits import digit_splits, standard_digits
 from esper.tasks.digits_family import DESIGN, WIDTHS, draw_digits
 
@@ -128,6 +128,23 @@ def test_wrong_labels_are_spread_over_the_samples_and_the_other_classes() -> Non
     assert len(places) > 300
     assert np.mean(places) == pytest.approx(0.5, abs=0.06)
     assert set(shifts) == {1, 2, 3}
+
+
+def test_with_hardly_more_samples_than_digits_each_digit_still_has_a_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(digits_family, "N_SAMPLES", (12, 12))
+    monkeypatch.setattr(digits_family, "INPUT_NOISE", (0.0, 0.0))
+    monkeypatch.setattr(digits_family, "LABEL_NOISE", (0.4, 0.4))
+    digits = load_digits()[1]
+    for seed in range(60):
+        draw = draw_digits(seed)
+        train, validation = draw.data.train, draw.data.validation
+        classes = torch.full((10,), -1)
+        classes[digits[rows_shown(validation.inputs, noise=0.0)]] = validation.targets
+        of_train = digits[rows_shown(train.inputs, noise=0.0)]
+        clean = of_train[classes[of_train] == train.targets]
+        assert clean.unique().tolist() == (classes >= 0).nonzero().flatten().tolist()
 
 
 def test_noise_has_the_deviation_that_the_facts_say() -> None:

@@ -51,7 +51,7 @@ def make_cifar10(
         data=split_images(learning, testing, n_train=n_train, n_validation=n_validation),
         n_classes=N_CLASSES,
         budget=budget(n_epochs, default=16),
-        training=training(batch_size=64, learning_rate=3e-3, batches_per_epoch=batches_per_epoch),
+        training=training(batch_size=64, learning_rate=1e-2, batches_per_epoch=batches_per_epoch),
         summary=SUMMARY,
     )
 

@@ -70,7 +70,11 @@ def make_fashion_mnist(
         data=data if host == "cnn" else flat(data),
         n_classes=N_CLASSES,
         budget=budget(n_epochs, default=16),
-        training=training(batch_size=64, learning_rate=3e-3, batches_per_epoch=batches_per_epoch),
+        training=training(
+            batch_size=64,
+            learning_rate=1e-2 if host == "cnn" else 3e-3,
+            batches_per_epoch=batches_per_epoch,
+        ),
         summary=SUMMARY,
     )
 
