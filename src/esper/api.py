@@ -1,8 +1,10 @@
 """The names that ``import esper`` offers, in one list."""
 
+from esper.config.environment import RewardConfig
 from esper.config.growth import GovernorConfig, GrowthConfig
 from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.config.population import PopulationConfig
+from esper.config.tasks import Budget
 from esper.growth.attach import add_slots, print_trainable_parameters
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
@@ -27,42 +29,72 @@ from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.stages import Stage
+from esper.simic.environment import GrowthEnv, GrowthVectorEnv, make_env
+from esper.simic.evaluation import EpisodeResults, run_episodes
+from esper.tamiyo import controller_names, make_controller
+from esper.tasks import (
+    Metric,
+    Samples,
+    Task,
+    TaskData,
+    TaskDraw,
+    make_task,
+    register_task,
+    task_names,
+)
 
 __all__ = [
     "AlphaCurve",
     "BlendStyle",
     "Blueprint",
+    "Budget",
     "CNNHostConfig",
+    "EpisodeResults",
     "GPTHostConfig",
     "Governor",
     "GovernorConfig",
     "GrowthAction",
     "GrowthConfig",
+    "GrowthEnv",
+    "GrowthVectorEnv",
     "HostData",
     "HostSpec",
     "MLPHostConfig",
+    "Metric",
     "Op",
     "OptimizerKeeper",
     "PopulationConfig",
+    "RewardConfig",
+    "Samples",
     "SeedForm",
     "SeedSlot",
     "SequentialPopulation",
     "SlotSite",
     "StackedPopulation",
     "Stage",
+    "Task",
+    "TaskData",
+    "TaskDraw",
     "TensorKind",
     "TrainingMeter",
     "add_slots",
     "blueprint_names",
+    "controller_names",
     "export",
     "find_slots",
     "footprint",
     "load",
+    "make_controller",
+    "make_env",
     "make_host",
     "make_population",
+    "make_task",
     "maximise_gradient",
     "print_trainable_parameters",
     "register_blueprint",
+    "register_task",
+    "run_episodes",
     "save",
     "slots",
+    "task_names",
 ]
