@@ -72,6 +72,13 @@ def test_a_seed_must_help_more_than_the_threshold() -> None:
         assert end in hosts.log[0]
 
 
+def test_a_seed_is_held_as_long_as_the_settings_say() -> None:
+    log = run(ONE, 11, slot={"contribution": 1.0}, holding_epochs=3, judging_epochs=4).log[0]
+    assert log[6:10] == ["advance a", "wait", "wait", "fossilize a"]
+    log = run(ONE, 11, slot={"contribution": -1.0}, holding_epochs=3, judging_epochs=4).log[0]
+    assert log[6:] == ["advance a", "wait", "wait", "wait", "prune a"]
+
+
 def test_after_a_pruned_seed_comes_the_next_blueprint_and_then_an_end() -> None:
     slots = SlotConfig(("a",), fits={"a": ["norm", "widen_small", "mlp_large"]})
     hosts = SimulatedHosts(slots)
@@ -134,6 +141,15 @@ def test_a_host_is_finished_only_when_it_is_stuck_and_there_is_nothing_to_grow()
     still = run(closed, 15, host={"score": 0.5, "older_score": 0.494}).log[0]
     assert still == ["wait"] * 15
     assert "finish" not in run(ONE, 8, slot={"contribution": 1.0}).log[0]
+
+
+def test_an_episode_that_starts_is_not_stuck_yet() -> None:
+    hosts = SimulatedHosts(SlotConfig(("a",), enabled=frozenset()))
+    heuristic = Heuristic(hosts.layout, HeuristicConfig(warmup_epochs=0, finish_patience=4))
+    heuristic.start(1)
+    for epoch in range(7):
+        hosts.step(heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch in (0, 3)])))
+    assert hosts.log[0] == ["wait"] * 6 + ["finish"]
 
 
 def test_each_host_is_judged_by_itself() -> None:

@@ -124,6 +124,12 @@ def test_picking_never_takes_a_weight_of_zero() -> None:
     assert pick(np.tile(weights, (5, 1)), points).tolist() == [1, 1, 3, 3, 3]
 
 
+def test_the_largest_number_below_1_picks_the_last_choice() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.random((20_000, 3)) * 10.0 ** rng.integers(-3, 4, (20_000, 1))
+    assert set(pick(weights, np.full(20_000, 1.0 - 2.0**-53))) == {2}
+
+
 def test_weights_that_cannot_be_are_named() -> None:
     with pytest.raises(ConfigError, match=r"op_weights names 'wait'; the ops are Op\.WAIT"):
         RandomController(op_weights={"wait": 1.0})  # type: ignore[dict-item]

@@ -99,6 +99,17 @@ def test_a_seed_that_a_gate_refuses_tries_again_and_holds_up_no_other() -> None:
     assert held.stages() == [Stage.FOSSILIZED, Stage.FOSSILIZED]
 
 
+def test_a_seed_that_the_governor_pruned_is_not_planted_again() -> None:
+    hosts, schedule = SimulatedHosts(SLOTS), grow_once(LAYOUT)
+    schedule.start(1)
+    for epoch in range(12):
+        if epoch == 3:
+            hosts.lives[0].abandon("a", hosts.keeper)
+        hosts.step(schedule.act(hosts.observe(), hosts.masks(), np.array([epoch == 0])))
+    assert hosts.log[0] == ["germinate a", "advance a", "advance a", *["wait"] * 9]
+    assert hosts.stages()[0] == Stage.DORMANT
+
+
 def test_a_limit_on_seeds_delays_a_planting() -> None:
     limited = SlotConfig(("a", "b"), seed_limit=1)
     schedule = grow_everywhere(ObservationLayout(limited), blueprint="norm", every=1)

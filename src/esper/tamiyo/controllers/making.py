@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError, did_you_mean
@@ -14,6 +14,8 @@ from esper.tamiyo.controllers.random_legal import RandomController
 from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere
 from esper.tamiyo.controllers.waiting import WaitController
 from esper.tamiyo.policy.observations import ObservationLayout
+
+Made = TypeVar("Made")
 
 
 def controller_names() -> tuple[str, ...]:
@@ -54,7 +56,7 @@ def make_controller(name: str, layout: ObservationLayout, **options: Any) -> Con
             )
 
 
-def _call(name: str, make: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _call(name: str, make: Callable[..., Made], options: dict[str, Any]) -> Made:
     """Call a maker with options; name an option that it does not have."""
     allowed = list(inspect.signature(make).parameters)
     for option in options:

@@ -107,9 +107,8 @@ def pick(weights: NDArray[np.float64], uniform: NDArray[np.float64]) -> Integers
     A choice of weight 0 is never returned; some weight must be positive.
     """
     heights = weights.cumsum(-1)
-    total = heights[..., -1]
-    # Rounded products could reach the total, above which there is no choice.
-    points = np.minimum(uniform * total, np.nextafter(total, 0.0))
+    # A number below 1 times the total is below the total, rounded or not: some height is above it.
+    points = uniform * heights[..., -1]
     return (heights > points[..., None]).argmax(-1)
 
 
