@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.config.checks import require_int
+from esper.config.checks import require_bool, require_int
 from esper.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLPHostConfig:
-    """A residual network of linear layers for vectors."""
+    """A network of linear layers for vectors, residual as a rule."""
 
     n_features: int = 64
     """Numbers in a sample."""
@@ -21,10 +21,13 @@ class MLPHostConfig:
     hidden: int = 16
     """Hidden units of each block."""
     n_blocks: int = 2
-    """Residual blocks, each with a slot."""
+    """Blocks, each with a slot."""
+    has_skips: bool = True
+    """Whether blocks are residual; without, everything goes through their hidden units."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "n_features", "n_classes", "width", "hidden", "n_blocks")
+        require_bool("has_skips", self.has_skips)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""A residual network of linear layers."""
+"""A network of linear layers in blocks."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from esper.config.hosts import MLPHostConfig
-from esper.growth.hosts.residual import ResidualBlock
+from esper.growth.hosts.residual import PlainBlock, ResidualBlock
 
 
 class MLPHost(nn.Module):
@@ -14,10 +14,11 @@ class MLPHost(nn.Module):
     def __init__(self, config: MLPHostConfig) -> None:
         super().__init__()
         width, hidden = config.width, config.hidden
+        block = ResidualBlock if config.has_skips else PlainBlock
         self.stem = nn.Linear(config.n_features, width)
         self.blocks = nn.Sequential(
             *(
-                ResidualBlock(nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width))
+                block(nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width))
                 for _ in range(config.n_blocks)
             )
         )
