@@ -139,7 +139,7 @@ class RowStore:
         self.own_shapes[index] = self._known_shapes.setdefault(tuple(shapes.items()), shapes)
         parts = [row.tensors, *(row.moments.get(name, {}) for name in self.moment_names)]
         for data, tensors in zip(self.data, parts, strict=True):
-            data[index] = self.flatten(tensors)
+            data[index] = self.flatten(tensors) if tensors else 0.0
         for name, buffer in self.buffers.items():
             buffer[index] = pad_corner(row.tensors[name], tuple(buffer.shape[1:]))
         self.steps[index] = row.steps

@@ -85,20 +85,28 @@ class SamplePool:
         self.targets = torch.cat([p[1] for p in distinct]) if self._is_own else distinct[0][1]
 
     def _write(self, pair: Pair) -> _Region:
-        """Write samples where there is room, or at the end."""
+        """Write samples where there is room; make room at the end if there is none."""
         size = len(pair[0])
         free = [r for r in self._regions if not r.n_hosts and r.room >= size]
-        if not (free and self._is_own):
-            region = _Region(pair, len(self.inputs), size, 0)
-            self.inputs = torch.cat([self.inputs, pair[0]])
-            self.targets = torch.cat([self.targets, pair[1]])
-            self._is_own = True
-            self._regions.append(region)
-            return region
-        region = min(free, key=lambda r: r.room)
-        region.pair = pair
-        self.inputs[region.offset : region.offset + size] = pair[0]
-        self.targets[region.offset : region.offset + size] = pair[1]
+        if free and self._is_own:
+            region = min(free, key=lambda r: r.room)
+            region.pair = pair
+        else:
+            region = self._add_room(pair, size)
+        part = slice(region.offset, region.offset + size)
+        self.inputs[part], self.targets[part] = pair
+        return region
+
+    def _add_room(self, pair: Pair, size: int) -> _Region:
+        """Add a region at the end, with room to spare so that others will fit in later."""
+        room = 2 ** (size - 1).bit_length()
+        region = _Region(pair, len(self.inputs), room, 0)
+        self.inputs, self.targets = (
+            torch.cat([samples, samples.new_zeros(room, *samples.shape[1:])])
+            for samples in (self.inputs, self.targets)
+        )
+        self._is_own = True
+        self._regions.append(region)
         return region
 
 

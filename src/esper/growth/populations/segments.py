@@ -69,11 +69,13 @@ class Segment:
             part.active.select(part.store, _range(part.rows), needs_grad=False)
 
     def _show_groups(self) -> None:
-        self.design.net.train(self.is_training)
+        modules = [self.design.net]
         for slot, place in self.design.places.items():
             groups = place.groups = self.groups[slot]
-            for seed in () if groups is None else groups.seeds:
-                seed.module.train(self.is_training)
+            modules += [] if groups is None else [seed.module for seed in groups.seeds]
+        for module in modules:
+            if module.training != self.is_training:
+                module.train(self.is_training)
 
     def _gather(self, slot: str) -> SlotGroups | None:
         """Return the groups of a slot; None if no host has a seed there."""
@@ -136,7 +138,7 @@ class TrainingSegment(Segment):
         self.arena.gradient.zero_()
         outputs = self.design.net(stack_inputs(inputs))
         losses = self.population.objective.losses(outputs, targets).flatten(1).mean(1)
-        losses.sum().backward()
+        torch.autograd.backward(losses, torch.ones_like(losses))
         return losses.detach()
 
     def settle(self, losses: Tensor, tally: EpochTally) -> None:

@@ -161,14 +161,11 @@ class StackedPopulation(Population):
         """Put a new host in the place of one, with its own data and seed."""
         model = self._take_spec(host, spec)
         self._replace_samples(host, spec)
-        for slot in self.slot_config.slot_ids:
-            self.state.drop_seed(host, slot)
-        self.state.hosts.put({host: Row.of_module(model)})
+        row = Row.of_module(model)
+        for state in (self.state, self._snapshot):
+            state.start_host(host, row, slots(model).lives)
         self.state.lives[host] = slots(model).lives
         self._follow(host, self.state.lives[host])
-        self.state.n_germinated[host] = 0
-        self.state.watch.forget(host)
-        self._snapshot.set_host(host, self.state.get_host(host), {})
 
     def _require_host(self, host: int, model: nn.Module) -> None:
         self.design.require_host(model, host)

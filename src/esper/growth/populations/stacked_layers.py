@@ -56,7 +56,7 @@ class StackedLinear(StackedLayer):
         flat = x.flatten(1, -2) if x.ndim > 3 else x
         weight, bias = self.weight.transpose(1, 2), self.bias
         y = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return y if x.ndim == 3 else y.view(*x.shape[:-1], y.shape[-1])
 
 
 class StackedConv2d(StackedLayer):

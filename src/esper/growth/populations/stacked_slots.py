@@ -69,12 +69,16 @@ class SlotGroups:
         self.is_isolated = torch.tensor(isolated) if any(isolated) else None
         """``[S]`` which seeds learn in isolation; None if none does."""
         self.is_all_isolated = all(isolated)
-        self.alphas = torch.tensor([life.alpha for life in lives], dtype=torch.float64)
-        """``[S]`` how strongly each seed counts in the output; 0 while it learns in isolation."""
-        self.weights = self.alphas
+        counting = [index for index, flag in enumerate(isolated) if not flag]
+        self.counting = torch.tensor(counting) if any(isolated) else None
+        """Which of the S seeds count in the output, in their order; None if all do."""
+        self.counting_places = torch.tensor([places[index] for index in counting])
+        """Of their hosts among those computed."""
+        self.alphas = torch.tensor([lives[index].alpha for index in counting], dtype=torch.float64)
+        """How strongly each of them counts."""
+        weights = [1.0 if flag else x.alpha for flag, x in zip(isolated, lives, strict=True)]
+        self.weights = torch.tensor(weights, dtype=torch.float64)
         """``[S]`` how strongly each seed counts in the gradient."""
-        if self.is_isolated is not None:
-            self.weights = torch.where(self.is_isolated, 1.0, self.alphas)
         multiplies = [life.style == BlendStyle.MULTIPLY_LINEAR for life in lives]
         self.multiplies = torch.tensor(multiplies) if any(multiplies) else None
         """``[S]`` which seeds scale the output; None if none does."""
@@ -116,7 +120,10 @@ class StackedSlot(nn.Module):
         groups = self.groups
         if groups is None or (groups.is_all_isolated and not torch.is_grad_enabled()):
             return y
-        return cast(Tensor, _StackedBlend.apply(y, self._propose(groups, x, y), groups))
+        change = self._propose(groups, x, y)
+        if groups.is_isolated is not None:
+            return cast(Tensor, _StackedBlend.apply(y, change, groups))
+        return _add_share(y, change, groups)
 
     def _propose(self, groups: SlotGroups, x: Tensor, y: Tensor) -> Tensor:
         """Return what each seed at alpha 1 adds to its block's output, ``[S, ...]``."""
@@ -148,12 +155,10 @@ class _StackedBlend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
         ctx.groups = groups
-        alphas = _spread(groups.alphas.to(y.dtype), change)
         # A seed that does not count must not reach the output, whatever numbers it gives.
-        share = change * alphas
-        if groups.is_isolated is not None:
-            share = torch.where(alphas > 0, share, 0.0)
-        return y + share if groups.places is None else y.index_add(0, groups.places, share)
+        if groups.is_all_isolated:
+            return y.clone()
+        return _add_share(y, change.index_select(0, cast(Tensor, groups.counting)), groups)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -161,6 +166,12 @@ class _StackedBlend(torch.autograd.Function):
         grad = grads[0]
         own = grad if groups.places is None else grad.index_select(0, groups.places)
         return grad, own * _spread(groups.weights.to(own.dtype), own), None
+
+
+def _add_share(y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
+    """Add to ``y`` what the seeds that count propose, each as strongly as its alpha says."""
+    share = change * _spread(groups.alphas.to(y.dtype), change)
+    return y.index_add(0, groups.counting_places, share)
 
 
 def _join(tensors: Iterable[Tensor]) -> Tensor:

@@ -132,6 +132,15 @@ class StackedState:
             rows["gate"] = gates.get(host)
         return rows
 
+    def start_host(self, host: int, row: Row, lives: SlotLives) -> None:
+        """Put a host that has learned nothing in the place of another."""
+        for slot, _ in self.lives[host].items():
+            self.drop_seed(host, slot)
+        self.hosts.put({host: row})
+        self.lives[host] = _copied_lives(lives)
+        self.n_germinated[host] = 0
+        self.watch.forget(host)
+
     def _write_row(self, state: HostState, part: str, row: Row) -> None:
         for name, tensor in row.tensors.items():
             state.tensors[f"{part}/{name}"] = tensor
