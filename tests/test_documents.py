@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from esper.growth.blueprints import blueprint
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo.policy.observations import ObservationLayout
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,7 +18,15 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/ppo.md", "docs/growth.md", "docs/tasks.md"])
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def test_the_table_of_observations_is_that_of_the_code() -> None:
+    table = ObservationLayout(SlotConfig(("early", "late"))).table()
+    assert table in (ROOT / "docs/environment.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/findings.md"])
 def test_the_python_of_a_document_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     assert blocks
