@@ -91,6 +91,8 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.population.slot_config
         self.layout = ObservationLayout(self.slot_config)
         self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
+        self._masks: ActionMasks | None = None
+        """The legal actions as they are now; None when the hosts have changed since."""
         self._seed_sizes = np.full(
             (self.slot_config.max_slots, len(self.slot_config.blueprints), 2), -1
         )
@@ -109,18 +111,21 @@ class GrowthEpisodes:
         with self.stopwatch.measure("new hosts"):
             for host, seed in zip(hosts, draw_seeds, strict=True):
                 self._replace(host, seed)
+        self._masks = None
         self._look(list(hosts))
 
     def masks(self) -> ActionMasks:
         """Return the legal actions of each host, from the arrays of slot states."""
-        with self.stopwatch.measure("masks"):
-            arrays = self.population.slot_arrays()
-            return compute_array_masks(
-                torch.from_numpy(arrays.stage),
-                torch.from_numpy(arrays.age_epochs),
-                torch.from_numpy(arrays.alpha_at_rest),
-                self.slot_config,
-            )
+        if self._masks is None:
+            with self.stopwatch.measure("masks"):
+                arrays = self.population.slot_arrays()
+                self._masks = compute_array_masks(
+                    torch.from_numpy(arrays.stage),
+                    torch.from_numpy(arrays.age_epochs),
+                    torch.from_numpy(arrays.alpha_at_rest),
+                    self.slot_config,
+                )
+        return self._masks
 
     def observe(self) -> NDArray[np.float32]:
         """Return what a controller sees of each host, ``[N, D]``."""
@@ -145,6 +150,7 @@ class GrowthEpisodes:
         score_before = records.score.copy()
         with self.stopwatch.measure("actions"):
             is_illegal, ops, refusals = self._act(actions, is_running)
+        self._masks = None
         running = np.flatnonzero(is_running & ~self.population.is_finished).tolist()
         records.is_measured[:] = False
         flops = np.zeros(self.n_hosts)
@@ -204,6 +210,7 @@ class GrowthEpisodes:
             {"tensors": parts["hosts"], "facts": state["facts"]["hosts"]}
         )
         self.records.load_state_dict(parts["records"])
+        self._masks = None
 
     def _replace(self, host: int, seed: int) -> None:
         self.draws[host], spec = self._drawer.draw(seed)

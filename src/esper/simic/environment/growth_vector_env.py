@@ -287,7 +287,9 @@ def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDisc
 
 def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:
     """Return, for each environment, a mask of each head's choices as Gymnasium takes them."""
-    heads = [masks[name].to(torch.int8).numpy() for name in masks if name != "slot_by_op"]
+    choices = masks.choices.to(torch.int8).numpy()
+    sizes = [masks[name].shape[-1] for name in masks if name != "slot_by_op"]
+    heads = [choices[:, head, :size] for head, size in enumerate(sizes)]
     return list(zip(*heads, strict=True))
 
 
