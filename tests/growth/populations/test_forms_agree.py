@@ -205,3 +205,41 @@ def test_gradmax_starts_widening_seeds_alike() -> None:
     pair = make_pair("mlp", config, torch.float64)
     script = life_script(slot_names(MLP), ("widen_medium", "widen_small"))
     run_together(pair, script[:6], tolerance=1e-7)
+
+
+def test_styles_and_stages_mix_freely_within_a_slot() -> None:
+    blueprints = (
+        "mlp_small",
+        "widen_medium",
+        "mlp_large",
+        "low_rank",
+        "widen_small",
+        "norm",
+        "noop",
+    )
+    specs = to_double(make_specs(MLP, (16,) * 14))
+    config = PopulationConfig(batch_size=8, learning_rate=0.02)
+    build = Builder(MLP, torch.float64)
+    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    slot = pair[0].slot_config.slot_ids[0]
+    germinate = [
+        act(Op.GERMINATE, slot, blueprint=blueprints[host % 7], style=STYLES[host % 4])
+        for host in range(14)
+    ]
+    go_on = act(Op.ADVANCE, slot)
+    script = [germinate]
+    # Each host stays in a stage of its own for a while.
+    for epoch in range(6):
+        script.append(
+            [go_on if epoch >= host % 3 and epoch < 3 + host % 2 else WAIT for host in range(14)]
+        )
+    run_together(pair, script, tolerance=1e-8)
+    n_restyled = 0
+    for host in range(14):
+        style = STYLES[(host + 2) % 4]
+        action = act(Op.SET_ALPHA_TARGET, slot, style=style, alpha_target=0.7)
+        if pair[0].lives(host).is_legal(action):
+            assert pair[0].apply(host, action) == pair[1].apply(host, action)
+            n_restyled += 1
+    assert n_restyled > 4
+    run_together(pair, [[WAIT] * 14] * 2, tolerance=1e-8)

@@ -166,6 +166,7 @@ def test_a_restarted_host_is_a_new_one_and_leaves_nothing_of_the_old(
     population.restart(1, spec)
     fresh = form(Builder(MLP), [spec], CONFIG)
     assert_same(snapshot(population, 1), snapshot(fresh, 0))
+    assert population.get_state(1).facts == fresh.get_state(0).facts
     population.train_epoch()
     fresh.train_epoch()
     for name, tensor in snapshot(population, 1).items():
