@@ -9,6 +9,8 @@ each feature means; :meth:`ObservationLayout.table` prints them with their colum
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,9 @@ Flags = NDArray[np.bool_]
 SCORE_STEP = 0.05
 """A change of the score that counts as 1 before it is squashed."""
 
-_STYLE_NAMES = tuple(style.name.lower() for style in STYLES)
+_STYLE_NAMES = tuple(f"style_{style.name.lower()}" for style in STYLES)
+_OP_NAMES = tuple(f"did_{op.name.lower()}" for op in Op)
+_STAGE_NAMES = tuple(f"is_{stage.name.lower()}" for stage in Stage)
 
 HOST_FEATURES: dict[str, tuple[float, str]] = {
     "progress": (0.0, "epochs done, as a share of the budget's"),
@@ -44,7 +48,7 @@ HOST_FEATURES: dict[str, tuple[float, str]] = {
     "parameters_added": (0.0, "x / (1 + x) of the seeds' parameters over the host's"),
     "was_restored": (0.0, "1 if the governor stepped in in the last epoch"),
     "was_refused": (0.0, "1 if a gate turned the last action into a wait"),
-    **{f"did_{op.name.lower()}": (0.0, "1 if it was the last op") for op in Op},
+    **dict.fromkeys(_OP_NAMES, (0.0, "1 if it was the last op")),
     "task_classes": (-1.0, "classes, by logarithm from 2 to 1,000"),
     "task_samples": (-1.0, "training samples, by logarithm from 10 to 100,000"),
     "task_learning_rate": (-1.0, "learning rate, by logarithm from 1e-5 to 1"),
@@ -55,7 +59,7 @@ HOST_FEATURES: dict[str, tuple[float, str]] = {
 """Each feature of a host: its least value (the greatest is 1) and what it means."""
 
 SLOT_FEATURES: dict[str, tuple[float, str]] = {
-    **{f"is_{stage.name.lower()}": (0.0, "1 in this stage") for stage in Stage},
+    **dict.fromkeys(_STAGE_NAMES, (0.0, "1 in this stage")),
     "age": (0.0, "epochs since the seed germinated, as a share of the budget's, at most 1"),
     "stage_age": (0.0, "x / (1 + x) of the epochs in this stage over 3"),
     "alpha": (0.0, "how strongly the seed counts"),
@@ -63,7 +67,7 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     "alpha_at_rest": (0.0, "1 if alpha is not on its way"),
     "ramp_left": (0.0, "epochs until alpha is at rest, over 8, at most 1"),
     "curve": (0.0, "the curve of the ramp: 0 linear to 1 sigmoid sharp"),
-    **{f"style_{name}": (0.0, "1 if the seed is blended like this") for name in _STYLE_NAMES},
+    **dict.fromkeys(_STYLE_NAMES, (0.0, "1 if the seed is blended like this")),
     "contribution": (-1.0, "squashed score with the seed minus without, in steps of 0.05"),
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
     "parameter_share": (0.0, "x / (1 + x) of the seed's parameters over the host's"),
@@ -182,9 +186,12 @@ class ObservationLayout:
         """Return the observations ``[N, D]``."""
         # What is divided by zero or not there is brought to the scale like everything else.
         with np.errstate(all="ignore"):
-            host = np.concatenate(_host_columns(hosts, slots), axis=1)
-            slot = np.concatenate(_slot_columns(hosts, slots, self.n_blueprints), axis=2)
-        return np.concatenate([host, slot.reshape(len(host), -1)], axis=1).astype(np.float32)
+            host = _host_columns(hosts, slots)
+            slot = _slot_columns(hosts, slots, self.n_blueprints)
+        observations = np.empty((host.shape[1], self.size), np.float32)
+        observations[:, : len(host)] = host.T
+        self._by_slot(observations)[...] = slot.transpose(1, 2, 0)
+        return observations
 
     def table(self) -> str:
         """Return the layout as a table in Markdown."""
@@ -210,70 +217,108 @@ def _find(name: str, columns: dict[str, int]) -> int:
     return columns[name]
 
 
-def _host_columns(hosts: HostFacts, slots: SlotFacts) -> list[Floats]:
-    """Return the features of hosts in the order of :data:`HOST_FEATURES`, ``[N, ...]`` each."""
+class _Sheet:
+    """Features on their way into an observation, ``[F, ...]``, many at a time.
+
+    An operation on a few numbers costs as much as on many, so features that are brought to the
+    scale in the same way are brought there together.
+    """
+
+    def __init__(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        self.names = names
+        self.values = np.empty((len(names), *shape))
+
+    def fill(self, names: tuple[str, ...], block: NDArray[Any]) -> None:
+        """Take over some features, ``[F, ...]``."""
+        self.values[_places(names, self.names)] = block
+
+    def squash(self, raw: dict[str, Floats], *, missing: float = 0.0) -> None:
+        """Take over features of any size."""
+        self.fill(tuple(raw), squash(np.array(list(raw.values())), missing=missing))
+
+    def clip(self, raw: dict[str, Floats]) -> None:
+        """Take over shares."""
+        self.fill(tuple(raw), clip(np.array(list(raw.values())), 0.0, 1.0))
+
+    def log_scale(self, raw: dict[str, tuple[NDArray[Any], float, float]]) -> None:
+        """Take over sizes, each with the sizes that are the ends of its scale."""
+        values, lows, highs = zip(*raw.values(), strict=True)
+        shape = (-1, *(1,) * (self.values.ndim - 1))
+        ends = (np.array(lows).reshape(shape), np.array(highs).reshape(shape))
+        self.fill(tuple(raw), log_scale(np.array(values, np.float64), *ends))
+
+    def one_hot(self, names: tuple[str, ...], numbers: Integers) -> None:
+        """Take over a choice among features, the first of which is number 0; -1 is none."""
+        self.fill(names, one_hot(numbers, len(names)))
+
+
+@lru_cache(maxsize=64)
+def _places(names: tuple[str, ...], among: tuple[str, ...]) -> list[int]:
+    return [among.index(name) for name in names]
+
+
+def _host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
+    """Return the features of hosts in the order of :data:`HOST_FEATURES`, ``[F, N]``."""
     guess = np.log(np.maximum(hosts.n_classes, 2))
     train, validation = hosts.train_loss / guess, hosts.validation_loss / guess
-    added = slots.parameters.sum(1) / np.maximum(hosts.n_parameters, 1)
-    fall = (hosts.previous_validation_loss - hosts.validation_loss) / guess
-    gradient_trend = np.log(hosts.gradient_norm / hosts.previous_gradient_norm)
-    rises = [
-        squash((hosts.score - score) / SCORE_STEP)
-        for score in (hosts.previous_score, hosts.older_score, hosts.best_score)
-    ]
-    gap = squash(validation - train)
-    columns = [
-        clip(hosts.epoch / np.maximum(hosts.n_epochs, 1), 0.0, 1.0),
-        squash(np.maximum(train, 0.0), missing=1.0),
-        squash(np.maximum(validation, 0.0), missing=1.0),
-        gap,
-        squash(fall / 0.1),
-        clip(hosts.score, -1.0, 1.0, missing=-1.0),
-        *rises[:2],
-        np.minimum(rises[2], 0.0),
-        log_scale(hosts.gradient_norm, 1e-4, 1e2),
-        squash(gradient_trend),
-        squash(np.maximum(hosts.flops_used, 0.0), missing=1.0),
-        squash(added),
-        hosts.was_restored.astype(np.float64),
-        hosts.was_refused.astype(np.float64),
-    ]
-    descriptors = [
-        log_scale(hosts.n_classes.astype(np.float64), 2, 1e3),
-        log_scale(hosts.n_samples.astype(np.float64), 10, 1e5),
-        log_scale(hosts.learning_rate, 1e-5, 1.0),
-        log_scale(hosts.n_parameters.astype(np.float64), 1e2, 1e8),
-        log_scale(hosts.n_epochs.astype(np.float64), 1, 1e3),
-        squash(10.0 * np.maximum(hosts.flop_price, 0.0)),
-    ]
-    ops = one_hot(hosts.last_op, len(Op))
-    return [np.stack(columns, axis=1), ops, np.stack(descriptors, axis=1)]
+    before = hosts.previous_validation_loss / guess
+    sheet = _Sheet(tuple(HOST_FEATURES), hosts.epoch.shape)
+    losses = {"train_loss": train, "validation_loss": validation, "flops_used": hosts.flops_used}
+    sheet.squash({name: np.maximum(values, 0.0) for name, values in losses.items()}, missing=1.0)
+    sheet.squash(
+        {
+            "loss_gap": validation - train,
+            "loss_trend": (before - validation) / 0.1,
+            "score_trend": (hosts.score - hosts.previous_score) / SCORE_STEP,
+            "score_trend_slow": (hosts.score - hosts.older_score) / SCORE_STEP,
+            "below_best": np.minimum((hosts.score - hosts.best_score) / SCORE_STEP, 0.0),
+            "gradient_trend": np.log(hosts.gradient_norm / hosts.previous_gradient_norm),
+            "parameters_added": slots.parameters.sum(1) / np.maximum(hosts.n_parameters, 1),
+            "task_flop_price": 10.0 * np.maximum(hosts.flop_price, 0.0),
+        }
+    )
+    sheet.log_scale(
+        {
+            "gradient_norm": (hosts.gradient_norm, 1e-4, 1e2),
+            "task_classes": (hosts.n_classes, 2.0, 1e3),
+            "task_samples": (hosts.n_samples, 10.0, 1e5),
+            "task_learning_rate": (hosts.learning_rate, 1e-5, 1.0),
+            "task_host_size": (hosts.n_parameters, 1e2, 1e8),
+            "task_epochs": (hosts.n_epochs, 1.0, 1e3),
+        }
+    )
+    sheet.clip({"progress": hosts.epoch / np.maximum(hosts.n_epochs, 1)})
+    sheet.fill(("score",), clip(hosts.score, -1.0, 1.0, missing=-1.0)[None])
+    sheet.fill(("was_restored", "was_refused"), np.array([hosts.was_restored, hosts.was_refused]))
+    sheet.one_hot(_OP_NAMES, hosts.last_op)
+    return sheet.values
 
 
-def _slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> list[Floats]:
-    """Return the features of slots in the order of :data:`SLOT_FEATURES`, ``[N, S, ...]`` each."""
+def _slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> Floats:
+    """Return the features of slots in the order of :data:`SLOT_FEATURES`, ``[F, N, S]``."""
     has_seed = slots.blueprint >= 0
-    n_epochs = np.maximum(hosts.n_epochs, 1)[:, None]
     health = slots.gradient_norm / hosts.gradient_norm[:, None]
-    life = [
-        clip(slots.age_epochs / n_epochs, 0.0, 1.0),
-        squash(slots.stage_epochs / 3.0),
-        clip(slots.alpha, 0.0, 1.0),
-        clip(slots.alpha_target, 0.0, 1.0),
-        slots.alpha_at_rest.astype(np.float64),
-        clip(slots.ramp_epochs_left / max(ALPHA_SPEED_EPOCHS), 0.0, 1.0),
-        clip(slots.curve / (len(ALPHA_CURVES) - 1), 0.0, 1.0),
-    ]
-    worth = [
-        squash(slots.contribution / SCORE_STEP),
-        slots.is_measured.astype(np.float64),
-        squash(slots.parameters / np.maximum(hosts.n_parameters, 1)[:, None]),
-        log_scale(np.where(has_seed, health, 0.0), 1e-3, 1e1),
-        clip((slots.blueprint + 1) / n_blueprints, 0.0, 1.0),
-    ]
-    return [
-        one_hot(slots.stage, len(Stage)),
-        np.stack(life, axis=2),
-        one_hot(np.where(has_seed, slots.style, -1), len(STYLES)),
-        np.stack(worth, axis=2),
-    ]
+    sheet = _Sheet(tuple(SLOT_FEATURES), slots.stage.shape)
+    sheet.squash(
+        {
+            "stage_age": slots.stage_epochs / 3.0,
+            "contribution": slots.contribution / SCORE_STEP,
+            "parameter_share": slots.parameters / np.maximum(hosts.n_parameters, 1)[:, None],
+        }
+    )
+    sheet.clip(
+        {
+            "age": slots.age_epochs / np.maximum(hosts.n_epochs, 1)[:, None],
+            "alpha": slots.alpha,
+            "alpha_target": slots.alpha_target,
+            "ramp_left": slots.ramp_epochs_left / max(ALPHA_SPEED_EPOCHS),
+            "curve": slots.curve / (len(ALPHA_CURVES) - 1),
+            "blueprint": (slots.blueprint + 1) / n_blueprints,
+        }
+    )
+    sheet.log_scale({"gradient_health": (np.where(has_seed, health, 0.0), 1e-3, 1e1)})
+    flags = np.array([slots.alpha_at_rest, slots.is_measured])
+    sheet.fill(("alpha_at_rest", "is_measured"), flags)
+    sheet.one_hot(_STAGE_NAMES, slots.stage)
+    sheet.one_hot(_STYLE_NAMES, np.where(has_seed, slots.style, -1))
+    return sheet.values
