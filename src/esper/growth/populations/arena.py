@@ -49,7 +49,9 @@ class Arena:
         self._lengths, self._chunk_rows = self._measure()
         self._row_of = torch.from_numpy(self._chunk_rows).repeat_interleave(self._lengths)
         """``[T]`` the row that each parameter belongs to."""
-        self._rates = self._spread(learning_rates)
+        # Memory of this size is given back and taken again at each step unless it is kept.
+        self._scratch = torch.empty_like(self.data[:2])
+        self._rates = self._spread(learning_rates, torch.empty_like(self.gradient))
 
     def show(self, active: Sequence[ActiveRows]) -> None:
         """Let layers see the copies; their gradients add up in :attr:`gradient`."""
@@ -68,7 +70,7 @@ class Arena:
 
     def gradient_squares(self) -> Floats:
         """Return the sum of the squares of each row's gradient, ``[R]``."""
-        squares = self.gradient.square()
+        squares = torch.mul(self.gradient, self.gradient, out=self._scratch[0])
         sums = torch.segment_reduce(squares, "sum", lengths=self._lengths)
         totals = np.zeros(len(self.steps))
         np.add.at(totals, self._chunk_rows, sums.double().numpy())
@@ -82,8 +84,9 @@ class Arena:
         if config.optimizer == "sgd":
             update_by_sgd(data[0], data[1], gradient, self._rates, config)
             return
-        factors, floors = adam_factors(self.learning_rates, self.steps, config)
-        update_by_adam(data, gradient, self._spread(factors), self._spread(floors), config)
+        numbers = adam_factors(self.learning_rates, self.steps, config)
+        factors, floors = map(self._spread, numbers, self._scratch)
+        update_by_adam(data, gradient, factors, floors, config)
 
     def write_back(self) -> None:
         """Put what was learned into the stores."""
@@ -109,9 +112,10 @@ class Arena:
             first += n_rows
         return torch.tensor(lengths), np.array(rows, dtype=np.int64)
 
-    def _spread(self, numbers: Floats) -> Tensor:
-        """Return one number of each row ``[R]`` for each of its parameters, ``[T]``."""
-        return torch.from_numpy(numbers).to(self.data.dtype).index_select(0, self._row_of)
+    def _spread(self, numbers: Floats, out: Tensor) -> Tensor:
+        """Write one number of each row ``[R]`` for each of its parameters, ``[T]``."""
+        values = torch.from_numpy(numbers).to(out.dtype)
+        return torch.index_select(values, 0, self._row_of, out=out)
 
 
 def _pieces_of(store: RowStore, rows: slice) -> tuple[Tensor, ...]:

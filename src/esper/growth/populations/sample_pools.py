@@ -34,13 +34,22 @@ class SamplePool:
         """Where each host's samples begin."""
         self.sizes = np.zeros(len(pairs), dtype=np.int64)
         self._pack(pairs)
+        self._taken = self.inputs[:0], self.targets[:0]
 
     def take(self, numbers: Tensor) -> Pair:
-        """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]`` each."""
-        flat = numbers.reshape(-1)
+        """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]`` each.
+
+        They lie in memory of the pool and stay until the next call: memory for many samples that
+        is given back to the system and taken again costs more than the copying.
+        """
+        flat, sources = numbers.reshape(-1), (self.inputs, self.targets)
+        rooms = zip(self._taken, sources, strict=True)
+        first, second = (_with_room(room, samples, len(flat)) for room, samples in rooms)
+        self._taken = first, second
+        for samples, room in zip(sources, self._taken, strict=True):
+            torch.index_select(samples, 0, flat, out=room[: len(flat)])
         inputs, targets = (
-            samples.index_select(0, flat).view(*numbers.shape, *samples.shape[1:])
-            for samples in (self.inputs, self.targets)
+            room[: len(flat)].view(*numbers.shape, *room.shape[1:]) for room in self._taken
         )
         return inputs, targets
 
@@ -108,6 +117,11 @@ class SamplePool:
         self._is_own = True
         self._regions.append(region)
         return region
+
+
+def _with_room(room: Tensor, samples: Tensor, size: int) -> Tensor:
+    """Return memory for so many samples: the same as before if it is large enough."""
+    return room if len(room) >= size else samples.new_empty(size, *samples.shape[1:])
 
 
 def _are_alike(first: Tensor, second: Tensor) -> bool:

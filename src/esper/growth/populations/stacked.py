@@ -37,6 +37,9 @@ from esper.lifecycle.growth_action import GrowthAction
 EVALUATION_SAMPLES = 8192
 """Samples, over all hosts, of one step of an evaluation."""
 
+EVALUATION_NUMBERS = 2**21
+"""Numbers, over all hosts, up to which a step may have more samples if they are vectors."""
+
 
 class StackedPopulation(Population):
     """Hosts of one design as rows of the same tensors.
@@ -254,7 +257,10 @@ class StackedPopulation(Population):
         pool = self._pool(split)
         sizes = torch.from_numpy(pool.sizes[hosts])
         offsets = torch.from_numpy(pool.offsets[hosts])
-        n_steps, chunk = int(sizes.max()), max(8, EVALUATION_SAMPLES // len(hosts))
+        n_at_once = EVALUATION_SAMPLES
+        if pool.inputs.ndim == 2:
+            n_at_once = max(n_at_once, EVALUATION_NUMBERS // pool.inputs.shape[1])
+        n_steps, chunk = int(sizes.max()), max(8, n_at_once // len(hosts))
         totals = torch.zeros(2, len(hosts), dtype=torch.float64)
         with torch.no_grad():
             segment.show()
