@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -269,7 +270,13 @@ class HostSlots(Mapping[str, SeedSlot]):
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
     """Return the slots as action masks know them, with the blueprints that fit each."""
-    names = blueprint_names()
+    return _slot_config_for(tuple(sites), seed_limit, blueprint_names())
+
+
+@lru_cache(maxsize=64)
+def _slot_config_for(
+    sites: tuple[SlotSite, ...], seed_limit: int | None, names: tuple[str, ...]
+) -> SlotConfig:
     return SlotConfig(
         tuple(site.name for site in sites),
         seed_limit=seed_limit,

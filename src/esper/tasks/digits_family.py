@@ -41,6 +41,7 @@ LABEL_NOISE = (0.0, 0.4)
 INPUT_NOISE = (0.0, 0.3)
 LEARNING_RATES = (2e-3, 2e-2)
 WIDTHS = (2, 4, 8, 16)
+N_NOISE_ROWS = 2**13
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,15 +152,29 @@ def _gather(
     """Return the images of these rows, with noise of so many shades, and their targets."""
     pools = _pools()
     images = pools.images.index_select(0, torch.from_numpy(np.concatenate(rows)))
-    # Torch draws many normal numbers faster than numpy does.
-    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    images.add_(torch.randn(images.shape, generator=generator), alpha=input_noise / pools.unit)
+    images.add_(_draw_noise(rng, len(images)), alpha=input_noise / pools.unit)
     ends = np.cumsum([len(part) for part in rows])
     train, validation, test = (
         Samples(images[end - len(labels) : end], torch.from_numpy(labels))
         for end, labels in zip(ends, targets, strict=True)
     )
     return TaskData(train=train, validation=validation, test=test)
+
+
+def _draw_noise(rng: np.random.Generator, n_rows: int) -> Tensor:
+    """Return normal numbers ``[n, 64]``, other rows of one table in every draw.
+
+    Drawing so many numbers would take longer than everything else that a draw does. An odd step
+    through a table whose size is a power of two meets no row twice.
+    """
+    start, step = rng.integers(N_NOISE_ROWS), 2 * rng.integers(N_NOISE_ROWS // 2) + 1
+    rows = (start + step * np.arange(n_rows)) % N_NOISE_ROWS
+    return _noise_table().index_select(0, torch.from_numpy(rows))
+
+
+@lru_cache(maxsize=1)
+def _noise_table() -> Tensor:
+    return torch.randn(N_NOISE_ROWS, 64, generator=torch.Generator().manual_seed(5))
 
 
 def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
