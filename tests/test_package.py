@@ -35,6 +35,9 @@ def test_every_test_and_file_that_the_findings_name_exists() -> None:
         "esper.simic.agent",
         "esper.simic.rollout",
         "esper.tamiyo.policy",
+        "esper.simic.environment",
+        "esper.simic.evaluation",
+        "esper.tamiyo",
         "esper.tasks",
     ],
 )
