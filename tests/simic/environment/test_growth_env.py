@@ -15,7 +15,8 @@ from gymnasium.utils.env_checker import check_env
 from esper.errors import ConfigError, ResetNeededError, ShapeError, TaskError
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.simic.environment import REWARD_TERMS, GrowthEnv
+from esper.simic.environment import GrowthEnv
+from esper.simic.environment.rewards import REWARD_TERMS
 from tests.simic.environment.worlds import TINY, choose, life_of_a_seed, make_env
 
 

@@ -22,7 +22,8 @@ from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
 from esper.simic.agent import PPOAgent
-from esper.simic.environment import REWARD_TERMS, GrowthEnv, GrowthVectorEnv
+from esper.simic.environment import GrowthEnv, GrowthVectorEnv
+from esper.simic.environment.rewards import REWARD_TERMS
 from esper.simic.rollout import VectorCollector
 from esper.tamiyo.policy import RecurrentPolicy
 from tests.simic.environment.worlds import (

@@ -5,7 +5,6 @@ from typing import Any
 from esper.registration import register_environments
 from esper.simic.environment.growth_env import GrowthEnv
 from esper.simic.environment.growth_vector_env import GrowthVectorEnv
-from esper.simic.environment.rewards import REWARD_TERMS
 from esper.tasks import Task
 
 register_environments()
@@ -23,4 +22,4 @@ def make_env(
     return GrowthVectorEnv(task, num_envs, **options)
 
 
-__all__ = ["REWARD_TERMS", "GrowthEnv", "GrowthVectorEnv", "make_env"]
+__all__ = ["GrowthEnv", "GrowthVectorEnv", "make_env"]
