@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from esper.config.growth import GovernorConfig, GrowthConfig
 from esper.config.population import PopulationConfig
 from esper.errors import ConfigError, IllegalActionError, SlotError
-from esper.growth.dry_run import evaluation_mode
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.populations.costs import CostTable
+from esper.growth.populations.data_check import DataCheck
 from esper.growth.populations.host_data import BatchOrder, BuildHost, HostSpec, Split
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
@@ -94,9 +94,9 @@ class Population(ABC):
         """What hosts of the design cost."""
         self._cost_tables = {_sizes_of(self.template): self.costs}
         self._costs = [self.costs] * len(specs)
-        self._known_data: set[tuple[Any, ...]] = set()
+        self._data_check = DataCheck(self.template, self.objective)
         for host, spec in enumerate(specs):
-            self._require_fit(host, spec)
+            self._data_check.require_fit(host, spec)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
@@ -226,23 +226,6 @@ class Population(ABC):
                 raise ConfigError(f"there is no host {host}; there are 0 to {self.n_hosts - 1}.")
         return list(hosts)
 
-    def _require_fit(self, host: int, spec: HostSpec) -> None:
-        """Refuse data that the design cannot be run on."""
-        inputs, targets = spec.data.split("train")
-        kind = _data_kind(inputs, targets)
-        if kind in self._known_data:
-            return
-        try:
-            with torch.no_grad(), evaluation_mode(self.template):
-                outputs = self.template(inputs[:2])
-                if isinstance(self.objective, CrossEntropy):
-                    self.objective.require_classes(outputs.shape[-1], targets)
-                self.objective.losses(outputs, targets[:2])
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"the data of host {host} do not fit the model: {reason}") from error
-        self._known_data.add(kind)
-
     def _require_host(self, host: int, model: nn.Module) -> None:
         """Refuse a new host that cannot be part of the population."""
         own, wanted = slots(model).slot_config.slot_ids, self.slot_config.slot_ids
@@ -259,7 +242,7 @@ class Population(ABC):
     def _take_spec(self, host: int, spec: HostSpec) -> nn.Module:
         """Put a new host's specification in the place of another's; return the host."""
         self._require_hosts([host])
-        self._require_fit(host, spec)
+        self._data_check.require_fit(host, spec)
         model = self._accept(host, self.build_host(spec))
         self.specs[host] = spec
         self.orders[host] = self._make_order(spec)
@@ -312,12 +295,3 @@ class Population(ABC):
 
 def _sizes_of(model: nn.Module) -> tuple[torch.Size, ...]:
     return tuple(parameter.shape for parameter in model.parameters())
-
-
-def _data_kind(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
-    """Return all that decides whether a model can be run on data."""
-    kind: list[Any] = [inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype]
-    for numbers in (inputs[:2], targets):
-        if not numbers.is_floating_point():
-            kind += [number.item() for number in torch.aminmax(numbers)]
-    return tuple(kind)
