@@ -17,7 +17,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from safetensors.torch import load_file, save_file
 
 from esper.config.environment import RewardConfig
-from esper.errors import ConfigError, ShapeError
+from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
@@ -152,11 +152,25 @@ def test_a_saved_state_goes_on_bit_for_bit_from_any_step(form: str, tmp_path: Pa
     assert {Stage.HOLDING, Stage.FOSSILIZED} <= stages
 
 
-def test_a_state_of_another_number_of_hosts_is_refused() -> None:
+def test_a_state_of_another_environment_is_refused() -> None:
     envs = make_envs(2)
     envs.reset(seed=0)
-    with pytest.raises(ShapeError, match="state is of 2 hosts; there are 3"):
-        make_envs(3).load_state_dict(envs.state_dict())
+    state = envs.state_dict()
+    with pytest.raises(ConfigError, match="the state has num_envs 2; this environment has 3"):
+        make_envs(3).load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"the state has task 'spirals'.*has 'digits'"):
+        make_envs(2, "digits").load_state_dict(state)
+    with pytest.raises(ConfigError, match="the state has budget"):
+        make_envs(2, n_epochs=5).load_state_dict(state)
+
+
+def test_the_test_split_is_for_evaluations() -> None:
+    with pytest.raises(ConfigError, match="read by evaluations only"):
+        make_envs(2, final_split="test")
+    envs = make_envs(2, final_split="test", purpose="evaluation")
+    envs.reset(seed=0)
+    *_, info = envs.step(np.stack([choose(Op.FINISH)] * 2))
+    assert np.isfinite(info["final_info"]["final_score"]).all()
 
 
 def test_episodes_end_each_for_itself_and_the_next_begins_in_the_same_step() -> None:

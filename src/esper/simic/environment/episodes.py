@@ -22,13 +22,14 @@ from esper.growth.populations import (
     make_population,
 )
 from esper.growth.populations.choosing import Form
-from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, BlendStyle, Op
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.growth_action import GrowthAction, decode_action
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.environment.drawing import HostDrawer
 from esper.simic.environment.records import EpisodeRecords
 from esper.simic.environment.rewards import RewardTerms, StepAccount, potential, settle_step
+from esper.simic.environment.seed_sizes import SeedSizes
 from esper.simic.environment.splits import FinalSplit
 from esper.simic.environment.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
@@ -37,7 +38,6 @@ from esper.tasks import Task, TaskDraw
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-_GATE = STYLES.index(BlendStyle.LEARNED_GATE)
 _OP = HEAD_NAMES.index("op")
 
 
@@ -93,10 +93,7 @@ class GrowthEpisodes:
         self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
         self._masks: ActionMasks | None = None
         """The legal actions as they are now; None when the hosts have changed since."""
-        self._seed_sizes = np.full(
-            (self.slot_config.max_slots, len(self.slot_config.blueprints), 2), -1
-        )
-        """Parameters of a seed by slot, blueprint and gate; -1 if not counted yet."""
+        self._seed_sizes = SeedSizes(self.population.costs, self.slot_config)
         for host, seed in enumerate(draw_seeds):
             self._start_record(host, seed)
         self._look(list(range(len(specs))))
@@ -202,8 +199,6 @@ class GrowthEpisodes:
             part, _, rest = name.partition("/")
             parts[part][rest] = tensor
         seeds: list[int] = parts["records"]["draw_seed"].numpy().tolist()
-        if len(seeds) != self.n_hosts:
-            raise ShapeError(f"the state is of {len(seeds)} hosts; there are {self.n_hosts} here.")
         for host, seed in enumerate(seeds):
             self._replace(host, seed)
         self.population.load_state_dict(
@@ -269,7 +264,7 @@ class GrowthEpisodes:
         flops += report.flops
         flops[running] += judged.flops
         records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
-        self._count_parameters()
+        self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
         self._measure_seeds(running, flops)
         return report
 
@@ -288,22 +283,6 @@ class GrowthEpisodes:
                 records.contribution[hosts, column] = worth
                 flops[hosts] += without.flops
 
-    def _count_parameters(self) -> None:
-        """Enter the parameters of each slot's seed."""
-        arrays, costs = self.population.slot_arrays(), self.population.costs
-        hosts, columns = np.nonzero(arrays.blueprint >= 0)
-        keys = columns, arrays.blueprint[hosts, columns], arrays.style[hosts, columns] == _GATE
-        counts = self._seed_sizes[*keys[:2], keys[2].astype(np.int64)]
-        for index in np.flatnonzero(counts < 0).tolist():
-            slot, blueprint, is_gated = (int(key[index]) for key in keys)
-            name = self.slot_config.slot_ids[slot]
-            size = costs.seed_parameters(
-                name, self.slot_config.blueprints[blueprint], bool(is_gated)
-            )
-            counts[index] = self._seed_sizes[slot, blueprint, is_gated] = size
-        self.records.seed_parameters[:] = 0
-        self.records.seed_parameters[hosts, columns] = counts
-
     def _score_committed(self, ended: Flags) -> Floats:
         """Remove what was not committed and score what is left, on samples nobody has seen."""
         scores = np.full(self.n_hosts, np.nan)
@@ -314,7 +293,7 @@ class GrowthEpisodes:
                 self.population.finish(host)
             judged = self._evaluate(hosts, "final")
             scores[hosts] = self._scores(judged)
-            self._count_parameters()
+            self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
         return scores
 
     def _scores(self, judged: Evaluation) -> Floats:

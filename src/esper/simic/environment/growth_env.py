@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.errors import ResetNeededError
-from esper.simic.environment.growth_vector_env import GrowthVectorEnv, flat_masks, head_masks
+from esper.simic.environment.growth_vector_env import GrowthVectorEnv
+from esper.simic.environment.gymnasium_forms import flat_masks, head_masks
 from esper.simic.environment.rewards import REWARD_TERMS
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.config.checks import require_bool, require_choice, require_int, require_number
 from esper.config.environment import RewardConfig
-from esper.errors import ConfigError, ResetNeededError, TaskError
+from esper.errors import ConfigError, ResetNeededError
 from esper.growth.populations.choosing import Form
-from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.environment.episodes import GrowthEpisodes, StepResult
+from esper.simic.environment.gymnasium_forms import (
+    final_observations,
+    flat_masks,
+    head_masks,
+    make_spaces,
+)
+from esper.simic.environment.options import find_rewards, find_task
 from esper.simic.environment.seeds import PURPOSES, Purpose, draw_seed
 from esper.simic.environment.splits import FINAL_SPLITS, FinalSplit
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
-from esper.tasks import Task, make_task
+from esper.tasks import Task
 
 Flags = NDArray[np.bool_]
 
@@ -66,7 +71,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             form: How hosts are trained; see :func:`esper.make_population`.
             purpose: Whose episodes: those for training, tuning and evaluation never meet.
             final_split: What hosts are scored on at their end: the half of validation that is not
-                observed, or the test split.
+                observed or, in evaluations, the test split.
             autoreset: Whether a new episode starts in the step that ends one. If not, a host whose
                 episode is over stays as it is until :meth:`reset` with ``options["reset_mask"]``.
             max_episode_steps: Steps after which an episode is truncated.
@@ -77,13 +82,18 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         require_choice("purpose", purpose, PURPOSES)
         require_choice("final_split", final_split, FINAL_SPLITS)
         require_bool("autoreset", autoreset)
+        if final_split == "test" and purpose != "evaluation":
+            raise ConfigError(
+                f"final_split is 'test' and purpose is {purpose!r}; the test split is read by "
+                "evaluations only: purpose='evaluation'."
+            )
         if max_episode_steps is not None:
             require_int("max_episode_steps", max_episode_steps, least=1)
         if episode_seconds is not None:
             require_number("episode_seconds", episode_seconds, above=0.0)
-        self.task = _find_task(task, task_options)
+        self.task = find_task(task, task_options)
         self.num_envs = num_envs
-        self.rewards = reward if isinstance(reward, RewardConfig) else _reward_config(reward)
+        self.rewards = find_rewards(reward)
         self.form: Form = form
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
@@ -171,7 +181,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         if len(done):
             final = self._final_info(done, result)
             if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
-                info |= final | _final_observations(observations, done)
+                info |= final | final_observations(observations, done)
                 self._episodes[done] += 1
                 self._growth.begin(done.tolist(), self._draw_seeds(done))
                 self._started[done] = monotonic()
@@ -184,18 +194,44 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on: tensors and plain values."""
         state = self._growth.state_dict()
+        state["facts"]["made_with"] = self._made_with()
         state["facts"]["seeds"] = self._seeds.tolist()
         state["facts"]["episodes"] = self._episodes.tolist()
         state["facts"]["elapsed"] = (monotonic() - self._started).tolist()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called, bit for bit."""
+        """Continue where :meth:`state_dict` was called, bit for bit.
+
+        Raises:
+            ConfigError: If it was called on environments that were made with other options.
+        """
+        for name, own in self._made_with().items():
+            other = state["facts"]["made_with"][name]
+            if other != own:
+                raise ConfigError(
+                    f"the state has {name} {other!r}; this environment has {own!r}. "
+                    "Make it with the options that the other was made with."
+                )
         self._growth.load_state_dict(state)
         self._seeds[:] = state["facts"]["seeds"]
         self._episodes[:] = state["facts"]["episodes"]
         self._started[:] = monotonic() - np.array(state["facts"]["elapsed"])
         self._has_seeds = True
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return what two environments must have in common for one to go on with the other."""
+        return {
+            "num_envs": self.num_envs,
+            "task": self.task.name,
+            "purpose": self.purpose,
+            "final_split": self.final_split,
+            "budget": asdict(self.task.budget),
+            "training": asdict(self.task.training),
+            "rewards": asdict(self.rewards),
+            "slots": list(self.slot_config.slot_ids),
+            "blueprints": list(self.slot_config.blueprints),
+        }
 
     def _draw_seeds(self, envs: Sequence[int] | NDArray[np.int64]) -> list[int]:
         seeds, episodes = self._seeds, self._episodes
@@ -274,53 +310,3 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             "illegal_action": result.is_illegal,
         }
         return {"final_info": final, "_final_info": is_done}
-
-
-def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDiscrete]:
-    """Return the spaces of one environment's observations and actions."""
-    low = layout.low
-    return (
-        spaces.Box(low, np.ones_like(low), dtype=np.float32),
-        spaces.MultiDiscrete(np.array(growth_action_spec(layout.slot_config).sizes)),
-    )
-
-
-def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:
-    """Return, for each environment, a mask of each head's choices as Gymnasium takes them."""
-    choices = masks.choices.to(torch.int8).numpy()
-    sizes = [masks[name].shape[-1] for name in masks if name != "slot_by_op"]
-    heads = [choices[:, head, :size] for head, size in enumerate(sizes)]
-    return list(zip(*heads, strict=True))
-
-
-def flat_masks(masks: ActionMasks) -> Flags:
-    """Return all heads' masks side by side, ``[E, sum of sizes]``."""
-    return np.concatenate([masks[n].numpy() for n in masks if n != "slot_by_op"], axis=1)
-
-
-def _final_observations(
-    observations: NDArray[np.float32], done: NDArray[np.int64]
-) -> dict[str, NDArray[Any]]:
-    table = np.full(len(observations), None, object)
-    is_done = np.zeros(len(observations), np.bool_)
-    is_done[done] = True
-    for env in done.tolist():
-        table[env] = observations[env]
-    return {"final_obs": table, "_final_obs": is_done}
-
-
-def _find_task(task: str | Task, options: dict[str, Any]) -> Task:
-    if isinstance(task, str):
-        return make_task(task, **options)
-    if not isinstance(task, Task):
-        raise TaskError(f"task is a {type(task).__name__}; it must be a Task or the name of one.")
-    if options:
-        raise TaskError(
-            f"options {', '.join(options)} are given with a task that is made already; "
-            "make it with them."
-        )
-    return task
-
-
-def _reward_config(reward: str) -> RewardConfig:
-    return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]

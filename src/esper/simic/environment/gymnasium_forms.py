@@ -1,0 +1,51 @@
+"""Spaces, masks and last observations in the forms that Gymnasium has for them.
+
+Shapes: E = environments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from esper.lifecycle.factored_actions import growth_action_spec
+from esper.tamiyo.policy.action_masks import SLOT_BY_OP, ActionMasks
+from esper.tamiyo.policy.observations import ObservationLayout
+
+
+def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDiscrete]:
+    """Return the spaces of one environment's observations and actions."""
+    low = layout.low
+    return (
+        spaces.Box(low, np.ones_like(low), dtype=np.float32),
+        spaces.MultiDiscrete(np.array(growth_action_spec(layout.slot_config).sizes)),
+    )
+
+
+def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:
+    """Return, for each environment, a mask of each head's choices as Gymnasium takes them."""
+    choices = masks.choices.to(torch.int8).numpy()
+    sizes = [masks[name].shape[-1] for name in masks if name != SLOT_BY_OP]
+    heads = [choices[:, head, :size] for head, size in enumerate(sizes)]
+    return list(zip(*heads, strict=True))
+
+
+def flat_masks(masks: ActionMasks) -> NDArray[np.bool_]:
+    """Return all heads' masks side by side, ``[E, sum of sizes]``."""
+    return np.concatenate([masks[n].numpy() for n in masks if n != SLOT_BY_OP], axis=1)
+
+
+def final_observations(
+    observations: NDArray[np.float32], done: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    """Return the last observations of episodes that are done, as vector environments give them."""
+    table = np.full(len(observations), None, object)
+    is_done = np.zeros(len(observations), np.bool_)
+    is_done[done] = True
+    for env in done.tolist():
+        table[env] = observations[env]
+    return {"final_obs": table, "_final_obs": is_done}
