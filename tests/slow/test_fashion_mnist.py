@@ -197,7 +197,7 @@ def test_waiting_through_a_few_epochs_learns(
     make: MakeTask, image_size: int, host: str, least: float
 ) -> None:
     task = make(image_size=image_size, host=host, n_epochs=4)
-    envs = GrowthVectorEnv(task, 1, autoreset=False, final_split="test")
+    envs = GrowthVectorEnv(task, 1, autoreset=False, purpose="evaluation", final_split="test")
     envs.reset(seed=0)
     first = envs.growth.records.score[0]
     results = run_episodes(envs, WaitController(), seed=0)
