@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from esper.config.hosts import CNNHostConfig
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.cifar_files import read_cifar_binary, read_cifar_pickled
 from esper.tasks.data_places import VARIABLE, data_places, find_files
 from esper.tasks.image_sets import N_CLASSES, LabelledImages, split_images
@@ -47,7 +46,7 @@ def make_cifar10(
     learning, testing = read_cifar10(data_dir)
     return Task(
         name="cifar10",
-        make_host=_make_host,
+        make_host=HostMaker(HOST),
         data=split_images(learning, testing, n_train=n_train, n_validation=n_validation),
         n_classes=N_CLASSES,
         budget=budget(n_epochs, default=16),
@@ -75,7 +74,3 @@ def read_cifar10(data_dir: str | Path | None) -> tuple[LabelledImages, LabelledI
         paths[ROLES[0]].parent,
     )
     return learning, batches[-1]
-
-
-def _make_host(seed: int) -> nn.Module:
-    return make_host_of_size(HOST, seed=seed)

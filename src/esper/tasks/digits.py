@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.digits_data import load_digits
 from esper.tasks.options import budget, require_choice, training
 from esper.tasks.splitting import stratified_split
@@ -57,7 +57,7 @@ def make_digits(
     train, validation, test = (Samples(images[rows], labels[rows]) for rows in digit_splits())
     return Task(
         name="digits",
-        make_host=partial(_make_host, HOSTS[host]),
+        make_host=HostMaker(HOSTS[host]),
         data=TaskData(train=train, validation=validation, test=test),
         n_classes=10,
         budget=budget(n_epochs, default=16),
@@ -66,7 +66,3 @@ def make_digits(
         ),
         summary=SUMMARY,
     )
-
-
-def _make_host(config: HostConfig, seed: int) -> nn.Module:
-    return make_host_of_size(config, seed=seed)

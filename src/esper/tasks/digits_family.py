@@ -10,17 +10,16 @@ Shapes: n samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.config.hosts import MLPHostConfig
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.digits import digit_splits, standard_digits
 from esper.tasks.options import budget, training
 from esper.tasks.task import Task
@@ -68,13 +67,13 @@ class _Question:
     n_classes: int
 
 
-def make_digits_family(*, n_epochs: int | None = None, batches_per_epoch: int | None = 8) -> Task:
+def make_digits_family(*, n_epochs: int | None = None, batches_per_epoch: int | None = 12) -> Task:
     """Return the task ``digits-family``."""
     return Task(
         name="digits-family",
         make_host=_host_makers()[DESIGN.hidden],
         draw=draw_digits,
-        budget=budget(n_epochs, default=20),
+        budget=budget(n_epochs, default=16),
         training=training(batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch),
         summary=SUMMARY,
     )
@@ -189,10 +188,6 @@ def _pools() -> _Pools:
 
 
 @lru_cache(maxsize=1)
-def _host_makers() -> dict[int, Callable[[int], nn.Module]]:
-    """Return what makes a host of each width: the same function whenever a width is drawn."""
-    return {width: partial(_make_host, replace(DESIGN, hidden=width)) for width in WIDTHS}
-
-
-def _make_host(config: MLPHostConfig, seed: int) -> nn.Module:
-    return make_host_of_size(config, design=DESIGN, seed=seed)
+def _host_makers() -> dict[int, HostMaker]:
+    """Return what makes a host of each width: the same whenever a width is drawn."""
+    return {width: HostMaker(replace(DESIGN, hidden=width), design=DESIGN) for width in WIDTHS}

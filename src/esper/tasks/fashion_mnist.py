@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
 from esper.errors import BadDataError
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.data_places import VARIABLE, data_places, find_files
 from esper.tasks.idx_files import read_idx
 from esper.tasks.image_sets import N_CLASSES, LabelledImages, flat, split_images
@@ -66,7 +63,7 @@ def make_fashion_mnist(
     )
     return Task(
         name="fashion-mnist",
-        make_host=partial(_make_host, _host_config(host, image_size)),
+        make_host=HostMaker(_host_config(host, image_size)),
         data=data if host == "cnn" else flat(data),
         n_classes=N_CLASSES,
         budget=budget(n_epochs, default=16),
@@ -109,7 +106,3 @@ def _host_config(host: str, image_size: int) -> HostConfig:
     if host == "mlp":
         return MLPHostConfig(n_features=image_size**2, width=16, hidden=16, n_blocks=2)
     return CNNHostConfig(image_size=image_size, n_channels=1, width=8, hidden=8, n_blocks=2)
-
-
-def _make_host(config: HostConfig, seed: int) -> nn.Module:
-    return make_host_of_size(config, seed=seed)

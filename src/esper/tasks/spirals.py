@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from esper.config.hosts import MLPHostConfig
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.options import budget, training
 from esper.tasks.task import Task
 from esper.tasks.task_data import Samples, TaskData, TaskDraw
@@ -24,7 +23,7 @@ def make_spirals(*, n_epochs: int | None = None, batches_per_epoch: int | None =
     """Return the task ``spirals``."""
     return Task(
         name="spirals",
-        make_host=_make_host,
+        make_host=HostMaker(HOST),
         draw=draw_spirals,
         budget=budget(n_epochs, default=16),
         training=training(batch_size=32, learning_rate=1e-2, batches_per_epoch=batches_per_epoch),
@@ -58,7 +57,3 @@ def _samples(
     points = 2 * along[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points += noise * rng.standard_normal(points.shape)
     return Samples(torch.from_numpy(points.astype(np.float32)), torch.from_numpy(spirals))
-
-
-def _make_host(seed: int) -> nn.Module:
-    return make_host_of_size(HOST, seed=seed)

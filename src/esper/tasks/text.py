@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from esper.config.checks import require_int
 from esper.config.hosts import GPTHostConfig
 from esper.errors import BadDataError
-from esper.growth.hosts import make_host as make_host_of_size
+from esper.growth.hosts import HostMaker
 from esper.tasks.metric import bits_per_character
 from esper.tasks.options import budget, training
 from esper.tasks.task import Task
@@ -59,7 +56,7 @@ def make_text(
     )
     return Task(
         name="text",
-        make_host=partial(_make_host, config),
+        make_host=HostMaker(config),
         data=data,
         n_classes=len(vocabulary),
         metric=bits_per_character(len(vocabulary)),
@@ -92,7 +89,3 @@ def split_text(text: str, context: int, *, source: str) -> tuple[TaskData, Vocab
 
 def _windows(part: str, vocabulary: Vocabulary, context: int) -> Samples:
     return cut_windows(vocabulary.encode(part), context)
-
-
-def _make_host(config: GPTHostConfig, seed: int) -> nn.Module:
-    return make_host_of_size(config, seed=seed)

@@ -12,7 +12,14 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from esper.errors import ConfigError, ResetNeededError, ShapeError, TaskError
+from esper.errors import (
+    ActionSpecError,
+    ConfigError,
+    DtypeError,
+    ResetNeededError,
+    ShapeError,
+    TaskError,
+)
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.simic.environment import GrowthEnv
@@ -274,5 +281,12 @@ def test_mistakes_get_one_clear_line() -> None:
     env.reset(seed=0)
     with pytest.raises(ShapeError, match=rf"\[1, {len(HEAD_NAMES)}\] is needed"):
         env.step(np.zeros(3, np.int64))
+    for head, choice in ((0, 2), (0, -1), (7, 7)):
+        action = choose(Op.WAIT)
+        action[head] = choice
+        with pytest.raises(ActionSpecError, match=rf"choice {choice} of head '{HEAD_NAMES[head]}'"):
+            env.step(action)
+    with pytest.raises(DtypeError, match="whole numbers are needed"):
+        env.step(np.zeros(8))
     with pytest.raises(ConfigError, match="seed is -1"):
         env.vector.reset(seed=-1)

@@ -2,7 +2,7 @@
 
 from esper.growth.hosts.cnn import CNNHost
 from esper.growth.hosts.gpt import GPTHost
-from esper.growth.hosts.making import build_host, make_host, sample_input
+from esper.growth.hosts.making import HostMaker, build_host, make_host, sample_input
 from esper.growth.hosts.mlp import MLPHost
 
-__all__ = ["CNNHost", "GPTHost", "MLPHost", "build_host", "make_host", "sample_input"]
+__all__ = ["CNNHost", "GPTHost", "HostMaker", "MLPHost", "build_host", "make_host", "sample_input"]

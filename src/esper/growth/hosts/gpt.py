@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from esper.config.hosts import GPTHostConfig
 from esper.growth.blueprints.self_attention import CausalAttention
+from esper.growth.hosts.weights import draw_weights
 
 
 class GPTBlock(nn.Module):
@@ -35,11 +36,23 @@ class GPTHost(nn.Module):
         super().__init__()
         self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Embedding(config.context, config.width)
-        nn.init.normal_(self.token.weight, std=0.1)
-        nn.init.normal_(self.position.weight, std=0.1)
+        self._shrink_embeddings()
         self.blocks = nn.Sequential(*(GPTBlock(config) for _ in range(config.n_blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were when the host was made."""
+        self.token.reset_parameters()
+        self.position.reset_parameters()
+        self._shrink_embeddings()
+        for part in (self.blocks, self.norm, self.head):
+            draw_weights(part)
+
+    def _shrink_embeddings(self) -> None:
+        """Draw embeddings that are a tenth as large as PyTorch's."""
+        nn.init.normal_(self.token.weight, std=0.1)
+        nn.init.normal_(self.position.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits."""

@@ -243,11 +243,15 @@ class Population(ABC):
         """Put a new host's specification in the place of another's; return the host."""
         self._require_hosts([host])
         self._data_check.require_fit(host, spec)
-        model = self._accept(host, self.build_host(spec))
+        model = self._start_model(host, spec)
         self.specs[host] = spec
         self.orders[host] = self._make_order(spec)
         self.is_finished[host] = False
         return model
+
+    def _start_model(self, host: int, spec: HostSpec) -> nn.Module:
+        """Return a new host for a specification; refuse one that does not fit in."""
+        return self._accept(host, self.build_host(spec))
 
     def _accept(self, host: int, model: nn.Module) -> nn.Module:
         """Refuse a new host that does not fit in, or note what hosts of its size cost."""

@@ -75,6 +75,15 @@ class RowStore:
         for host, row in rows.items():
             self._write(self.hosts.index(host), row)
 
+    def copy_row(self, host: int, other: RowStore) -> None:
+        """Take over a host's row from a store of the same hosts and module."""
+        index, source = self.hosts.index(host), other.hosts.index(host)
+        self.data[:, index] = other.data[:, source]
+        self.own_shapes[index] = other.own_shapes[source]
+        self.steps[index] = other.steps[source]
+        for name, buffer in self.buffers.items():
+            buffer[index] = other.buffers[name][source]
+
     def get(self, host: int) -> Row:
         """Return a copy of a host's row, in its own shapes."""
         index = self.hosts.index(host)

@@ -132,11 +132,10 @@ class StackedState:
             rows["gate"] = gates.get(host)
         return rows
 
-    def start_host(self, host: int, row: Row, lives: SlotLives) -> None:
-        """Put a host that has learned nothing in the place of another."""
+    def start_host(self, host: int, lives: SlotLives) -> None:
+        """Forget what was grown and seen in a host's place, where the row of a new one is now."""
         for slot, _ in self.lives[host].items():
             self.drop_seed(host, slot)
-        self.hosts.put({host: row})
         self.lives[host] = _copied_lives(lives)
         self.n_germinated[host] = 0
         self.watch.forget(host)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config.environment import RewardConfig
-from esper.errors import ShapeError
+from esper.errors import ActionSpecError, ShapeError
 from esper.growth.populations import (
     EpochReport,
     Evaluation,
@@ -22,7 +22,7 @@ from esper.growth.populations import (
     make_population,
 )
 from esper.growth.populations.choosing import Form
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.growth_action import GrowthAction, decode_action
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -91,6 +91,7 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.population.slot_config
         self.layout = ObservationLayout(self.slot_config)
         self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
+        self._head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         self._masks: ActionMasks | None = None
         """The legal actions as they are now; None when the hosts have changed since."""
         self._seed_sizes = SeedSizes(self.population.costs, self.slot_config)
@@ -136,11 +137,7 @@ class GrowthEpisodes:
         Args:
             actions: ``[N, H]`` choices of each head; an illegal combination is taken as wait.
         """
-        if actions.shape != (self.n_hosts, len(HEAD_NAMES)):
-            raise ShapeError(
-                f"actions have shape {actions.shape}; [{self.n_hosts}, {len(HEAD_NAMES)}] is "
-                f"needed: a choice for each of {', '.join(HEAD_NAMES)}."
-            )
+        self._require_choices(actions)
         records = self.records
         is_running = ~records.is_over
         before = potential(self.population.slot_arrays().stage, self.rewards)
@@ -233,11 +230,26 @@ class GrowthEpisodes:
         judged = self._evaluate(hosts)
         self.records.start_scores(hosts, self._scores(judged), judged.losses)
 
+    def _require_choices(self, actions: NDArray[np.int64]) -> None:
+        """Refuse actions that are not one choice of each head, for each host."""
+        if actions.shape != (self.n_hosts, len(HEAD_NAMES)):
+            raise ShapeError(
+                f"actions have shape {actions.shape}; [{self.n_hosts}, {len(HEAD_NAMES)}] is "
+                f"needed: a choice for each of {', '.join(HEAD_NAMES)}."
+            )
+        wrong = np.argwhere((actions < 0) | (actions >= self._head_sizes))
+        if len(wrong):
+            host, head = (int(index) for index in wrong[0])
+            raise ActionSpecError(
+                f"the action of environment {host} has choice {actions[host, head]} of head "
+                f"{HEAD_NAMES[head]!r}; it has 0 to {self._head_sizes[head] - 1}."
+            )
+
     def _act(
         self, actions: NDArray[np.int64], is_running: Flags
     ) -> tuple[Flags, NDArray[np.int64], dict[int, str]]:
         """Carry the actions out; return which were illegal, the ops done and the refusals."""
-        is_legal = self.masks().are_legal(torch.from_numpy(actions)).numpy()
+        is_legal = self.masks().are_legal(actions)
         ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
         refusals: dict[int, str] = {}
         for host in np.flatnonzero(ops != Op.WAIT).tolist():
@@ -265,14 +277,14 @@ class GrowthEpisodes:
         flops[running] += judged.flops
         records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
         self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
-        self._measure_seeds(running, flops)
+        self._measure_seeds(flops)
         return report
 
-    def _measure_seeds(self, running: list[int], flops: Floats) -> None:
+    def _measure_seeds(self, flops: Floats) -> None:
         """Measure what each growing seed that counts is worth: the score with it minus without."""
         arrays, records = self.population.slot_arrays(), self.records
         is_open = (arrays.stage == Stage.BLENDING) | (arrays.stage == Stage.HOLDING)
-        is_open &= np.isin(np.arange(self.n_hosts), running)[:, None]
+        is_open &= ~self.population.is_finished[:, None]
         records.is_measured[:] = is_open
         for column, slot in enumerate(self.slot_config.slot_ids):
             hosts = np.flatnonzero(is_open[:, column]).tolist()

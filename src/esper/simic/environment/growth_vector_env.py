@@ -19,6 +19,7 @@ from esper.growth.populations.choosing import Form
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.environment.episodes import GrowthEpisodes, StepResult
 from esper.simic.environment.gymnasium_forms import (
+    as_choices,
     final_observations,
     flat_masks,
     head_masks,
@@ -171,7 +172,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         if not self._has_seeds:
             raise ResetNeededError("step() was called before reset(); call reset(seed=...) first.")
         was_over = self._growth.records.is_over.copy()
-        result = self._growth.step(np.ascontiguousarray(actions, np.int64))
+        result = self._growth.step(as_choices(actions))
         truncated = self._find_truncated() & ~result.terminated & ~was_over
         info = self._step_info(result)
         done = np.flatnonzero(result.terminated | truncated)

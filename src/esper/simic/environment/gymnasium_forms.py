@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from esper.errors import DtypeError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.tamiyo.policy.action_masks import SLOT_BY_OP, ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -24,6 +25,16 @@ def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDisc
         spaces.Box(low, np.ones_like(low), dtype=np.float32),
         spaces.MultiDiscrete(np.array(growth_action_spec(layout.slot_config).sizes)),
     )
+
+
+def as_choices(actions: Any) -> NDArray[np.int64]:
+    """Return actions as whole numbers; refuse what is not."""
+    choices = np.asarray(actions)
+    if choices.dtype.kind not in "iu":
+        raise DtypeError(
+            f"actions have dtype {choices.dtype}; whole numbers are needed, a choice for each head."
+        )
+    return np.ascontiguousarray(choices, np.int64)
 
 
 def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.errors import DeviceError, DtypeError, ShapeError, SlotError
@@ -79,17 +81,18 @@ class ActionMasks(Mapping[str, Tensor]):
         """Which blueprints fit which slot, ``[S, blueprints]`` bool, for all hosts alike."""
         return self._tables.fits
 
-    def are_legal(self, actions: Tensor) -> Tensor:
-        """Return whether each combination of choices ``[B, H]`` is legal, ``[B]`` bool.
+    def are_legal(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each combination of choices ``[B, H]`` is legal, ``[B]``.
 
         Only what the op reads counts: the slot of all ops but wait and finish, and the blueprint of
         germinate. The other heads are always free.
         """
         spec = self._tables.spec
         op, slot, blueprint = (actions[:, spec.index(n)] for n in ("op", "slot", "blueprint"))
-        slot = slot.masked_fill((op == Op.WAIT) | (op == Op.FINISH), 0)
-        is_open = self.slot_by_op[torch.arange(len(op), device=op.device), op, slot]
-        return is_open & ((op != Op.GERMINATE) | self._tables.fits[slot, blueprint])
+        # Wait and finish are open for all slots alike.
+        is_open = self.slot_by_op.numpy(force=True)[np.arange(len(op)), op, slot]
+        fits = self._tables.fits.numpy(force=True)[slot, blueprint]
+        return is_open & ((op != Op.GERMINATE) | fits)
 
     def of_host(self, host: int) -> ActionMasks:
         """Return the masks of one host of a batch."""
