@@ -239,19 +239,16 @@ class Population(ABC):
         """Return the host of its specification, new."""
         return self._accept(host, self.build_host(self.specs[host]))
 
-    def _take_spec(self, host: int, spec: HostSpec) -> nn.Module:
-        """Put a new host's specification in the place of another's; return the host."""
+    def _require_spec(self, host: int, spec: HostSpec) -> None:
+        """Refuse a new host's specification that cannot be taken over."""
         self._require_hosts([host])
         self._data_check.require_fit(host, spec)
-        model = self._start_model(host, spec)
+
+    def _take_spec(self, host: int, spec: HostSpec) -> None:
+        """Put a new host's specification in the place of another's."""
         self.specs[host] = spec
         self.orders[host] = self._make_order(spec)
         self.is_finished[host] = False
-        return model
-
-    def _start_model(self, host: int, spec: HostSpec) -> nn.Module:
-        """Return a new host for a specification; refuse one that does not fit in."""
-        return self._accept(host, self.build_host(spec))
 
     def _accept(self, host: int, model: nn.Module) -> nn.Module:
         """Refuse a new host that does not fit in, or note what hosts of its size cost."""

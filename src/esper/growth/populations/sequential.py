@@ -101,7 +101,10 @@ class SequentialPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        self._hosts[host] = self._make_host(host, self._take_spec(host, spec))
+        self._require_spec(host, spec)
+        model = self._accept(host, self.build_host(spec))
+        self._take_spec(host, spec)
+        self._hosts[host] = self._make_host(host, model)
 
     def get_state(self, host: int) -> HostState:
         """Return everything that the next epoch of a host depends on."""

@@ -17,9 +17,15 @@ from torch import nn
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.loss_watch import LossWatch
+from esper.growth.populations.costs import CostTable
 from esper.growth.populations.epoch_tally import EpochTally
 from esper.growth.populations.host_data import BuildHost, HostSpec, Split
-from esper.growth.populations.host_models import MOMENTS, load_model, start_with_gradmax
+from esper.growth.populations.host_models import (
+    MOMENTS,
+    load_model,
+    start_with_gradmax,
+    tensors_of,
+)
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import sample_means
 from esper.growth.populations.population import EpochReport, Evaluation, Population
@@ -65,8 +71,8 @@ class StackedPopulation(Population):
         models = [self._make_model(host) for host in range(self.n_hosts)]
         self.state.lives = [slots(model).lives for model in models]
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
-        self._spares: dict[int, tuple[BuildHost, nn.Module]] = {}
-        """A host of each maker, to be given other weights."""
+        self._spares: dict[int, tuple[BuildHost, nn.Module, Row, CostTable]] = {}
+        """A host of each maker, to be given other weights, its tensors and what it costs."""
         self._pools: dict[Split, SamplePool] = {}
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
@@ -164,30 +170,35 @@ class StackedPopulation(Population):
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
-        model = self._take_spec(host, spec)
+        self._require_spec(host, spec)
+        model, row = self._start_model(host, spec)
+        self._take_spec(host, spec)
         self._replace_samples(host, spec)
         hosts = self.state.hosts
-        hosts.put({host: Row.of_module(model)})
+        hosts.put({host: row})
         self._snapshot.hosts.copy_row(host, hosts)
         for state in (self.state, self._snapshot):
-            state.start_host(host, slots(model).lives)
+            state.start_host(host, slots(model).lives.growth_config)
         self._follow(host, self.state.lives[host])
 
-    def _start_model(self, host: int, spec: HostSpec) -> nn.Module:
-        """Return a new host; if its maker can, one that was used before, with other weights.
+    def _start_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
+        """Return a new host and its tensors: one that was made before, if its maker can redraw it.
 
-        Only its tensors are read, so one model serves all hosts of a maker.
+        Only tensors are read, so one model serves all hosts of a maker.
         """
         build = spec.build or self.build
         redraw = getattr(build, "redraw", None)
         if redraw is None:
-            return super()._start_model(host, spec)
-        if id(build) not in self._spares:
-            self._spares[id(build)] = (build, super()._start_model(host, spec))
-            return self._spares[id(build)][1]
-        model = self._spares[id(build)][1]
-        redraw(model, spec.seed)
-        return self._accept(host, model)
+            model = self._accept(host, self.build_host(spec))
+            return model, Row.of_module(model)
+        if id(build) in self._spares:
+            _, model, row, self._costs[host] = self._spares[id(build)]
+            redraw(model, spec.seed)
+            return model, row
+        model = self._accept(host, self.build_host(spec))
+        row = Row({name: tensor.detach() for name, tensor in tensors_of(model).items()}, {})
+        self._spares[id(build)] = (build, model, row, self._costs[host])
+        return model, row
 
     def _require_host(self, host: int, model: nn.Module) -> None:
         self.design.require_host(model, host)

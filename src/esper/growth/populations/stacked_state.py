@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from esper.config.growth import GrowthConfig
 from esper.growth.loss_watch import LossWatch
 from esper.growth.populations.host_models import MOMENTS, tensors_of
 from esper.growth.populations.host_state import HostState
@@ -132,11 +133,11 @@ class StackedState:
             rows["gate"] = gates.get(host)
         return rows
 
-    def start_host(self, host: int, lives: SlotLives) -> None:
+    def start_host(self, host: int, growth_config: GrowthConfig) -> None:
         """Forget what was grown and seen in a host's place, where the row of a new one is now."""
         for slot, _ in self.lives[host].items():
             self.drop_seed(host, slot)
-        self.lives[host] = _copied_lives(lives)
+        self.lives[host] = SlotLives(self.lives[host].slot_config, growth_config)
         self.n_germinated[host] = 0
         self.watch.forget(host)
 
