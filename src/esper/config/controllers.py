@@ -71,10 +71,10 @@ class HeuristicConfig:
     profit_epochs: int = 2
     """Epochs that must be left after a seed is committed, for it to be worth starting."""
 
-    finish_rise: float = 0.005
+    finish_rise: float = 0.02
     """A rise of the score over four epochs that is below this is as good as none."""
 
-    finish_patience: int | None = 4
+    finish_patience: int | None = 2
     """Epochs without a rise after which a host that has nothing more to grow is finished; None for
     never."""
 

@@ -54,7 +54,8 @@ def test_more_seeds_may_live_at_once() -> None:
 def test_no_seed_is_started_that_could_not_be_committed_in_time() -> None:
     assert "germinate b" not in run(TWO, 14, host={"n_epochs": 15}, slot={"contribution": 1}).log[0]
     assert "germinate a" in run(ONE, 3, host={"n_epochs": 10}).log[0]
-    assert run(ONE, 5, host={"n_epochs": 9}).log[0] == ["wait"] * 5
+    late = run(ONE, 5, host={"n_epochs": 9}, finish_patience=None).log[0]
+    assert late == ["wait"] * 5
     assert "germinate a" in run(ONE, 3, host={"n_epochs": 9}, profit_epochs=1).log[0]
     assert "germinate a" in run(ONE, 3, host={"n_epochs": 900}).log[0]
 
@@ -136,9 +137,9 @@ def test_what_grows_in_a_host_in_danger_is_pruned() -> None:
 
 def test_a_host_is_finished_only_when_it_is_stuck_and_there_is_nothing_to_grow() -> None:
     closed = SlotConfig(("a",), enabled=frozenset())
-    assert run(closed, 8).log[0].index("finish") == 2 + 3
+    assert run(closed, 8, finish_patience=4).log[0].index("finish") == 2 + 3
     assert "finish" not in run(closed, 15, finish_patience=None).log[0]
-    still = run(closed, 15, host={"score": 0.5, "older_score": 0.494}).log[0]
+    still = run(closed, 15, host={"score": 0.5, "older_score": 0.479}).log[0]
     assert still == ["wait"] * 15
     assert "finish" not in run(ONE, 8, slot={"contribution": 1.0}).log[0]
 
