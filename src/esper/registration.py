@@ -39,26 +39,32 @@ def register_when_loaded() -> None:
 
 
 class _GymnasiumFinder(MetaPathFinder):
-    """Finds Gymnasium where it is, and steps aside."""
+    """Finds Gymnasium where it is, until it is loaded."""
+
+    _is_looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where Gymnasium is, with a loader that registers the environments afterwards."""
-        if fullname != "gymnasium":
+        if fullname != "gymnasium" or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_looking = True  # the others are asked now, not this one
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader, self)
         return spec
 
 
 class _RegisteringLoader(Loader):
     """Loads a module by its own loader, then registers the environments."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, finder: MetaPathFinder) -> None:
         self.loader = loader
+        self.finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Make the module as its own loader would."""
@@ -69,4 +75,6 @@ class _RegisteringLoader(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
         register_environments()

@@ -12,7 +12,11 @@ REWARDS = ("dense", "sparse")
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How an episode's result is spread over its steps; the sum is the same for all settings."""
+    """How an episode's result is spread over its steps.
+
+    With gamma 1 the sum is the same for all settings; with another gamma the discounted sum is the
+    same for all shapings.
+    """
 
     reward: Literal["dense", "sparse"] = "dense"
     """Pay as it happens, or everything at the end."""
@@ -21,7 +25,7 @@ class RewardConfig:
     """Potential, in score, of a host all of whose slots are fossilized; 0 for no shaping."""
 
     gamma: float = 1.0
-    """Discount of the agent that learns from the reward; shaping needs to know it."""
+    """Discount of the agent that learns from the reward, which shaping must know."""
 
     def __post_init__(self) -> None:
         require_choice("reward", self.reward, REWARDS)

@@ -38,7 +38,14 @@ def test_gymnasium_makes_and_checks_it_without_a_warning(task: str) -> None:
         assert env.spec.id == "Esper/Growth-v0"
 
 
-@pytest.mark.parametrize("order", ["import esper, gymnasium", "import gymnasium, esper"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import esper, gymnasium",
+        "import gymnasium, esper",
+        "import esper, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
+    ],
+)
 def test_it_is_registered_whichever_is_imported_first(order: str) -> None:
     code = f"{order}; print('Esper/Growth-v0' in gymnasium.registry)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -68,8 +75,7 @@ def test_masks_have_the_forms_that_gymnasium_and_sb3_contrib_take() -> None:
 
 
 def test_masks_are_the_union_over_ops() -> None:
-    # A host with one seed that is blending: it may be retargeted only at rest, another slot not
-    # germinated while ... So the slot mask holds what any op allows.
+    # While a seed trains in one slot the other may not germinate: only the first is open to any op.
     env = make_env()
     env.reset(seed=0)
     config = env.vector.slot_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from safetensors.torch import load_file, save_file
 
+from esper.config import PPOConfig
 from esper.config.environment import RewardConfig
-from esper.errors import ConfigError
+from esper.errors import ConfigError, ResetNeededError, UnsupportedEnvironmentError
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
@@ -26,6 +28,7 @@ from esper.simic.environment import GrowthEnv, GrowthVectorEnv
 from esper.simic.environment.rewards import REWARD_TERMS
 from esper.simic.rollout import VectorCollector
 from esper.tamiyo.policy import RecurrentPolicy
+from esper.tasks import make_task
 from tests.simic.environment.worlds import (
     TINY,
     choose,
@@ -220,7 +223,7 @@ def test_a_finished_host_leaves_the_work_at_once() -> None:
 def test_a_shorter_rollout_truncates_and_the_collector_bootstraps() -> None:
     envs = make_envs(2, max_episode_steps=3)
     policy = RecurrentPolicy(envs_spec(envs), envs.layout.size, categories=envs.layout.categories)
-    agent = PPOAgent(envs_spec(envs), policy)
+    agent = PPOAgent(envs_spec(envs), policy, PPOConfig(gamma=1.0))
     collector = VectorCollector(envs, agent, seed=0)
     buffer = agent.make_buffer(2, 12)
     episodes = collector.collect(buffer)
@@ -237,7 +240,8 @@ def envs_spec(envs: GrowthVectorEnv) -> Any:
 
 def test_the_projects_own_policy_draws_nothing_illegal_here() -> None:
     envs = make_envs(8, n_epochs=16)
-    agent = PPOAgent(envs_spec(envs), RecurrentPolicy(envs_spec(envs), envs.layout.size))
+    policy = RecurrentPolicy(envs_spec(envs), envs.layout.size)
+    agent = PPOAgent(envs_spec(envs), policy, PPOConfig(gamma=1.0))
     collector = VectorCollector(envs, agent, seed=0)
     flags: list[bool] = []
     step = envs.step
@@ -338,6 +342,92 @@ def test_episodes_for_evaluation_are_others_than_those_for_training() -> None:
         envs.reset(seed=0)
         draws[purpose] = envs.growth.records.draw_seed.copy()
     assert not set(draws["training"]) & set(draws["evaluation"])
+
+
+def test_an_agent_with_another_discount_than_the_shaping_is_refused() -> None:
+    envs = make_envs(2)
+    policy = RecurrentPolicy(envs_spec(envs), envs.layout.size)
+    with pytest.raises(UnsupportedEnvironmentError, match=r"PPOConfig\(gamma=1.0\)"):
+        VectorCollector(envs, PPOAgent(envs_spec(envs), policy))
+    plain = make_envs(2, reward=RewardConfig(shaping=0.0))
+    VectorCollector(plain, PPOAgent(envs_spec(envs), policy), seed=0)
+
+
+def test_seeds_and_options_of_a_reset_are_checked() -> None:
+    envs = make_envs(2)
+    with pytest.raises(ConfigError, match="first reset; reset all first"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    for seed in (1.5, "33", True, -1, 2**63, [1.9, 2.9], [0, None, 1]):
+        with pytest.raises(ConfigError, match="seed"):
+            envs.reset(seed=seed)  # type: ignore[arg-type]
+    envs.reset(seed=np.int64(4))
+    with pytest.raises(ConfigError, match=r"'reset_msk'.*Did you mean 'reset_mask'"):
+        envs.reset(options={"reset_msk": None})
+    with pytest.raises(ConfigError, match="options is a list"):
+        envs.reset(options=[1])  # type: ignore[arg-type]
+
+
+def test_what_is_no_state_is_refused() -> None:
+    envs = make_envs(2)
+    for state in ({}, None, {"facts": {}, "tensors": {}}):
+        with pytest.raises(ConfigError, match="not the state of a growth environment"):
+            envs.load_state_dict(state)  # type: ignore[arg-type]
+
+
+def test_a_state_from_before_the_first_reset_still_needs_one() -> None:
+    envs, twin = make_envs(2), make_envs(2)
+    twin.reset(seed=0)
+    twin.load_state_dict(envs.state_dict())
+    with pytest.raises(ResetNeededError):
+        twin.step(wait(2))
+
+
+def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.txt"
+        path.write_text((f"{name} and the other went down the road. " * 60)[:2400])
+        made.append(make_envs(2, "text", path=str(path), context=8))
+    made[0].reset(seed=0)
+    with pytest.raises(ConfigError, match="the state has data"):
+        made[1].load_state_dict(made[0].state_dict())
+
+
+def test_elapsed_time_is_part_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("esper.simic.environment.growth_vector_env.monotonic", lambda: now[0])
+    envs, twin = (make_envs(2, episode_seconds=10.0) for _ in range(2))
+    envs.reset(seed=0)
+    now[0] = 106.0
+    assert not envs.step(wait(2))[3].any()
+    state = envs.state_dict()
+    now[0] = 500.0
+    twin.load_state_dict(state)
+    assert not twin.step(wait(2))[3].any()
+    now[0] = 504.0
+    assert twin.step(wait(2))[3].all()
+
+
+def test_why_a_gate_refused_and_the_governor_stepped_in_is_told() -> None:
+    envs = make_envs(2)
+    envs.reset(seed=0)
+    grow, go, *_ = life_of_a_seed(envs.slot_config)
+    for row in (grow, go, go, go):
+        *_, info = envs.step(np.stack([row, choose(Op.WAIT)]))
+    assert info["refusal"][0].startswith("alpha is")
+    assert info["refusal"][1] == info["intervention"][1] == ""
+
+
+def test_a_host_that_is_ruined_is_paid_a_bounded_score() -> None:
+    task = make_task("text", n_epochs=3, batches_per_epoch=1)
+    ruined = replace(task, training=replace(task.training, optimizer="sgd", learning_rate=1e4))
+    envs = GrowthVectorEnv(ruined, 2)
+    envs.reset(seed=0)
+    for _ in range(3):
+        observations, rewards, *_ = envs.step(wait(2))
+        assert np.isfinite(observations).all()
+        assert np.isfinite(rewards).all()
+        assert np.abs(rewards).max() < 3.0
 
 
 def test_a_reset_mask_of_the_wrong_form_is_refused() -> None:

@@ -56,3 +56,8 @@ def test_draws_are_repeatable_distinct_and_apart_by_purpose() -> None:
         assert {number % 4 for number in drawn} == {PURPOSES.index(purpose)}
         numbers[purpose] = set(drawn)
     assert not numbers["training"] & numbers["evaluation"]
+
+
+def test_large_seeds_do_not_meet_later_episodes() -> None:
+    assert draw_seed("training", 5, 1) != draw_seed("training", 2**32 + 5, 0)
+    assert draw_seed("training", 5, 2**32) != draw_seed("training", 5, 0)

@@ -34,6 +34,7 @@ from esper.simic.environment.splits import FinalSplit
 from esper.simic.environment.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tamiyo.policy.scales import clip
 from esper.tasks import Task, TaskDraw
 
 Floats = NDArray[np.float64]
@@ -309,7 +310,9 @@ class GrowthEpisodes:
         return scores
 
     def _scores(self, judged: Evaluation) -> Floats:
-        return np.asarray(self.task.metric.score(judged.metrics), np.float64)
+        """Return scores, at least -1: a host that is ruined is not paid for how badly."""
+        scores = np.asarray(self.task.metric.score(judged.metrics), np.float64)
+        return clip(scores, -1.0, 1.0, missing=-1.0)
 
     def _evaluate(self, hosts: list[int], split: Any = "validation") -> Evaluation:
         with self.stopwatch.measure("evaluation"):

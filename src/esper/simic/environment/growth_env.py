@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from esper.errors import ResetNeededError
 from esper.simic.environment.growth_vector_env import GrowthVectorEnv
 from esper.simic.environment.gymnasium_forms import flat_masks, head_masks
+from esper.simic.environment.options import require_options
 from esper.simic.environment.rewards import REWARD_TERMS
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -55,8 +56,9 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start a new episode; the same seed gives the same episodes."""
-        super().reset(seed=seed)
+        require_options(options or {}, ())
         observations, _ = self._envs.reset(seed=seed)
+        super().reset(seed=None if seed is None else int(seed))
         return observations[0], {"action_mask": head_masks(self.masks)[0]}
 
     def step(
@@ -74,6 +76,7 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         }
         for name in ("illegal_action", "was_refused", "was_restored"):
             own[name] = bool(info[name][0])
+        own |= {name: str(info[name][0]) for name in ("refusal", "intervention")}
         own |= {"op": int(info["op"][0])}
         own |= {name: float(info[name][0]) for name in ("score", "flops")}
         if "final_info" in info:

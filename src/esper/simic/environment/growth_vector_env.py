@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -24,8 +25,15 @@ from esper.simic.environment.gymnasium_forms import (
     flat_masks,
     head_masks,
     make_spaces,
+    spread_reasons,
 )
-from esper.simic.environment.options import find_rewards, find_task
+from esper.simic.environment.making import digest_of, require_same_making
+from esper.simic.environment.options import (
+    find_rewards,
+    find_task,
+    require_options,
+    spread_seeds,
+)
 from esper.simic.environment.seeds import PURPOSES, Purpose, draw_seed
 from esper.simic.environment.splits import FINAL_SPLITS, FinalSplit
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -159,7 +167,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 several. Without one the next episodes of the present seeds are started.
             options: ``{"reset_mask": [E] bool}`` to reset some environments and leave the others.
         """
-        chosen = self._chosen(options)
+        chosen = self._chosen(options or {})
         self._set_seeds(seed, chosen)
         self._growth.begin(chosen, self._draw_seeds(chosen))
         self._started[chosen] = monotonic()
@@ -196,6 +204,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         """Return everything that the next step depends on: tensors and plain values."""
         state = self._growth.state_dict()
         state["facts"]["made_with"] = self._made_with()
+        state["facts"]["has_seeds"] = self._has_seeds
         state["facts"]["seeds"] = self._seeds.tolist()
         state["facts"]["episodes"] = self._episodes.tolist()
         state["facts"]["elapsed"] = (monotonic() - self._started).tolist()
@@ -207,29 +216,34 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         Raises:
             ConfigError: If it was called on environments that were made with other options.
         """
-        for name, own in self._made_with().items():
-            other = state["facts"]["made_with"][name]
-            if other != own:
-                raise ConfigError(
-                    f"the state has {name} {other!r}; this environment has {own!r}. "
-                    "Make it with the options that the other was made with."
-                )
+        require_same_making(self._made_with(), state)
         self._growth.load_state_dict(state)
         self._seeds[:] = state["facts"]["seeds"]
         self._episodes[:] = state["facts"]["episodes"]
         self._started[:] = monotonic() - np.array(state["facts"]["elapsed"])
-        self._has_seeds = True
+        self._has_seeds = state["facts"]["has_seeds"]
+
+    @cached_property
+    def _digest(self) -> str:
+        """A number that tells the task's data from others."""
+        return digest_of(self.task.sample(0))
 
     def _made_with(self) -> dict[str, Any]:
         """Return what two environments must have in common for one to go on with the other."""
         return {
             "num_envs": self.num_envs,
             "task": self.task.name,
+            "data": self._digest,
+            "host": [list(p.shape) for p in self._growth.population.template.parameters()],
             "purpose": self.purpose,
             "final_split": self.final_split,
             "budget": asdict(self.task.budget),
             "training": asdict(self.task.training),
+            "growth": None if self.task.growth is None else asdict(self.task.growth),
             "rewards": asdict(self.rewards),
+            "autoreset": self.metadata["autoreset_mode"].value,
+            "max_episode_steps": self.max_episode_steps,
+            "episode_seconds": self.episode_seconds,
             "slots": list(self.slot_config.slot_ids),
             "blueprints": list(self.slot_config.blueprints),
         }
@@ -238,10 +252,13 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         seeds, episodes = self._seeds, self._episodes
         return [draw_seed(self.purpose, int(seeds[env]), int(episodes[env])) for env in envs]
 
-    def _chosen(self, options: dict[str, Any] | None) -> list[int]:
-        mask = (options or {}).get("reset_mask")
+    def _chosen(self, options: dict[str, Any]) -> list[int]:
+        require_options(options, ("reset_mask",))
+        mask = options.get("reset_mask")
         if mask is None:
             return list(range(self.num_envs))
+        if not self._has_seeds:
+            raise ConfigError("options['reset_mask'] is given in the first reset; reset all first.")
         mask = np.asarray(mask)
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
             raise ConfigError(
@@ -253,18 +270,12 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     def _set_seeds(self, seed: int | Sequence[int | None] | None, chosen: list[int]) -> None:
         if seed is None and not self._has_seeds:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
-        if seed is None or isinstance(seed, (int, np.integer)):
-            given = [None if seed is None else int(seed) + env for env in range(self.num_envs)]
-        else:
-            given = list(seed)
-        if len(given) != self.num_envs:
-            raise ConfigError(f"there are {len(given)} seeds; {self.num_envs} are needed.")
+        given = spread_seeds(seed, self.num_envs)
         for env in chosen:
             value = given[env]
             if value is None:
                 self._episodes[env] += 1
             else:
-                require_int("seed", int(value), least=0)
                 self._seeds[env], self._episodes[env] = value, 0
         self._has_seeds = True
 
@@ -289,7 +300,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             "illegal_action": result.is_illegal,
             "op": result.ops,
             "was_refused": records.was_refused.copy(),
+            "refusal": spread_reasons(result.refusals, self.num_envs),
             "was_restored": records.was_restored.copy(),
+            "intervention": spread_reasons(result.interventions, self.num_envs),
             "score": records.score.copy(),
             "flops": records.paid_flops.copy(),
         }

@@ -60,3 +60,11 @@ def final_observations(
     for env in done.tolist():
         table[env] = observations[env]
     return {"final_obs": table, "_final_obs": is_done}
+
+
+def spread_reasons(reasons: dict[int, str], n_envs: int) -> NDArray[Any]:
+    """Return a reason for each environment, empty where there is none."""
+    table = np.full(n_envs, "", object)
+    for env, reason in reasons.items():
+        table[env] = reason
+    return table

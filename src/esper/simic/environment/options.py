@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from numbers import Integral
+from typing import Any, cast
+
+import numpy as np
 
 from esper.config.environment import RewardConfig
-from esper.errors import TaskError
+from esper.errors import ConfigError, TaskError, did_you_mean
 from esper.tasks import Task, make_task
+
+MOST_SEED = 2**62
 
 
 def find_task(task: str | Task, options: dict[str, Any]) -> Task:
@@ -28,3 +33,34 @@ def find_rewards(reward: RewardConfig | str) -> RewardConfig:
     if isinstance(reward, RewardConfig):
         return reward
     return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]
+
+
+def require_options(options: Any, known: tuple[str, ...]) -> None:
+    """Refuse options of a reset that there are not."""
+    if not isinstance(options, dict):
+        kind = type(options).__name__
+        raise ConfigError(f"options is a {kind}; it must be a dictionary or None.")
+    for name in cast(dict[Any, Any], options):
+        if name not in known:
+            hint = did_you_mean(name, known)
+            words = ", ".join(known) or "none"
+            raise ConfigError(f"there is no reset option {name!r}; there is {words}.{hint}")
+
+
+def spread_seeds(seed: Any, n_envs: int) -> list[int | None]:
+    """Return the seed of each environment: one more for each, or those that are given."""
+    if seed is None:
+        return [None] * n_envs
+    if not isinstance(seed, (list, tuple, np.ndarray)):
+        return [_as_seed(seed) + env for env in range(n_envs)]
+    given: list[Any] = list(cast(Any, seed))
+    if len(given) != n_envs:
+        raise ConfigError(f"there are {len(given)} seeds; {n_envs} are needed.")
+    return [None if value is None else _as_seed(value) for value in given]
+
+
+def _as_seed(value: Any) -> int:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not 0 <= int(value) <= MOST_SEED:
+        raise ConfigError(f"seed is {value!r}; it must be a whole number from 0 to {MOST_SEED}.")
+    return int(value)

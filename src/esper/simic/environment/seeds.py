@@ -16,5 +16,7 @@ def draw_seed(purpose: Purpose, seed: int, episode: int) -> int:
     Its last two bits are the purpose, so episodes for different purposes never share a number.
     """
     index = PURPOSES.index(purpose)
-    sequence = np.random.SeedSequence([index, seed, episode])
+    # Each number as two words of fixed size, so that no two pairs of numbers become one.
+    words = [number >> shift & 0xFFFFFFFF for number in (seed, episode) for shift in (0, 32)]
+    sequence = np.random.SeedSequence([index, *words])
     return (int(sequence.generate_state(1, np.uint64)[0]) >> 4 << 2) | index

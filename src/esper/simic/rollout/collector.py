@@ -142,6 +142,13 @@ def read_masks(info: dict[str, Any], agent: PPOAgent) -> Tensor | None:
 
 
 def _check_environment(envs: VectorEnv[Any, Any, Any], agent: PPOAgent) -> None:
+    rewards = getattr(envs.unwrapped, "rewards", None)
+    gamma = getattr(rewards, "gamma", agent.config.gamma)
+    if getattr(rewards, "shaping", 0.0) and gamma != agent.config.gamma:
+        raise UnsupportedEnvironmentError(
+            f"the rewards are shaped for gamma {gamma} and the agent's gamma is "
+            f"{agent.config.gamma}; make them equal: PPOConfig(gamma={gamma})."
+        )
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         raise UnsupportedEnvironmentError(
