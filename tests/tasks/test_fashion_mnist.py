@@ -71,6 +71,7 @@ def test_the_splits_are_the_files_and_share_no_image(tmp_path: Path, is_packed: 
 def test_small_images_are_means_of_two_by_two_pixels(tmp_path: Path) -> None:
     arrays = write_set(tmp_path)
     small = make(tmp_path, image_size=14).sample(0).data.test.inputs
+    assert torch.equal(small, make(tmp_path, image_size=14.0).sample(0).data.test.inputs)
     assert small.shape == (30, 1, 14, 14)
     raw = arrays["t10k-images-idx3-ubyte"]
     means = np.array(
@@ -191,8 +192,9 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 def test_options_that_cannot_be(tmp_path: Path) -> None:
     write_set(tmp_path)
-    with pytest.raises(TaskError, match="image_size is 7; it must be one of 28, 14"):
-        make(tmp_path, image_size=7)
+    for wrong in (7, 14.5, "14", True):
+        with pytest.raises(ConfigError, match=r"image_size is .*; it must be one of 28, 14"):
+            make(tmp_path, image_size=wrong)
     with pytest.raises(TaskError, match=r"n_train is 6000 and n_validation is 2000; .* the 60 "):
         make_task("fashion-mnist", data_dir=tmp_path)
     with pytest.raises(ConfigError, match="n_train is 0"):

@@ -102,7 +102,7 @@ def test_an_option_that_a_task_does_not_take_is_named_with_those_it_takes() -> N
         "task 'digits' has no option 'n_epoch'; its options are host, n_epochs, batches_per_epoch. "
         "Did you mean 'n_epochs'?"
     )
-    with pytest.raises(TaskError, match="host is 'gpt'; it must be one of mlp, cnn"):
+    with pytest.raises(ConfigError, match="host is 'gpt'; it must be one of mlp, cnn"):
         make_task("digits", host="gpt")
     with pytest.raises(ConfigError, match="n_epochs is 0"):
         make_task("spirals", n_epochs=0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import make_numbers_plain, require_int, require_number
 from esper.errors import ConfigError
 
 PREFERRED_BLUEPRINTS: tuple[str, ...] = (
@@ -99,9 +100,10 @@ class HeuristicConfig:
         require_number("min_gradient_ratio", self.min_gradient_ratio, least=0.0)
         require_number("max_loss_rise", self.max_loss_rise, least=0.0)
         require_number("min_contribution", self.min_contribution)
-        if isinstance(self.blueprints, str):
+        if isinstance(self.blueprints, str) or not isinstance(self.blueprints, Iterable):
             raise ConfigError(f"blueprints is {self.blueprints!r}; a tuple of names is needed.")
         object.__setattr__(self, "blueprints", tuple(self.blueprints))
+        make_numbers_plain(self)
 
     @property
     def commit_epochs(self) -> int:

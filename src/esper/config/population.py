@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from esper.config.checks import require_choice, require_int, require_number
+from esper.config.checks import make_numbers_plain, require_choice, require_int, require_number
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 WIDEN_STARTS = ("random", "gradmax")
@@ -60,3 +60,4 @@ class PopulationConfig:
         require_number("seed_lr_factor", self.seed_lr_factor, above=0.0)
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("widen_start", self.widen_start, WIDEN_STARTS)
+        make_numbers_plain(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import make_numbers_plain, require_int, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +25,4 @@ class Budget:
         require_int("n_epochs", self.n_epochs, least=1)
         require_number("flop_price", self.flop_price, least=0.0)
         require_number("parameter_rent", self.parameter_rent, least=0.0)
+        make_numbers_plain(self)

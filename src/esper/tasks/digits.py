@@ -7,10 +7,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from esper.config.checks import require_choice
 from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
 from esper.growth.hosts import HostMaker
 from esper.tasks.digits_data import load_digits
-from esper.tasks.options import budget, require_choice, training
+from esper.tasks.options import budget, training
 from esper.tasks.splitting import stratified_split
 from esper.tasks.task import Task
 from esper.tasks.task_data import Samples, TaskData

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from esper.config.checks import require_choice
 from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
 from esper.errors import BadDataError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data_places import VARIABLE, data_places, find_files
 from esper.tasks.idx_files import read_idx
 from esper.tasks.image_sets import N_CLASSES, LabelledImages, flat, split_images
-from esper.tasks.options import budget, require_choice, training
+from esper.tasks.options import budget, training
 from esper.tasks.task import Task
 
 SUMMARY = "grey images of clothing, 28x28 or 14x14; needs the IDX files"
@@ -51,7 +52,7 @@ def make_fashion_mnist(
         n_epochs: Epochs of an episode.
         batches_per_epoch: Batches of an epoch; None for one pass.
     """
-    require_choice("image_size", image_size, (SIDE, SIDE // 2))
+    image_size = require_choice("image_size", image_size, (SIDE, SIDE // 2))
     require_choice("host", host, ("cnn", "mlp"))
     learning, testing = read_fashion_mnist(data_dir)
     data = split_images(

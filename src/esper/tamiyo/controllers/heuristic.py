@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from esper.config.checks import require_choice
 from esper.config.controllers import HeuristicConfig
-from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGETS,
@@ -81,11 +81,7 @@ class Heuristic:
         self.layout = layout
         self.config = config or HeuristicConfig()
         self.name = name
-        if self.config.tempo_epochs not in TEMPO_EPOCHS:
-            choices = ", ".join(map(str, TEMPO_EPOCHS))
-            raise ConfigError(
-                f"tempo_epochs is {self.config.tempo_epochs}; it must be one of {choices}."
-            )
+        require_choice("tempo_epochs", self.config.tempo_epochs, TEMPO_EPOCHS)
         ratio = np.asarray(self.config.min_gradient_ratio)
         self._least_health = np.float32(log_scale(ratio, 1e-3, 1e1))
         self._blueprints = self._rank_by_slot()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.config.checks import require_int
-from esper.errors import ConfigError, SlotError
+from esper.config.checks import make_numbers_plain, require_choice, require_int
+from esper.errors import SlotError
 from esper.lifecycle.factored_actions import ALPHA_TARGETS, STYLES, TEMPO_EPOCHS, BlendStyle
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo.controllers.controller import Integers
@@ -39,9 +39,10 @@ class Planting:
 
     def __post_init__(self) -> None:
         require_int("epoch", self.epoch, least=0)
-        _require_choice("style", self.style, STYLES)
-        _require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
-        _require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
+        require_choice("style", self.style, STYLES)
+        require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
+        require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
+        make_numbers_plain(self)
 
 
 def read_heads(plantings: Sequence[Planting], slot_config: SlotConfig) -> dict[str, Integers]:
@@ -75,9 +76,3 @@ def check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> N
                 f"two plantings are in slot {slot!r}; a committed seed stays, so plant one there."
             )
         taken.add(slot)
-
-
-def _require_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        choices = ", ".join(str(choice) for choice in allowed)
-        raise ConfigError(f"{name} is {value!r}; it must be one of {choices}.")
