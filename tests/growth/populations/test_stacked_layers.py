@@ -55,19 +55,21 @@ def unstack(y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("n_hosts", [N, 1])
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_gradients_and_buffers_are_those_of_single_hosts(
-    name: str, is_training: bool
+    name: str, n_hosts: int, is_training: bool
 ) -> None:
     template, shape = LAYERS[name]
-    hosts = [randomised(template, seed).train(is_training) for seed in range(N)]
+    hosts = [randomised(template, seed).train(is_training) for seed in range(n_hosts)]
     store = RowStore(hosts[0], ())
     store.put({host: Row.of_module(module) for host, module in enumerate(hosts)})
     rows = ActiveRows()
     stacked = stack_module(hosts[0], rows, {}).train(is_training)
     rows.select(store, slice(None), needs_grad=True)
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(N, B, *shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(n_hosts, B, *shape, generator=generator, dtype=torch.float64)
+    x.requires_grad_()
     y = unstack(stacked(stack_inputs(x)))
     expected = torch.stack([host(sample) for host, sample in zip(hosts, x, strict=True)])
     torch.testing.assert_close(y, expected)
@@ -81,7 +83,7 @@ def test_outputs_gradients_and_buffers_are_those_of_single_hosts(
     if wanted:
         assert rows.leaf is not None
         flat = torch.cat([grad.flatten() for grad in wanted])
-        torch.testing.assert_close(rows.leaf.grad, flat.view(N, -1))
+        torch.testing.assert_close(rows.leaf.grad, flat.view(n_hosts, -1))
     for host, module in enumerate(hosts):
         for buffer_name, buffer in module.named_buffers():
             torch.testing.assert_close(store.buffers[buffer_name][host], buffer)

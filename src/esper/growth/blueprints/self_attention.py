@@ -23,6 +23,10 @@ class CausalAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.project = nn.Linear(width, width)
 
+    def extra_repr(self) -> str:
+        """Return what its layers do not show."""
+        return f"n_heads={self.n_heads}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Return what each position gathers, in the shape of ``x``."""
         n_steps = x.shape[-2]

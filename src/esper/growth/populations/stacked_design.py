@@ -9,17 +9,17 @@ from esper.errors import SlotError, UnsupportedHostError
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.dry_run import record_calls
 from esper.growth.host_slots import slots
-from esper.growth.modules import named_modules
 from esper.growth.populations.looped import LoopedModule
 from esper.growth.populations.rows import ActiveRows
 from esper.growth.populations.stacked_slots import GroupKey, StackedSeed, StackedSlot
 from esper.growth.populations.stacking import require_plain_parameters, stack_module
+from esper.growth.populations.structures import Structure, structure_of
 from esper.growth.populations.trial import find_difference
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 
-Structure = tuple[tuple[str, type[nn.Module], str], ...]
-"""Name, type and settings of every module of a model."""
+MAX_STRUCTURES = 64
+"""Structures whose trial is remembered; the oldest is forgotten first."""
 
 
 class StackedDesign:
@@ -47,7 +47,7 @@ class StackedDesign:
                 f"a {type(template).__name__} cannot be computed for many hosts at once: "
                 f"{difference}. Use SequentialPopulation."
             )
-        self._problems: dict[Structure, str | None] = {_structure_of(template): None}
+        self._problems: dict[Structure, str | None] = {structure_of(template): None}
 
     def require_host(self, model: nn.Module, host: int) -> None:
         """Refuse a host that cannot be computed as a corner of the design.
@@ -55,8 +55,14 @@ class StackedDesign:
         Raises:
             UnsupportedHostError: If it cannot.
         """
-        structure = _structure_of(model)
+        try:
+            require_plain_parameters(model)
+        except UnsupportedHostError as error:
+            raise UnsupportedHostError(f"host {host} cannot be stacked: {error}") from error
+        structure = structure_of(model)
         if structure not in self._problems:
+            while len(self._problems) >= MAX_STRUCTURES:
+                del self._problems[next(iter(self._problems))]
             self._problems[structure] = self._find_problem(model)
         problem = self._problems[structure]
         if problem is None and slots(model).sites != self.slots.sites:
@@ -159,11 +165,6 @@ def _read_shape(place: SeedSlot) -> tuple[int, ...]:
 
 def _sample(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(3, *shape[1:])
-
-
-def _structure_of(model: nn.Module) -> Structure:
-    modules = named_modules(model).items()
-    return tuple((name, type(module), module.extra_repr()) for name, module in modules)
 
 
 def _slot_shapes(model: nn.Module, sample: Tensor) -> dict[str, list[torch.Size]]:

@@ -103,9 +103,8 @@ class StackedBatchNorm(StackedLayer):
         n_hosts, n_channels = x.shape[:2]
         rows, count = n_hosts * n_channels, x[0, 0].numel()
         # Batch norm is group norm with every (host, channel) a group of one long sample.
-        y, mean, rstd = torch.native_group_norm(
-            x.reshape(1, rows, count), None, None, 1, rows, count, rows, layer.eps
-        )
+        flat = x.reshape(1, rows, count).contiguous()
+        y, mean, rstd = torch.native_group_norm(flat, None, None, 1, rows, count, rows, layer.eps)
         with torch.no_grad():
             momentum = layer.momentum or 0.0
             variance = (rstd**-2 - layer.eps) * (count / max(1, count - 1))

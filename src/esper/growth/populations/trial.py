@@ -7,6 +7,7 @@ depend on what a model happens to start with, in training and in evaluation mode
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from esper.growth.populations.rows import ActiveRows, Row, RowStore
 from esper.growth.populations.stacked_layers import MAP_RANK
 from esper.growth.populations.stacking import stack_inputs, stack_module
 
-N_HOSTS = 2
+HOST_COUNTS = (2, 1)
+"""Hosts that are computed together. One alone is laid out in memory as several are not."""
+
 SCALE = 0.3
 TOLERANCE = 1e-6
 
@@ -38,9 +41,9 @@ def find_difference(
     misfit = find_misfit(shapes_of(tensors_of(template)), shapes_of(tensors_of(wide)))
     if misfit is not None:
         return misfit
-    for is_training in (True, False):
-        hosts = [_drawn(template, generator).train(is_training) for _ in range(N_HOSTS)]
-        inputs = _draw_inputs(sample, generator)
+    for is_training, n_hosts in product((True, False), HOST_COUNTS):
+        hosts = [_drawn(template, generator).train(is_training) for _ in range(n_hosts)]
+        inputs = _draw_inputs(sample, n_hosts, generator)
         try:
             problem = _compare(hosts, inputs, copy.deepcopy(wide).double().train(is_training))
         except Exception as error:
@@ -121,9 +124,9 @@ def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
     return host
 
 
-def _draw_inputs(sample: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_inputs(sample: Tensor, n_hosts: int, generator: torch.Generator) -> Tensor:
     """Return other samples for each host, ``[hosts, samples, ...]``."""
-    shape = (N_HOSTS, *sample.shape)
+    shape = (n_hosts, *sample.shape)
     if sample.is_floating_point():
         return torch.randn(shape, generator=generator, dtype=torch.float64)
-    return torch.stack([sample.roll(index, 0) for index in range(N_HOSTS)])
+    return torch.stack([sample.roll(index, 0) for index in range(n_hosts)])
