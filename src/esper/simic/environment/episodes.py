@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from esper.config.environment import RewardConfig
 from esper.errors import ActionSpecError, ShapeError
 from esper.growth.populations import (
-    EpochReport,
     Evaluation,
     Population,
     make_population,
@@ -139,36 +138,22 @@ class GrowthEpisodes:
             actions: ``[N, H]`` choices of each head; an illegal combination is taken as wait.
         """
         self._require_choices(actions)
-        records = self.records
-        is_running = ~records.is_over
-        before = potential(self.population.slot_arrays().stage, self.rewards)
+        records, is_running = self.records, ~self.records.is_over
+        before = self._potential()
         score_before = records.score.copy()
         with self.stopwatch.measure("actions"):
             is_illegal, ops, refusals = self._act(actions, is_running)
         self._masks = None
-        running = np.flatnonzero(is_running & ~self.population.is_finished).tolist()
-        records.is_measured[:] = False
-        flops = np.zeros(self.n_hosts)
-        interventions: dict[int, str] = {}
-        if running:
-            report = self._train(running, flops)
-            interventions = {host: why.reason for host, why in report.interventions.items()}
-        records.contribution[self.population.slot_arrays().blueprint < 0] = 0.0
+        flops, interventions = self._train(is_running)
         records.n_steps += is_running
-        records.was_restored[:] = [host in interventions for host in range(self.n_hosts)]
-        ended = is_running & (
-            self.population.is_finished | (records.epoch >= self.task.budget.n_epochs)
-        )
-        added = (
-            np.where(is_running, records.seed_parameters.sum(1), 0) * ~self.population.is_finished
-        )
-        after = potential(self.population.slot_arrays().stage, self.rewards)
+        is_last = self.population.is_finished | (records.epoch >= self.task.budget.n_epochs)
+        ended = is_running & is_last
         account = StepAccount(
             score_change=records.score - score_before,
             flops=flops / records.reference_flops,
-            added_parameters=added / self.population.costs.host_parameters,
+            added_parameters=self._added_parameters(is_running),
             potential_before=np.where(is_running, before, 0.0),
-            potential_after=np.where(is_running, after, 0.0),
+            potential_after=np.where(is_running, self._potential(), 0.0),
             is_end=ended,
             final_score=self._score_committed(ended),
         )
@@ -264,22 +249,39 @@ class GrowthEpisodes:
         self.records.was_refused[list(refusals)] = True
         return ~is_legal & is_running, ops, refusals
 
-    def _train(self, running: list[int], flops: Floats) -> EpochReport:
-        """Train, judge and measure some hosts; add what it costs to ``flops``."""
-        records = self.records
-        with self.stopwatch.measure("training"):
-            report = self.population.train_epoch()
-        judged = self._evaluate(running)
-        scores = self._scores(judged)
-        records.enter_epoch(
-            running, scores, judged.losses, report.losses[running], report.gradient_norms[running]
-        )
-        flops += report.flops
-        flops[running] += judged.flops
-        records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
-        self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
-        self._measure_seeds(flops)
-        return report
+    def _train(self, is_running: Flags) -> tuple[Floats, dict[int, str]]:
+        """Train, judge and measure hosts; return what it cost and why the governor stepped in."""
+        records, flops = self.records, np.zeros(self.n_hosts)
+        running = np.flatnonzero(is_running & ~self.population.is_finished).tolist()
+        records.is_measured[:] = False
+        records.was_restored[:] = False
+        interventions: dict[int, str] = {}
+        if running:
+            with self.stopwatch.measure("training"):
+                report = self.population.train_epoch()
+            interventions = {host: why.reason for host, why in report.interventions.items()}
+            judged = self._evaluate(running)
+            losses, norms = report.losses[running], report.gradient_norms[running]
+            records.enter_epoch(running, self._scores(judged), judged.losses, losses, norms)
+            records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
+            records.was_restored[list(interventions)] = True
+            flops += report.flops
+            flops[running] += judged.flops
+        arrays = self.population.slot_arrays()
+        records.seed_parameters[:] = self._seed_sizes.count(arrays)
+        records.contribution[arrays.blueprint < 0] = 0.0
+        if running:
+            self._measure_seeds(flops)
+        return flops, interventions
+
+    def _potential(self) -> Floats:
+        return potential(self.population.slot_arrays().stage, self.rewards)
+
+    def _added_parameters(self, is_running: Flags) -> Floats:
+        """Return the seeds' parameters that hosts trained with, as a share of the reference's."""
+        has_trained = is_running & ~self.population.is_finished
+        added = np.where(has_trained, self.records.seed_parameters.sum(1), 0)
+        return added / self.population.costs.host_parameters
 
     def _measure_seeds(self, flops: Floats) -> None:
         """Measure what each growing seed that counts is worth: the score with it minus without."""

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.config.checks import require_bool, require_choice, require_int, require_number
+from esper.config.checks import require_bool, require_int
 from esper.config.environment import RewardConfig
 from esper.errors import ConfigError, ResetNeededError
 from esper.growth.populations.choosing import Form
@@ -31,11 +31,13 @@ from esper.simic.environment.making import digest_of, require_same_making
 from esper.simic.environment.options import (
     find_rewards,
     find_task,
+    require_limits,
     require_options,
+    require_splits,
     spread_seeds,
 )
-from esper.simic.environment.seeds import PURPOSES, Purpose, draw_seed
-from esper.simic.environment.splits import FINAL_SPLITS, FinalSplit
+from esper.simic.environment.seeds import Purpose, draw_seed
+from esper.simic.environment.splits import FinalSplit
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
@@ -88,18 +90,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             task_options: Options of the task, if it is named.
         """
         require_int("num_envs", num_envs, least=1)
-        require_choice("purpose", purpose, PURPOSES)
-        require_choice("final_split", final_split, FINAL_SPLITS)
         require_bool("autoreset", autoreset)
-        if final_split == "test" and purpose != "evaluation":
-            raise ConfigError(
-                f"final_split is 'test' and purpose is {purpose!r}; the test split is read by "
-                "evaluations only: purpose='evaluation'."
-            )
-        if max_episode_steps is not None:
-            require_int("max_episode_steps", max_episode_steps, least=1)
-        if episode_seconds is not None:
-            require_number("episode_seconds", episode_seconds, above=0.0)
+        require_splits(purpose, final_split)
+        require_limits(max_episode_steps, episode_seconds)
         self.task = find_task(task, task_options)
         self.num_envs = num_envs
         self.rewards = find_rewards(reward)

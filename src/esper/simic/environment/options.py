@@ -7,8 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from esper.config.checks import require_choice, require_int, require_number
 from esper.config.environment import RewardConfig
 from esper.errors import ConfigError, TaskError, did_you_mean
+from esper.simic.environment.seeds import PURPOSES
+from esper.simic.environment.splits import FINAL_SPLITS
 from esper.tasks import Task, make_task
 
 MOST_SEED = 2**62
@@ -33,6 +36,25 @@ def find_rewards(reward: RewardConfig | str) -> RewardConfig:
     if isinstance(reward, RewardConfig):
         return reward
     return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]
+
+
+def require_splits(purpose: str, final_split: str) -> None:
+    """Refuse purposes and final splits that there are not, and a look at test that is not due."""
+    require_choice("purpose", purpose, PURPOSES)
+    require_choice("final_split", final_split, FINAL_SPLITS)
+    if final_split == "test" and purpose != "evaluation":
+        raise ConfigError(
+            f"final_split is 'test' and purpose is {purpose!r}; the test split is read by "
+            "evaluations only: purpose='evaluation'."
+        )
+
+
+def require_limits(max_episode_steps: int | None, episode_seconds: float | None) -> None:
+    """Refuse limits that no episode could keep."""
+    if max_episode_steps is not None:
+        require_int("max_episode_steps", max_episode_steps, least=1)
+    if episode_seconds is not None:
+        require_number("episode_seconds", episode_seconds, above=0.0)
 
 
 def require_options(options: Any, known: tuple[str, ...]) -> None:
