@@ -90,6 +90,8 @@ def test_labels_outside_of_the_classes(label: int, shown: str) -> None:
         (torch.zeros(7, 2, dtype=torch.int32), torch.arange(7) % 3, "inputs are int32; they must"),
         (torch.zeros(7, 2, dtype=torch.bool), torch.arange(7) % 3, "inputs are bool"),
         (torch.zeros(7, 2, dtype=torch.complex64), torch.arange(7) % 3, "inputs are complex64"),
+        (torch.zeros(7, 2), torch.zeros(7, 1).long(), r"\[7, 1\]; they must be \[n\], a class for"),
+        (torch.zeros(7, 1), torch.zeros(7, 1).long(), r"they must be .* or \[n, T\], one for each"),
         (torch.zeros(7, 2), torch.zeros(7), "targets are float32; they must be int64"),
         (torch.zeros(7, 2), torch.zeros(7, dtype=torch.int32), "targets are int32"),
         (torch.full((7, 2), -1), torch.arange(7) % 3, "a token is -1; tokens must be 0 or"),
@@ -127,6 +129,18 @@ def test_tokens_may_lack_a_class_but_not_leave_the_vocabulary() -> None:
     check_data(text(29), task="mine")
     with pytest.raises(BadDataError, match=r"a target is 30; targets must be in 0\.\.29"):
         check_data(text(30), task="mine")
+
+
+def test_one_token_may_have_one_prediction() -> None:
+    samples = Samples(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
+    data = TaskData(train=samples, validation=samples, test=samples)
+    check_data(TaskDraw(data=data, n_classes=30), task="mine")
+
+
+def test_inputs_that_require_a_gradient_are_looked_at_like_others() -> None:
+    check_data(draw_with(inputs=good_samples().inputs.requires_grad_()), task="mine")
+    with pytest.raises(BadDataError, match="1 inputs are not finite"):
+        check_data(draw_with(inputs=with_value(float("nan")).requires_grad_()), task="mine")
 
 
 @pytest.mark.parametrize("n_classes", [1, 0, 2.5])

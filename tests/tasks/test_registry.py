@@ -33,6 +33,9 @@ def fails(**options):
 def fails_by_name():
     return make_spirals(n_epochs=0)
 
+def leaves():
+    raise SystemExit
+
 def gives_a_number():
     return 7
 
@@ -150,13 +153,16 @@ def test_a_function_in_the_current_folder(folder: Path) -> None:
         (f"{OWN_MODULE}:gives_a_number", TaskError, "returned a int; it must return an esper.tas"),
         (f"{OWN_MODULE}:needs", TaskError, "needs option 'size'; its options are size."),
         (f"{OWN_MODULE}:fails_by_name", ConfigError, "n_epochs is 0"),
-        ("half_a_module:make", TaskError, "'half_a_module' cannot be imported (SyntaxError: "),
+        ("half_a_module:make", TaskError, "cannot be imported, it raised SyntaxError ("),
+        ("leaves:make", TaskError, "'leaves' cannot be imported, it raised SystemExit (3); repair"),
+        (f"{OWN_MODULE}:leaves", TaskError, "leaves raised SystemExit (no message); correct it"),
     ],
 )
 def test_what_is_wrong_with_a_users_function(
     folder: Path, name: str, error: type[EsperError], message: str
 ) -> None:
     (folder / "half_a_module.py").write_text("def make(:\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(error) as caught:
         make_task(name)
     assert message in str(caught.value)

@@ -8,6 +8,7 @@ from inspect import Parameter
 from typing import Any
 
 from esper.errors import EsperError, TaskError, did_you_mean
+from esper.tasks.own_functions import FAILURES, describe
 
 
 def call_with_options(task: str, make: Callable[..., object], options: Mapping[str, Any]) -> object:
@@ -22,12 +23,11 @@ def call_with_options(task: str, make: Callable[..., object], options: Mapping[s
         return make(**options)
     except EsperError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         where = f"{getattr(make, '__module__', '?')}.{getattr(make, '__qualname__', repr(make))}"
-        reason = " ".join(str(error).split()) or "no message"
         raise TaskError(
-            f"task {task!r}: {where} raised {type(error).__name__} ({reason}); correct it, or "
-            "the options it was given."
+            f"task {task!r}: {where} raised {describe(error)}; correct it, or the options it was "
+            "given."
         ) from error
 
 

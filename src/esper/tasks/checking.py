@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -22,18 +23,36 @@ def check_data(draw: TaskDraw, *, task: str) -> None:
         BadDataError: If a split is empty, of another form than the others, not finite, or lacks a
             class.
     """
-    if not isinstance(draw, TaskDraw) or not isinstance(draw.data, TaskData):
+    if not isinstance(draw, TaskDraw):
         raise BadDataError(f"task {task!r} gave a {type(draw).__name__}; it must give a TaskDraw.")
-    if not isinstance(draw.n_classes, int) or draw.n_classes < 2:
-        raise BadDataError(
-            f"task {task!r} has {draw.n_classes!r} classes; it must have a whole number of at "
-            "least 2."
-        )
+    check_classes(draw.n_classes, task=task)
     for split, samples in draw.data.splits():
         what = f"task {task!r}, {split} split"
         _check_form(samples, like=draw.data.train, what=what)
-        _check_inputs(samples.inputs, what=what)
+        _check_inputs(samples.inputs.detach(), what=what)
         _check_targets(samples.targets, draw.n_classes, what=what)
+
+
+def check_classes(n_classes: object, *, task: str) -> None:
+    """Refuse anything but a whole number of at least two classes.
+
+    Raises:
+        BadDataError: If it is something else.
+    """
+    if not isinstance(n_classes, Integral) or isinstance(n_classes, bool) or int(n_classes) < 2:
+        raise BadDataError(
+            f"task {task!r} has {n_classes!r} classes; it must have a whole number of at least 2."
+        )
+
+
+def check_forms(data: TaskData, *, task: str) -> None:
+    """Refuse splits that are not tensors of samples, all of one form.
+
+    Raises:
+        BadDataError: If one is empty, of unequal lengths, or of another form than the others.
+    """
+    for split, samples in data.splits():
+        _check_form(samples, like=data.train, what=f"task {task!r}, {split} split")
 
 
 def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
@@ -47,6 +66,12 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
             f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
             "they must be [n, ...] and [n] or [n, T]."
         )
+    is_token = inputs.dtype == torch.int64 and inputs.ndim == 2 and inputs.shape[1] == 1
+    if targets.ndim == 2 and targets.shape[1] == 1 and not is_token:
+        raise BadDataError(
+            f"{what}: targets have shape {list(targets.shape)}; they must be [n], a class for each "
+            "sample (targets.squeeze(1)), or [n, T], one for each of T predictions."
+        )
     if len(inputs) != len(targets):
         raise BadDataError(
             f"{what}: there are {len(inputs)} inputs and {len(targets)} targets; there must be as "
@@ -57,6 +82,8 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
             f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
             "none may be empty."
         )
+    if targets.dtype != torch.int64:
+        raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
     for name, tensor, first in (
         ("inputs", inputs, like.inputs),
         ("targets", targets, like.targets),
@@ -95,8 +122,6 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
 
 def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
     """Refuse targets that are no classes and, if a sample has one target, a class without any."""
-    if targets.dtype != torch.int64:
-        raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
     least, most = (int(value) for value in torch.aminmax(targets))
     if least < 0 or most >= n_classes:
         raise BadDataError(

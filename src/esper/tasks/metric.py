@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.config.checks import make_numbers_plain
 from esper.errors import TaskError
 from esper.growth.populations.objective import CrossEntropy, Objective
+from esper.tasks.own_functions import shown
 
 Values = TypeVar("Values", float, NDArray[np.floating], Tensor)
 
@@ -40,20 +43,32 @@ class Metric:
     """The metric of a perfect host."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.worst) and math.isfinite(self.best)) or self.worst == self.best:
+        if not isinstance(self.name, str) or not self.name:
+            raise TaskError(f"a metric's name is {self.name!r}; it must be a word.")
+        for method in ("losses", "metrics"):
+            if isinstance(self.objective, type) or not callable(
+                getattr(self.objective, method, None)
+            ):
+                raise TaskError(
+                    f"objective of metric {self.name!r} is {shown(self.objective)}; it must be an "
+                    "object with the methods losses and metrics, as CrossEntropy() is."
+                )
+        ends = (self.worst, self.best)
+        if not all(_is_finite(end) for end in ends) or self.worst == self.best:
             raise TaskError(
                 f"metric {self.name!r} goes from worst {self.worst!r} to best {self.best!r}; they "
-                "must be finite and differ."
+                "must be finite numbers and differ."
             )
-
-    @property
-    def is_higher_better(self) -> bool:
-        """Whether a larger metric is a better one."""
-        return self.best > self.worst
+        make_numbers_plain(self)
 
     def score(self, values: Values) -> Values:
         """Return metrics as scores: 0 for guessing, 1 for perfect, higher is better."""
         return (values - self.worst) / (self.best - self.worst)
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether this is a finite number."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0)

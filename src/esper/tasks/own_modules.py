@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 
 from esper.errors import TaskError, UnknownTaskError, did_you_mean
+from esper.tasks.own_functions import FAILURES, describe
 
 
 @contextmanager
@@ -66,15 +67,14 @@ def _import(name: str, module_name: str) -> ModuleType:
             f"task {name!r}: there is no module {error.name!r}; looked in {os.getcwd()} and where "
             "Python looks. Change to its folder, or install it."
         ) from error
-    except Exception as error:
+    except FAILURES as error:
         raise _unimportable(name, module_name, error) from error
 
 
-def _unimportable(name: str, module_name: str, error: Exception) -> TaskError:
-    reason = " ".join(str(error).split())
+def _unimportable(name: str, module_name: str, error: BaseException) -> TaskError:
     return TaskError(
-        f"task {name!r}: module {module_name!r} cannot be imported ({type(error).__name__}: "
-        f"{reason}); repair it."
+        f"task {name!r}: module {module_name!r} cannot be imported, it raised {describe(error)}; "
+        "repair it."
     )
 
 
