@@ -209,7 +209,14 @@ def test_another_package_offers_a_task(folder: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("raise RuntimeError('half\\ninstalled')", r"cannot be loaded \(half installed\); repair"),
+        (
+            "raise RuntimeError('half\\ninstalled')",
+            r"cannot be loaded, it raised RuntimeError \(half installed\); repair",
+        ),
+        (
+            "import sys; sys.exit()",
+            r"cannot be loaded, it raised SystemExit \(no message\); repair",
+        ),
         ("make_task = 7", "is a int; it must be a function that returns a task"),
     ],
 )
@@ -225,10 +232,40 @@ def test_a_broken_package_is_one_clear_line_and_harms_no_other_task(
     assert make_task("spirals").name == "spirals"
 
 
-def test_a_package_cannot_take_a_name_that_is_taken(
+def test_a_package_cannot_take_the_name_of_a_task_that_there_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(folder, monkeypatch, "digits = their_tasks:make_task", code=OWN_CODE)
-    with pytest.raises(TaskError, match=r"'digits' of group .* has a name that is taken; rename"):
-        task_names()
+    lines = ("digits = their_tasks:make_task", "theirs = their_tasks:make_task")
+    install(folder, monkeypatch, *lines, code=OWN_CODE)
+    assert task_names() == (*BUILT_IN, "theirs")
     assert make_task("digits").name == "digits"
+    assert make_task("theirs").name == "spirals"
+    assert task_summaries()["digits"].endswith(
+        "(entry point 'digits' of group 'esper.tasks', 'their_tasks:make_task', has this name too "
+        "and is left out)"
+    )
+    with pytest.raises(UnknownTaskError, match=r"no task 'their'; .* Did you mean 'theirs'\?"):
+        make_task("their")
+    with pytest.raises(UnknownTaskError, match=r"no task 'digit'; .* Did you mean 'digits'\?"):
+        make_task("digit")
+
+
+def test_a_name_that_two_packages_offer_is_refused_when_it_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("theirs = their_tasks:make_task", "other = their_tasks:make_task")
+    install(folder, monkeypatch, *lines, code=OWN_CODE)
+    info = folder / "more_tasks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-tasks\nVersion: 1.0\n")
+    offers = "[esper.tasks]\ntheirs = their_tasks:needs\nother = their_tasks:make_task\n"
+    (info / "entry_points.txt").write_text(offers)
+    assert set(task_names()) == {*BUILT_IN, "theirs", "other"}
+    assert make_task("other").name == "spirals"
+    with pytest.raises(TaskError, match=r"'theirs' of group .* offered more than once") as caught:
+        make_task("theirs")
+    assert task_summaries()["theirs"] == str(caught.value)
+    for value in ("'their_tasks:make_task'", "'their_tasks:needs'"):
+        assert value in str(caught.value)
+    with pytest.raises(UnknownTaskError, match="there is no task 'digit'"):
+        make_task("digit")

@@ -13,6 +13,7 @@ from typing import Any
 
 from esper.errors import EsperError, TaskError, UnknownTaskError, did_you_mean
 from esper.tasks.calling import call_with_options
+from esper.tasks.own_functions import FAILURES, describe
 from esper.tasks.own_modules import load_own_task, module_folder
 from esper.tasks.task import Task
 
@@ -54,11 +55,15 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_summaries() -> dict[str, str]:
-    """Return what each task is; of one that cannot be loaded, why."""
+    """Return what each task is; of one that cannot be loaded, why, and what was left out."""
     summaries = {name: entry.summary for name, entry in _REGISTRY.items()}
-    for name, offer in _offered().items():
+    for name, offers in _entry_points().items():
+        if name in _REGISTRY:
+            left_out = ", ".join(repr(offer.value) for offer in offers)
+            summaries[name] += f" ({_what(name)}, {left_out}, has this name too and is left out)"
+            continue
         try:
-            summaries[name] = _load(offer).summary
+            summaries[name] = _load(name, offers).summary
         except EsperError as error:
             summaries[name] = str(error)
     return summaries
@@ -88,7 +93,7 @@ def make_task(name: str, **options: Any) -> Task:
         return _made(name, _REGISTRY[name].make, options)
     offered = _offered()
     if name in offered:
-        return _made(name, _load(offered[name]).make, options)
+        return _made(name, _load(name, offered[name]).make, options)
     names = (*_REGISTRY, *offered)
     raise UnknownTaskError(
         f"there is no task {name!r}; there are {', '.join(names)}, and 'module:function' for one "
@@ -105,36 +110,42 @@ def _made(name: str, make: Callable[..., object], options: dict[str, Any]) -> Ta
     return task
 
 
-def _offered() -> dict[str, EntryPoint]:
-    """Return what other packages offer, by name, without importing it."""
-    offered: dict[str, EntryPoint] = {}
+def _offered() -> dict[str, list[EntryPoint]]:
+    """Return what other packages offer under names that are free, without importing it."""
+    return {name: offers for name, offers in _entry_points().items() if name not in _REGISTRY}
+
+
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """Return all that other packages offer, by name; one object is offered once."""
+    found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        earlier = offered.get(entry.name)
-        if entry.name in _REGISTRY or (earlier is not None and earlier.value != entry.value):
-            raise TaskError(
-                f"{_what(entry)} ({entry.value!r}) has a name that is taken; rename or remove it."
-            )
-        offered[entry.name] = entry
-    return offered
+        found.setdefault(entry.name, {}).setdefault(entry.value, entry)
+    return {name: list(offers.values()) for name, offers in found.items()}
 
 
-def _load(entry: EntryPoint) -> _Entry:
+def _load(name: str, offers: list[EntryPoint]) -> _Entry:
     """Return the task that another package offers."""
+    if len(offers) > 1:
+        values = " and ".join(repr(offer.value) for offer in offers)
+        raise TaskError(
+            f"{_what(name)} is offered more than once, as {values}; remove all but one."
+        )
+    (entry,) = offers
     try:
         loaded = entry.load()
-    except Exception as error:
-        reason = " ".join(str(error).split())
+    except FAILURES as error:
         raise TaskError(
-            f"{_what(entry)} cannot be loaded ({reason}); repair or remove {entry.value!r}."
+            f"{_what(name)} cannot be loaded, it raised {describe(error)}; repair or remove "
+            f"{entry.value!r}."
         ) from error
     if not callable(loaded):
         raise TaskError(
-            f"{_what(entry)} is a {type(loaded).__name__}; it must be a function that returns a "
+            f"{_what(name)} is a {type(loaded).__name__}; it must be a function that returns a "
             "task."
         )
     lines = (getattr(loaded, "__doc__", None) or "").strip().splitlines()
     return _Entry(loaded, lines[0] if lines else f"from {entry.value}")
 
 
-def _what(entry: EntryPoint) -> str:
-    return f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r}"
+def _what(name: str) -> str:
+    return f"entry point {name!r} of group {ENTRY_POINT_GROUP!r}"
