@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from esper.config.population import PopulationConfig
+from esper.errors import ConfigError
 from esper.growth.blueprints.widen import WidenSeed
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
+from esper.growth.populations.corners import Shape, shapes_of
 from esper.growth.populations.host_state import HostState
 
 if TYPE_CHECKING:
@@ -63,12 +66,42 @@ def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[st
 
 
 def load_model(model: nn.Module, state: HostState) -> None:
-    """Give a fresh host the lives, seeds and tensors of a state."""
+    """Give a fresh host the lives, seeds and tensors of a state.
+
+    Raises:
+        ConfigError: If the state is that of a host with other slots or tensors.
+    """
     host_slots, own = slots(model), tensors_of(model)
+    if state.facts["lives"].keys() != host_slots.keys():
+        raise ConfigError(
+            f"the state has the slots {', '.join(state.facts['lives'])}; the host has "
+            f"{', '.join(host_slots)}. Load a state of the same design."
+        )
     host_slots.lives.load_json(state.facts["lives"])
     host_slots.n_germinated = state.facts["n_germinated"]
     host_slots.replant()
+    parts = parts_of(host_slots, own).items()
+    tensors = {f"{part}/{name}": t for part, named in parts for name, t in named.items()}
+    _require_tensors(shapes_of(tensors), shapes_of(state.tensors))
     with torch.no_grad():
-        for part, tensors in parts_of(host_slots, own).items():
-            for name, tensor in tensors.items():
-                tensor.copy_(state.tensors[f"{part}/{name}"])
+        for name, tensor in tensors.items():
+            tensor.copy_(state.tensors[name])
+
+
+def _require_tensors(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) -> None:
+    """Refuse the tensors of a state that are not a host's, or of other shapes."""
+    hint = "Load a state of hosts of the same sizes."
+    for name, shape in wanted.items():
+        if name not in given:
+            raise ConfigError(f"the state has no tensor {name}; it has shape {list(shape)}. {hint}")
+    for name, shape in given.items():
+        kind, _, rest = name.partition("/")
+        if kind == "steps":
+            continue
+        own = wanted.get(rest.partition("/")[2] if kind == "moments" else name)
+        if own is None:
+            raise ConfigError(f"the state has a tensor {name}, which the host has not. {hint}")
+        if own != shape:
+            raise ConfigError(
+                f"the state's {name} has shape {list(shape)}; the host's has {list(own)}. {hint}"
+            )

@@ -20,6 +20,7 @@ from esper.growth.host_slots import slots
 from esper.growth.populations.costs import CostTable
 from esper.growth.populations.data_check import DataCheck
 from esper.growth.populations.host_data import BatchOrder, BuildHost, HostSpec, Split
+from esper.growth.populations.host_models import load_model
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
 from esper.growth.populations.slot_arrays import SlotArrays
@@ -29,6 +30,9 @@ from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
 
 Floats = NDArray[np.float64]
+
+FACTS = frozenset({"lives", "n_germinated", "losses", "batch_order", "is_finished"})
+"""What the state of a host says beside its tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,9 +157,19 @@ class Population(ABC):
     def get_state(self, host: int) -> HostState:
         """Return everything that the next epoch of a host depends on."""
 
-    @abstractmethod
     def set_state(self, host: int, state: HostState) -> None:
-        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+        """Put a host into a state that :meth:`get_state` returned, of this or of the other form.
+
+        Raises:
+            ConfigError: If it is the state of a host of another design or size; nothing changes.
+        """
+        self._require_hosts([host])
+        self._require_state(host, state)
+        self._set_state(host, state)
+
+    @abstractmethod
+    def _set_state(self, host: int, state: HostState) -> None:
+        """Put a host into a state that fits it."""
 
     @abstractmethod
     def restart(self, host: int, spec: HostSpec) -> None:
@@ -208,7 +222,11 @@ class Population(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called."""
+        """Continue where :meth:`state_dict` was called.
+
+        Raises:
+            ConfigError: If the state is that of other hosts; nothing changes then.
+        """
         facts = state["facts"]
         if len(facts) != self.n_hosts:
             raise ConfigError(f"the state has {len(facts)} hosts; the population {self.n_hosts}.")
@@ -216,8 +234,11 @@ class Population(ABC):
         for name, tensor in state["tensors"].items():
             host, _, rest = name.partition("/")
             by_host[int(host)][rest] = tensor
-        for host, tensors in enumerate(by_host):
-            self.set_state(host, HostState(tensors, facts[host]))
+        states = [HostState(*pair) for pair in zip(by_host, facts, strict=True)]
+        for host, one in enumerate(states):
+            self._require_state(host, one)
+        for host, one in enumerate(states):
+            self._set_state(host, one)
 
     def _require_hosts(self, hosts: Sequence[int]) -> list[int]:
         """Return the hosts' numbers; refuse any that there is not."""
@@ -234,6 +255,19 @@ class Population(ABC):
                 f"host {host} has the slots {', '.join(own)}; it must have those of the "
                 f"population's design, {', '.join(wanted)}."
             )
+
+    def _require_state(self, host: int, state: HostState) -> None:
+        """Refuse a state that a host cannot be put into."""
+        missing = sorted(FACTS - state.facts.keys())
+        if missing:
+            raise ConfigError(
+                f"the state of host {host} does not say {', '.join(missing)}; load what "
+                "get_state or state_dict returned."
+            )
+        try:
+            load_model(self.build_host(self.specs[host]), state)
+        except ConfigError as error:
+            raise ConfigError(f"host {host} cannot be put into this state: {error}") from error
 
     def _make_model(self, host: int) -> nn.Module:
         """Return the host of its specification, new."""

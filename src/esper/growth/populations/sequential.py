@@ -123,8 +123,7 @@ class SequentialPopulation(Population):
                         state.tensors[f"moments/{moment}/{part}/{name}"] = value.detach().clone()
         return state
 
-    def set_state(self, host: int, state: HostState) -> None:
-        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+    def _set_state(self, host: int, state: HostState) -> None:
         held = self._hosts[host] = self._make_host(host, self._make_model(host))
         self._load_shared_facts(host, state.facts)
         load_model(held.model, state)

@@ -157,8 +157,7 @@ class StackedPopulation(Population):
         state.facts.update(self._shared_facts(host))
         return state
 
-    def set_state(self, host: int, state: HostState) -> None:
-        """Put a host into a state that :meth:`get_state` returned, of this or of the other form."""
+    def _set_state(self, host: int, state: HostState) -> None:
         self._load_shared_facts(host, state.facts)
         self._put_host(self.state, host, state)
         self._put_host(self._snapshot, host, state)
