@@ -93,6 +93,8 @@ def test_hosts_take_the_images(tmp_path: Path, size: int, host: str) -> None:
     inputs = task.sample(0).data.train.inputs
     assert inputs.shape[1:] == ((1, size, size) if host == "cnn" else (size * size,))
     assert task.make_host(0)(inputs[:2]).shape == (2, 10)
+    # At 1e-2 a CNN on the full images does not settle.
+    assert task.training.learning_rate == pytest.approx(3e-3)
 
 
 def test_the_folder_of_the_environment_variable(

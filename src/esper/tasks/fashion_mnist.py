@@ -23,6 +23,8 @@ ADVICE = (
     f"that {VARIABLE} names."
 )
 SIDE = 28
+LEARNING_RATE = 3e-3
+"""Of both hosts; at 1e-2 the scores of a CNN on 28x28 pixels jump by tenths between epochs."""
 FILES = {
     "train images": "train-images-idx3-ubyte",
     "train labels": "train-labels-idx1-ubyte",
@@ -69,9 +71,7 @@ def make_fashion_mnist(
         n_classes=N_CLASSES,
         budget=budget(n_epochs, default=16),
         training=training(
-            batch_size=64,
-            learning_rate=1e-2 if host == "cnn" else 3e-3,
-            batches_per_epoch=batches_per_epoch,
+            batch_size=64, learning_rate=LEARNING_RATE, batches_per_epoch=batches_per_epoch
         ),
         summary=SUMMARY,
     )
