@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -10,6 +12,8 @@ from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.evaluation import run_episodes
 from esper.tamiyo import RandomController
 from esper.tamiyo.controllers.random_legal import pick
 from tests.tamiyo.controllers.simulated_hosts import SimulatedHosts
@@ -47,7 +51,8 @@ def test_ops_are_as_frequent_as_their_weights(weights: dict[Op, float]) -> None:
     controller = RandomController(op_weights=weights)
     controller.start(50, seed=1)
     ops = draw(controller, 400, 50)[..., COLUMN["op"]]
-    full = dict.fromkeys(Op, 1.0) | {Op.FINISH: 0.01} | weights
+    usual = {Op.SET_ALPHA_TARGET: 0.1, Op.PRUNE: 0.05, Op.FINISH: 0.01}
+    full = dict.fromkeys(Op, 1.0) | usual | weights
     assert is_likely(np.bincount(ops.ravel(), minlength=7), np.array([full[op] for op in Op]))
 
 
@@ -118,6 +123,17 @@ def test_most_episodes_of_16_epochs_go_on_to_their_end() -> None:
     assert 0.88 < share < 0.98
 
 
+def test_a_good_part_of_the_hosts_commits_a_seed() -> None:
+    envs = GrowthVectorEnv("spirals", 64, autoreset=False, batches_per_epoch=1)
+
+    def share(**options: Any) -> float:
+        results = run_episodes(envs, RandomController(**options), seed=0)
+        return float((results.op_counts[:, Op.FOSSILIZE] > 0).mean())
+
+    assert share() >= 1 / 3
+    assert share(op_weights={Op.PRUNE: 1.0, Op.SET_ALPHA_TARGET: 1.0}) < 0.15
+
+
 def test_picking_never_takes_a_weight_of_zero() -> None:
     weights = np.array([0.0, 0.1, 0.0, 0.7, 0.0])
     points = np.array([0.0, 0.124, 0.126, 0.5, 1.0 - 2.0**-53])
@@ -135,5 +151,8 @@ def test_weights_that_cannot_be_are_named() -> None:
         RandomController(op_weights={"wait": 1.0})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"op_weights\[Op\.PRUNE\] is -1"):
         RandomController(op_weights={Op.PRUNE: -1})
+    for wrong in (5, [Op.WAIT], "wait"):
+        with pytest.raises(ConfigError, match=r"op_weights is .*; a mapping of ops to numbers"):
+            RandomController(op_weights=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="seed is -1"):
         RandomController().start(1, seed=-1)
