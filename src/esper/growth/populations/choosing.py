@@ -11,6 +11,7 @@ from esper.growth.populations.host_data import HostSpec
 from esper.growth.populations.population import BuildHost, Population
 from esper.growth.populations.sequential import SequentialPopulation
 from esper.growth.populations.stacked import StackedPopulation
+from esper.growth.randomness import seeded
 
 Form = Literal["auto", "sequential", "stacked"]
 FORMS: tuple[str, ...] = ("auto", "sequential", "stacked")
@@ -49,4 +50,5 @@ def make_population(
 
 
 def _is_small(build: BuildHost, spec: HostSpec) -> bool:
-    return count_parameters(build(spec.seed)) <= MAX_STACKED_PARAMETERS
+    with seeded(spec.seed):
+        return count_parameters(build(spec.seed)) <= MAX_STACKED_PARAMETERS

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from esper.growth.populations.host_models import load_model
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
 from esper.growth.populations.slot_arrays import SlotArrays
+from esper.growth.randomness import seeded
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
@@ -91,12 +91,12 @@ class Population(ABC):
         self.objective = objective or CrossEntropy()
         self.growth_config = growth_config
         self.governor_config = governor_config or GovernorConfig()
-        self.template = self._with_rules(build(specs[0].seed), specs[0].seed)
+        self.template = self._build(build, specs[0].seed)
         """A host of the design that all hosts have, or are smaller than."""
         self.slot_config: SlotConfig = slots(self.template).slot_config
         self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
         """What hosts of the design cost."""
-        self._cost_tables = {_sizes_of(self.template): self.costs}
+        self._cost_tables = {_size_of(self.template, specs[0]): self.costs}
         self._costs = [self.costs] * len(specs)
         self._data_check = DataCheck(self.template, self.objective)
         for host, spec in enumerate(specs):
@@ -111,8 +111,11 @@ class Population(ABC):
         return len(self.specs)
 
     def build_host(self, spec: HostSpec) -> nn.Module:
-        """Return a new host, its seeds living by this population's rules."""
-        return self._with_rules((spec.build or self.build)(spec.seed), spec.seed)
+        """Return a new host, its seeds living by this population's rules.
+
+        What its maker draws from torch's default generator is decided by the seed as well.
+        """
+        return self._build(spec.build or self.build, spec.seed)
 
     def costs_of(self, host: int) -> CostTable:
         """Return what a host of this host's size costs."""
@@ -249,12 +252,20 @@ class Population(ABC):
 
     def _require_host(self, host: int, model: nn.Module) -> None:
         """Refuse a new host that cannot be part of the population."""
-        own, wanted = slots(model).slot_config.slot_ids, self.slot_config.slot_ids
-        if own != wanted:
+        own, wanted = slots(model).slot_config, self.slot_config
+        if own.slot_ids != wanted.slot_ids:
             raise ConfigError(
-                f"host {host} has the slots {', '.join(own)}; it must have those of the "
-                f"population's design, {', '.join(wanted)}."
+                f"host {host} has the slots {', '.join(own.slot_ids)}; it must have those of the "
+                f"population's design, {', '.join(wanted.slot_ids)}."
             )
+        for name in [field.name for field in fields(SlotConfig)] if own != wanted else ():
+            values = getattr(own, name), getattr(wanted, name)
+            if values[0] != values[1]:
+                raise ConfigError(
+                    f"host {host} has slots of which {name} is {values[0]}; the population's "
+                    f"design has {values[1]}. Register blueprints before the population is made, "
+                    "and make all hosts with the same settings."
+                )
 
     def _require_state(self, host: int, state: HostState) -> None:
         """Refuse a state that a host cannot be put into."""
@@ -271,7 +282,8 @@ class Population(ABC):
 
     def _make_model(self, host: int) -> nn.Module:
         """Return the host of its specification, new."""
-        return self._accept(host, self.build_host(self.specs[host]))
+        spec = self.specs[host]
+        return self._accept(host, self.build_host(spec), spec)
 
     def _require_spec(self, host: int, spec: HostSpec) -> None:
         """Refuse a new host's specification that cannot be taken over."""
@@ -284,18 +296,20 @@ class Population(ABC):
         self.orders[host] = self._make_order(spec)
         self.is_finished[host] = False
 
-    def _accept(self, host: int, model: nn.Module) -> nn.Module:
+    def _accept(self, host: int, model: nn.Module, spec: HostSpec) -> nn.Module:
         """Refuse a new host that does not fit in, or note what hosts of its size cost."""
         self._require_host(host, model)
-        sizes = _sizes_of(model)
-        if sizes not in self._cost_tables:
-            sample = self.specs[0].data.train_inputs[:2]
-            self._cost_tables[sizes] = CostTable(model, sample, like=self.costs)
-        self._costs[host] = self._cost_tables[sizes]
+        size = _size_of(model, spec)
+        if size not in self._cost_tables:
+            sample = spec.data.train_inputs[:2]
+            self._cost_tables[size] = CostTable(model, sample, like=self.costs)
+        self._costs[host] = self._cost_tables[size]
         return model
 
-    def _with_rules(self, model: nn.Module, seed: int) -> nn.Module:
-        """Let the seeds of a new host live by this population's rules."""
+    def _build(self, build: BuildHost, seed: int) -> nn.Module:
+        """Return the host of a seed; its seeds live by this population's rules."""
+        with seeded(seed):
+            model = build(seed)
         slots(model).seed = seed
         if self.growth_config is not None:
             slots(model).lives.growth_config = self.growth_config
@@ -328,5 +342,7 @@ class Population(ABC):
         self.is_finished[host] = facts["is_finished"]
 
 
-def _sizes_of(model: nn.Module) -> tuple[torch.Size, ...]:
-    return tuple(parameter.shape for parameter in model.parameters())
+def _size_of(model: nn.Module, spec: HostSpec) -> tuple[Any, ...]:
+    """Return what decides the cost of a host: its tensors, its slots' places and its samples."""
+    shapes = tuple(parameter.shape for parameter in model.parameters())
+    return shapes, tuple(slots(model).sites), spec.data.train_inputs.shape[1:]

@@ -102,7 +102,7 @@ class SequentialPopulation(Population):
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""
         self._require_spec(host, spec)
-        model = self._accept(host, self.build_host(spec))
+        model = self._accept(host, self.build_host(spec), spec)
         self._take_spec(host, spec)
         self._hosts[host] = self._make_host(host, model)
 

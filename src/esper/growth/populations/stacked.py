@@ -188,18 +188,19 @@ class StackedPopulation(Population):
         build = spec.build or self.build
         redraw = getattr(build, "redraw", None)
         if redraw is None:
-            model = self._accept(host, self.build_host(spec))
+            model = self._accept(host, self.build_host(spec), spec)
             return model, Row.of_module(model)
         if id(build) in self._spares:
             _, model, row, self._costs[host] = self._spares[id(build)]
             redraw(model, spec.seed)
             return model, row
-        model = self._accept(host, self.build_host(spec))
+        model = self._accept(host, self.build_host(spec), spec)
         row = Row({name: tensor.detach() for name, tensor in tensors_of(model).items()}, {})
         self._spares[id(build)] = (build, model, row, self._costs[host])
         return model, row
 
     def _require_host(self, host: int, model: nn.Module) -> None:
+        super()._require_host(host, model)
         self.design.require_host(model, host)
 
     def _keep(self) -> None:
