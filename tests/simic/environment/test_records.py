@@ -84,14 +84,14 @@ def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | 
 
 
 def test_every_step_is_charged_what_torch_counts() -> None:
-    envs = make_envs(2, "digits-family", n_epochs=14, batches_per_epoch=2)
+    envs = make_envs(3, "digits-family", n_epochs=14, batches_per_epoch=2)
     envs.reset(seed=1)
     population, records = envs.growth.population, envs.growth.records
     for row in [*life_of_a_seed(envs.slot_config), choose(Op.WAIT)]:
         before = records.paid_flops.copy()
-        envs.step(np.stack([row, choose(Op.WAIT)]))
+        envs.step(np.stack([row, choose(Op.WAIT), row]))
         spent = (records.paid_flops - before) * records.reference_flops
-        for host in range(2):
+        for host in range(3):
             data = population.specs[host].data
             # The epoch was trained in the stages that the slots are in after it, alphas aside.
             model = copy.deepcopy(population.model(host))
@@ -102,11 +102,14 @@ def test_every_step_is_charged_what_torch_counts() -> None:
                 with slots(model).switched_off("blocks.0"):
                     expected += count_flops(model, data.validation_inputs, None)
             assert spent[host] == pytest.approx(expected, rel=0.01), row
+    assert records.n_parameters.min() < population.costs.host_parameters
     design = population.template
-    data = population.specs[1].data
-    batch = data.train_inputs[:32], data.train_targets[:32]
-    reference = 2 * count_flops(design, *batch) + count_flops(design, data.validation_inputs, None)
-    assert records.reference_flops[1] == pytest.approx(14 * reference, rel=0.01)
+    for host in range(3):
+        data = population.specs[host].data
+        batch = data.train_inputs[:32], data.train_targets[:32]
+        watching = count_flops(design, data.validation_inputs, None)
+        reference = 14 * (2 * count_flops(design, *batch) + watching)
+        assert records.reference_flops[host] == pytest.approx(reference, rel=0.01)
 
 
 def test_histories_are_those_of_the_scores_seen() -> None:
