@@ -67,7 +67,7 @@ class HeuristicConfig:
     """Seeds that live at once; while there are as many, none germinates."""
 
     max_prunes: int = 2
-    """Pruned seeds after which a host gets no other."""
+    """Lost seeds, pruned by a rule or by the governor, after which a host gets no other."""
 
     profit_epochs: int = 2
     """Epochs that must be left after a seed is committed, for it to be worth starting."""
@@ -80,7 +80,7 @@ class HeuristicConfig:
     never."""
 
     blueprints: tuple[str, ...] = PREFERRED_BLUEPRINTS
-    """The blueprints to grow, best first: the first that fits a slot, after each pruned seed the
+    """The blueprints to grow, best first: the first that fits a slot, after each lost seed the
     next. Those that fit and are not named come last."""
 
     def __post_init__(self) -> None:

@@ -93,6 +93,12 @@ class SimulatedHosts:
         self.host_facts["last_op"] = rows[:, -1]
         self.host_facts["epoch"] = self.host_facts["epoch"] + 1
 
+    def restore(self, host: int = 0) -> None:
+        """Do what the governor does to a host in danger: prune what grows in it."""
+        for slot, life in self.lives[host].items():
+            if life.is_growing:
+                self.lives[host].abandon(slot, self.keeper)
+
     def run(self, controller: Controller, n_epochs: int) -> list[str]:
         """Steer the hosts from the start of an episode; return what was done to the first."""
         controller.start(self.n_hosts)

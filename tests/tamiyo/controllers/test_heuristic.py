@@ -60,6 +60,22 @@ def test_no_seed_is_started_that_could_not_be_committed_in_time() -> None:
     assert "germinate a" in run(ONE, 3, host={"n_epochs": 900}).log[0]
 
 
+@pytest.mark.parametrize("n_epochs", [1000, 1001, 5000, 300_000])
+@pytest.mark.parametrize(("left", "grows"), [(8, True), (7, False)])
+def test_long_budgets_leave_as_many_epochs_as_they_do(
+    n_epochs: int, left: int, grows: bool
+) -> None:
+    hosts = SimulatedHosts(ONE)
+    heuristic = Heuristic(hosts.layout, HeuristicConfig(finish_patience=None))
+    heuristic.start(1)
+    n_done = n_epochs - left
+    hosts.host_facts |= {"n_epochs": n_epochs}
+    heuristic._epochs._epochs[:] = n_done
+    hosts.host_facts["epoch"] = np.array([n_done])
+    hosts.step(heuristic.act(hosts.observe(), hosts.masks(), np.array([False])))
+    assert ("germinate a" in hosts.log[0]) == grows
+
+
 @pytest.mark.parametrize("contribution", [-0.01, 0.0])
 def test_a_seed_that_does_not_help_is_pruned(contribution: float) -> None:
     hosts = run(ONE, 9, slot={"contribution": contribution})
@@ -124,15 +140,86 @@ def test_a_seed_is_not_blended_in_while_the_loss_rises() -> None:
     assert hosts.log[0][3:] == ["advance a", "wait", "wait", "advance a"]
 
 
-def test_what_grows_in_a_host_in_danger_is_pruned() -> None:
-    hosts = SimulatedHosts(TWO)
-    hosts.slot_facts["contribution"] = 1.0
-    heuristic = Heuristic(hosts.layout)
+def steer(
+    hosts: SimulatedHosts, n_epochs: int, restored_after: set[int], **settings: Any
+) -> list[str]:
+    """Steer a host that the governor restores in some epochs; return what was planted in it."""
+    heuristic = Heuristic(hosts.layout, HeuristicConfig(**settings))
     heuristic.start(1)
-    for epoch in range(8):
-        hosts.host_facts["was_restored"] = epoch == 7
-        hosts.step(heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch == 0])))
-    assert hosts.log[0][6:] == ["advance a", "prune a"]
+    planted = []
+    for epoch in range(n_epochs):
+        rows = heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch == 0]))
+        if rows[0, -1] == Op.GERMINATE:
+            planted.append(hosts.config.blueprints[rows[0, 1]])
+        hosts.step(rows)
+        hosts.host_facts["was_restored"] = epoch in restored_after
+        if epoch in restored_after:
+            hosts.restore()
+    return planted
+
+
+RANKED = SlotConfig(("a",), fits={"a": ["norm", "widen_small", "mlp_large"]})
+
+
+# A seed is germinated in epoch 2; the governor may come in that epoch or in any later one.
+@pytest.mark.parametrize("epoch", [2, 3, 4, 6])
+def test_a_seed_that_the_governor_took_counts_as_pruned(epoch: int) -> None:
+    hosts = SimulatedHosts(RANKED)
+    hosts.host_facts["n_epochs"] = 40
+    hosts.slot_facts["contribution"] = 1.0
+    assert steer(hosts, 20, {epoch}) == ["widen_small", "mlp_large"]
+    assert "prune a" not in hosts.log[0]
+    assert hosts.stages() == [Stage.FOSSILIZED]
+
+
+def test_after_as_many_losses_as_are_allowed_nothing_more_is_grown() -> None:
+    hosts = SimulatedHosts(RANKED)
+    hosts.host_facts["n_epochs"] = 40
+    assert steer(hosts, 20, {3}, max_prunes=1) == ["widen_small"]
+    assert "finish" in hosts.log[0]
+    assert "prune a" not in hosts.log[0]
+
+
+def test_a_seed_is_lost_once_and_a_committed_one_never() -> None:
+    # The heuristic prunes in epoch 8, in which the governor steps in as well.
+    hosts = SimulatedHosts(RANKED)
+    hosts.host_facts["n_epochs"] = 40
+    assert steer(hosts, 16, {8, 9}, max_prunes=2) == ["widen_small", "mlp_large"]
+    assert hosts.log[0][8] == "prune a"
+    hosts = SimulatedHosts(TWO)
+    hosts.host_facts["n_epochs"] = 40
+    hosts.slot_facts["contribution"] = 1.0
+    planted = steer(hosts, 16, {7, 8, 9}, max_prunes=2)
+    assert hosts.log[0][7:9] == ["fossilize a", "germinate b"]
+    # The first seed was committed, so only the second was lost.
+    assert planted == ["widen_large", "widen_large", "widen_medium"]
+
+
+def test_losses_of_an_episode_are_forgotten_when_the_next_starts() -> None:
+    hosts = SimulatedHosts(RANKED)
+    hosts.host_facts["n_epochs"] = 40
+    heuristic = Heuristic(hosts.layout, HeuristicConfig(max_prunes=1, warmup_epochs=0))
+    heuristic.start(1)
+    ops = []
+    for epoch in range(9):
+        rows = heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch in (0, 7)]))
+        ops.append(Op(rows[0, -1]))
+        hosts.step(rows)
+        if epoch == 0:
+            hosts.restore()
+    assert ops[0] == ops[7] == Op.GERMINATE
+    assert Op.GERMINATE not in ops[1:7]
+
+
+def test_a_seed_that_lived_when_its_episode_ended_is_not_lost_in_the_next() -> None:
+    heuristic = Heuristic(SimulatedHosts(RANKED).layout, HeuristicConfig(warmup_epochs=0))
+    heuristic.start(1)
+    for _ in range(2):
+        hosts = SimulatedHosts(RANKED)
+        for epoch in range(3):
+            hosts.step(heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch == 0])))
+        assert hosts.stages() == [Stage.BLENDING]
+        assert hosts.lives[0]["a"].blueprint == "widen_small"
 
 
 def test_a_host_is_finished_only_when_it_is_stuck_and_there_is_nothing_to_grow() -> None:

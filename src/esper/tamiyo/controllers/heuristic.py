@@ -1,6 +1,6 @@
 """The controller that grows by simple rules: what an engineer would do without learning anything.
 
-Shapes: N = hosts, S = slots, T = attempts, that is pruned seeds before this one.
+Shapes: N = hosts, S = slots, T = attempts, that is seeds that came to nothing before this one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout
 from esper.tamiyo.policy.scales import log_scale, squash
 
+MOST_EPOCHS = 1000.0
+"""Where the scale ends on which observations show the epochs of a budget."""
+
 _IS_LIVE = np.array([stage in LIVE_STAGES for stage in Stage])
 _IS_COOLING = np.array([stage in COOLING_STAGES for stage in Stage])
 
@@ -46,7 +49,6 @@ class _View:
     slow_trend: Floats
     """``[N]``, as all of the hosts' are."""
     loss_trend: Floats
-    was_restored: Flags
     epochs_left: Integers
 
 
@@ -55,19 +57,19 @@ class Heuristic:
 
     At each epoch the first of these that applies:
 
-    1. prune what grows in a host that the governor had to restore;
-    2. fossilize a held seed whose contribution is above ``min_contribution``;
-    3. prune a seed that was held for ``judging_epochs`` and does not contribute that much, or that
+    1. fossilize a held seed whose contribution is above ``min_contribution``;
+    2. prune a seed that was held for ``judging_epochs`` and does not contribute that much, or that
        trained for ``training_patience`` epochs and is still not healthy;
-    4. advance a seed: a germinated one at once; a training one after ``training_epochs``, if its
+    3. advance a seed: a germinated one at once; a training one after ``training_epochs``, if its
        gradient is not too small and the loss not rising; a blending one when alpha is at rest;
-    5. germinate in the first slot that is free, if the score is on a plateau, fewer than
+    4. germinate in the first slot that is free, if the score is on a plateau, fewer than
        ``max_live_seeds`` live and the budget leaves time to commit the seed: the first of
-       ``blueprints`` that fits, after each pruned seed the next, added with alpha 1;
-    6. finish, if the score has not risen for ``finish_patience`` epochs and there is nothing more
+       ``blueprints`` that fits, after each lost seed the next, added with alpha 1;
+    5. finish, if the score has not risen for ``finish_patience`` epochs and there is nothing more
        to grow: no seed lives, and no time, slot or attempt is left.
 
-    Among seeds the oldest comes first.
+    Among seeds the oldest comes first. A seed is lost if it is pruned, by a rule or by the governor
+    when it restores the host: ``max_prunes`` counts both.
     """
 
     def __init__(
@@ -87,32 +89,44 @@ class Heuristic:
         self._blueprints = self._rank_by_slot()
         self._epochs = EpochCounter()
         self._epochs_stuck: Integers = np.zeros(0, np.int64)
-        self._n_pruned: Integers = np.zeros(0, np.int64)
+        self._n_lost: Integers = np.zeros(0, np.int64)
+        self._grows: Flags = np.zeros((0, layout.n_slots), np.bool_)
+        """``[N, S]`` slots whose seed is to live on after the last action."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Forget everything and get ready to steer hosts; nothing here is drawn."""
         self._epochs.start(n_hosts)
         self._epochs_stuck = np.zeros(n_hosts, np.int64)
-        self._n_pruned = np.zeros(n_hosts, np.int64)
+        self._n_lost = np.zeros(n_hosts, np.int64)
+        self._grows = np.zeros((n_hosts, self.layout.n_slots), np.bool_)
 
     def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
         """Choose an action for each host."""
         starts = np.asarray(starts, np.bool_)
         epochs = self._epochs.count(observations, starts)
         self._epochs_stuck[starts] = 0
-        self._n_pruned[starts] = 0
-        actions, seen = ActionRows(masks, len(epochs)), self._look(observations)
+        self._n_lost[starts] = 0
+        self._grows[starts] = False
+        actions, seen = ActionRows(masks, len(epochs)), self._look(observations, epochs)
+        self._count_losses(seen)
         is_warm = epochs >= self.config.warmup_epochs
         is_stuck = is_warm & (seen.slow_trend < _scaled(self.config.finish_rise / SCORE_STEP))
         self._epochs_stuck = np.where(is_stuck, self._epochs_stuck + 1, 0)
         self._tend(actions, seen)
         has_time = seen.epochs_left >= self.config.commit_epochs + self.config.profit_epochs
-        may_try = has_time & (self._n_pruned < self.config.max_prunes)
+        may_try = has_time & (self._n_lost < self.config.max_prunes)
         is_flat = is_warm & (seen.slow_trend < _scaled(self.config.plateau_rise / SCORE_STEP))
         has_room = _IS_LIVE[seen.stage].sum(1) < self.config.max_live_seeds
         self._germinate(actions, may_try & is_flat & has_room)
         self._finish(actions, seen, may_try)
         return actions.rows
+
+    def _count_losses(self, seen: _View) -> None:
+        """Count the seeds that only the governor can have taken, and note which live now."""
+        is_live = _IS_LIVE[seen.stage]
+        is_lost = self._grows & ~is_live & (seen.stage != Stage.FOSSILIZED)
+        self._n_lost += is_lost.sum(1)
+        self._grows = is_live
 
     def _tend(self, actions: ActionRows, seen: _View) -> None:
         """Prune, fossilize or advance one seed of each host."""
@@ -124,14 +138,12 @@ class Heuristic:
         # Loss trends are seen in tenths of the loss of guessing.
         is_calm = seen.loss_trend >= _scaled(-config.max_loss_rise / 0.1)
         is_healthy = is_healthy & is_calm[:, None]
-        in_danger = _IS_LIVE[seen.stage] & seen.was_restored[:, None]
         useless = is_held & ~helps & _has_lasted(seen, config.judging_epochs)
         useless |= is_training & ~is_healthy & _has_lasted(seen, config.training_patience)
         ready = is_training & is_healthy & _has_lasted(seen, config.training_epochs)
         ready |= seen.stage == Stage.GERMINATED
         ready |= (seen.stage == Stage.BLENDING) & seen.alpha_at_rest
 
-        self._prune(actions, in_danger, seen)
         is_proven = is_held & helps & _has_lasted(seen, config.holding_epochs)
         actions.choose(Op.FOSSILIZE, is_proven, oldest=seen.age)
         self._prune(actions, useless, seen)
@@ -140,12 +152,14 @@ class Heuristic:
     def _prune(self, actions: ActionRows, wanted: Flags, seen: _View) -> None:
         taken = actions.choose(Op.PRUNE, wanted, oldest=seen.age)
         actions.fill(taken, "alpha_speed", ALPHA_SPEED_EPOCHS.index(0))
-        self._n_pruned += taken
+        self._n_lost += taken
+        self._grows[taken, actions.rows[taken, COLUMNS["slot"]]] = False
 
     def _germinate(self, actions: ActionRows, wanted: Flags) -> None:
         taken = actions.choose(Op.GERMINATE, wanted[:, None] & (self._blueprints[0] >= 0))
-        attempt = np.minimum(self._n_pruned, len(self._blueprints) - 1)
+        attempt = np.minimum(self._n_lost, len(self._blueprints) - 1)
         slots = actions.rows[:, COLUMNS["slot"]]
+        self._grows[taken, slots[taken]] = True
         actions.fill(taken, "blueprint", self._blueprints[attempt, slots])
         actions.fill(taken, "style", STYLES.index(BlendStyle.ADD_LINEAR))
         actions.fill(taken, "tempo", TEMPO_EPOCHS.index(self.config.tempo_epochs))
@@ -160,12 +174,16 @@ class Heuristic:
         is_done = ~has_seed & ~(may_try & has_slot)
         actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
 
-    def _look(self, observations: Floats) -> _View:
+    def _look(self, observations: Floats, epochs: Integers) -> _View:
+        """Read observations of hosts that have trained for so many epochs, ``[N]``."""
         layout = self.layout
-        # The number of epochs comes as its logarithm, from 1 to 1,000.
-        log_epochs = (layout.host(observations, "task_epochs").astype(np.float64) + 1.0) / 2.0
-        n_epochs = np.rint(1000.0**log_epochs)
-        left = (1.0 - layout.host(observations, "progress")) * n_epochs
+        progress = layout.host(observations, "progress").astype(np.float64)
+        log_epochs = layout.host(observations, "task_epochs").astype(np.float64)
+        n_epochs = np.rint(MOST_EPOCHS ** ((log_epochs + 1.0) / 2.0))
+        # The logarithm ends at 1,000; longer budgets show in how little an epoch is of them.
+        is_longer = (n_epochs >= MOST_EPOCHS) & (epochs > 0) & (progress > 0.0)
+        by_progress = epochs / np.where(is_longer, progress, 1.0)
+        left = (1.0 - progress) * np.where(is_longer, by_progress, n_epochs)
         return _View(
             stage=layout.stages(observations),
             age=layout.slot(observations, "age"),
@@ -175,7 +193,6 @@ class Heuristic:
             gradient_health=layout.slot(observations, "gradient_health"),
             slow_trend=layout.host(observations, "score_trend_slow"),
             loss_trend=layout.host(observations, "loss_trend"),
-            was_restored=layout.host(observations, "was_restored") > 0.5,
             epochs_left=np.rint(left).astype(np.int64),
         )
 
