@@ -103,6 +103,9 @@ class HeuristicConfig:
         if isinstance(self.blueprints, str) or not isinstance(self.blueprints, Iterable):
             raise ConfigError(f"blueprints is {self.blueprints!r}; a tuple of names is needed.")
         object.__setattr__(self, "blueprints", tuple(self.blueprints))
+        for index, name in enumerate(self.blueprints):
+            if not isinstance(name, str):
+                raise ConfigError(f"blueprints[{index}] is {name!r}; it must be a name.")
         make_numbers_plain(self)
 
     @property

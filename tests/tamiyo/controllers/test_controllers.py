@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,8 @@ from esper.tamiyo import (
     RandomController,
     WaitController,
     controller_names,
+    grow_everywhere,
+    grow_once,
     make_controller,
 )
 from esper.tamiyo.policy import RecurrentPolicy
@@ -177,12 +181,53 @@ def test_controllers_are_made_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("wait", {}),
+        ("random", {}),
+        ("fixed", {}),
+        ("fixed", {"plantings": ()}),
+        ("heuristic", {"max_prunes": 7}),
+        ("heuristic", {"config": EAGER}),
+    ],
+)
+def test_a_controller_of_any_kind_can_be_given_a_name(kind: str, options: dict[str, Any]) -> None:
+    controller = make_controller(kind, LAYOUT, name="mine", **options)
+    assert controller.name == "mine"
+    if kind == "heuristic":
+        assert controller.config.max_prunes == (7 if options.get("max_prunes") else 99)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, SLOTS, "layout"])
+def test_what_is_no_layout_is_refused(wrong: Any) -> None:
+    message = f"layout is a {type(wrong).__name__}; it must be an ObservationLayout, such as the at"
+    for name in controller_names():
+        with pytest.raises(ConfigError, match=message):
+            make_controller(name, wrong)
+    for make in (grow_once, grow_everywhere, Heuristic, lambda it: FixedSchedule(it, [])):
+        with pytest.raises(ConfigError, match=message):
+            make(wrong)
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("heuristics", {}, r"no controller 'heuristics'; .* Did you mean 'heuristic'\?"),
         ("wait", {"finish": 3}, r"'wait' has no option 'finish'; .* Did you mean 'finish_after'\?"),
         ("random", {"op_weight": {}}, r"its options are op_weights, name\."),
         ("fixed", {"plantings": [], "every": 3}, "'fixed' has no option 'every'"),
+        ("heuristic", {"config": 5}, "config is 5; it must be a HeuristicConfig, or None"),
+        ("heuristic", {"config": EAGER, "max_prunes": 3}, "has no option 'max_prunes'; .* config"),
+        ("heuristic", {"blueprints": 5}, "blueprints is 5; a tuple of names is needed"),
+        (
+            "heuristic",
+            {"blueprints": [["norm"]]},
+            r"blueprints\[0\] is \['norm'\]; it must be a na",
+        ),
+        ("fixed", {"plantings": 5}, r"plantings is 5; it must be a list of Planting\(slot"),
+        ("fixed", {"plantings": [1]}, r"plantings\[0\] is 1; it must be a Planting\(slot"),
+        ("fixed", {"plantings": "a"}, "plantings is 'a'; it must be a list of Planting"),
+        ("random", {"op_weights": 5}, "op_weights is 5; a mapping of ops to numbers is needed"),
         ("heuristic", {"plateau": 1.0}, r"no option 'plateau'; .* Did you mean 'plateau_rise'\?"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.config import PolicyConfig
+from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import LearnedController
@@ -86,3 +87,37 @@ def test_it_leaves_no_trace_in_the_policy() -> None:
     assert controller.name == "trained for an hour"
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
     assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    for wrong in (None, torch.nn.Linear(1, 1)):
+        with pytest.raises(
+            ConfigError, match=f"policy is a {type(wrong).__name__}; it must be a R"
+        ):
+            LearnedController(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="deterministic is 1; it must be True or False"):
+        LearnedController(make_policy(), deterministic=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            SlotConfig(("a", "b", "c")),
+            rf"\d+ numbers and the policy was made for {LAYOUT.size}; st",
+        ),
+        (
+            SlotConfig(("a", "b"), blueprints=("norm", "widen_large")),
+            r"'blueprint' has 2 choices and the policy was made for \d+; steer hosts with",
+        ),
+    ],
+)
+def test_hosts_that_the_policy_was_not_made_for_are_refused(
+    other: SlotConfig, message: str
+) -> None:
+    controller = LearnedController(make_policy())
+    controller.start(1)
+    masks = draw_states(np.random.default_rng(0), 1, len(other.slot_ids)).masks(other)
+    seen = np.zeros((1, ObservationLayout(other).size), np.float32)
+    with pytest.raises(ConfigError, match=message):
+        controller.act(seen, masks, np.ones(1, np.bool_))

@@ -7,8 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.errors import ShapeError
+from esper.errors import ConfigError, ShapeError
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observations import ObservationLayout
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -66,4 +67,13 @@ def require_hosts(n_hosts: int, observations: Floats, starts: Flags) -> None:
         raise ShapeError(
             f"there are {n_seen} observations and starts of shape {starts.shape}; the controller "
             f"was started for {n_hosts} hosts. Call start({n_seen}) and give one of each per host."
+        )
+
+
+def require_layout(layout: object) -> None:
+    """Refuse anything but the layout of observations."""
+    if not isinstance(layout, ObservationLayout):
+        raise ConfigError(
+            f"layout is a {type(layout).__name__}; it must be an ObservationLayout, such as the "
+            "attribute layout of an environment."
         )

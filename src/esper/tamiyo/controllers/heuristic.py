@@ -12,6 +12,7 @@ import numpy as np
 
 from esper.config.checks import require_choice
 from esper.config.controllers import HeuristicConfig
+from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGETS,
@@ -22,7 +23,13 @@ from esper.lifecycle.factored_actions import (
 )
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
 from esper.tamiyo.controllers.action_rows import COLUMNS, ActionRows
-from esper.tamiyo.controllers.controller import EpochCounter, Flags, Floats, Integers
+from esper.tamiyo.controllers.controller import (
+    EpochCounter,
+    Flags,
+    Floats,
+    Integers,
+    require_layout,
+)
 from esper.tamiyo.controllers.preferences import rank_blueprints
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout
@@ -80,6 +87,9 @@ class Heuristic:
         name: str = "heuristic",
     ) -> None:
         """Make the controller for hosts whose observations have this layout."""
+        require_layout(layout)
+        if config is not None and not isinstance(config, HeuristicConfig):
+            raise ConfigError(f"config is {config!r}; it must be a HeuristicConfig, or None.")
         self.layout = layout
         self.config = config or HeuristicConfig()
         self.name = name

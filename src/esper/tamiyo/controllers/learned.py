@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.config.checks import require_int
+from esper.config.checks import require_bool, require_int
+from esper.errors import ConfigError
 from esper.tamiyo.controllers.controller import Flags, Floats, Integers, require_hosts
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.network import RecurrentPolicy
@@ -24,6 +25,12 @@ class LearnedController:
             deterministic: Take the likeliest op, then the likeliest of every head given it.
             name: What the controller is called in comparisons.
         """
+        if not isinstance(policy, RecurrentPolicy):
+            raise ConfigError(
+                f"policy is a {type(policy).__name__}; it must be a RecurrentPolicy, which "
+                "esper.tamiyo.policy has."
+            )
+        require_bool("deterministic", deterministic)
         self.policy = policy
         self.deterministic = deterministic
         self.name = name
@@ -43,8 +50,25 @@ class LearnedController:
         """Choose an action for each host."""
         starts = np.asarray(starts, np.bool_)
         require_hosts(len(self._state), observations, starts)
+        self._require_fit(observations, masks)
         is_start = torch.from_numpy(starts).to(self._state.device)
         state = self._state.masked_fill(is_start.unsqueeze(1), 0.0)
         seen = torch.from_numpy(np.ascontiguousarray(observations)).to(state)
         actions, _, _, _, self._state = self.policy.act(seen, masks, state, self._generator)
         return actions.cpu().numpy()
+
+    def _require_fit(self, observations: Floats, masks: ActionMasks) -> None:
+        """Refuse hosts that the policy was not made for."""
+        advice = "steer hosts with the slots and blueprints that it was made for."
+        seen, known = observations.shape[1], self.policy.observation_size
+        if seen != known:
+            raise ConfigError(
+                f"observations have {seen} numbers and the policy was made for {known}; {advice}"
+            )
+        for head, choices in zip(self.policy.spec.names, self.policy.spec.sizes, strict=True):
+            legal = masks[head].shape[-1]
+            if legal != choices:
+                raise ConfigError(
+                    f"head {head!r} has {legal} choices and the policy was made for {choices}; "
+                    f"{advice}"
+                )

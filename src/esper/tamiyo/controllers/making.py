@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError, did_you_mean
-from esper.tamiyo.controllers.controller import Controller
+from esper.tamiyo.controllers.controller import Controller, require_layout
 from esper.tamiyo.controllers.heuristic import Heuristic
 from esper.tamiyo.controllers.random_legal import RandomController
 from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere
@@ -23,7 +23,7 @@ def controller_names() -> tuple[str, ...]:
     return ("wait", "random", "fixed", "heuristic")
 
 
-def make_controller(name: str, layout: ObservationLayout, **options: Any) -> Controller:
+def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> Controller:
     """Return a controller by its name.
 
     Args:
@@ -36,6 +36,7 @@ def make_controller(name: str, layout: ObservationLayout, **options: Any) -> Con
     Raises:
         ConfigError: If there is no such controller, or it has no such option.
     """
+    require_layout(layout)
     match name:
         case "wait":
             return _call(name, WaitController, options)
@@ -45,9 +46,11 @@ def make_controller(name: str, layout: ObservationLayout, **options: Any) -> Con
             make = FixedSchedule if "plantings" in options else grow_everywhere
             return _call(name, make, {"layout": layout, **options})
         case "heuristic":
-            if "config" not in options:
-                options = {"config": _call(name, HeuristicConfig, options)}
-            return _call(name, Heuristic, {"layout": layout, **options})
+            own = {key: options.pop(key) for key in ("config", "name") if key in options}
+            if "config" not in own:
+                own["config"] = _call(name, HeuristicConfig, options)
+                options = {}
+            return _call(name, Heuristic, {"layout": layout, **own, **options})
         case _:
             names = controller_names()
             hint = did_you_mean(name, names)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from esper.config.checks import make_numbers_plain, require_choice, require_int
-from esper.errors import SlotError
+from esper.errors import ConfigError, SlotError
 from esper.lifecycle.factored_actions import ALPHA_TARGETS, STYLES, TEMPO_EPOCHS, BlendStyle
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo.controllers.controller import Integers
@@ -43,6 +44,20 @@ class Planting:
         require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
         require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
         make_numbers_plain(self)
+
+
+def require_plantings(plantings: object) -> None:
+    """Refuse anything but a sequence of plantings."""
+    if not isinstance(plantings, Sequence) or isinstance(plantings, str):
+        raise ConfigError(
+            f"plantings is {plantings!r}; it must be a list of Planting(slot=..., blueprint=...)."
+        )
+    for index, planting in enumerate(cast(Sequence[object], plantings)):
+        if not isinstance(planting, Planting):
+            raise ConfigError(
+                f"plantings[{index}] is {planting!r}; it must be a Planting(slot=..., "
+                "blueprint=...)."
+            )
 
 
 def read_heads(plantings: Sequence[Planting], slot_config: SlotConfig) -> dict[str, Integers]:

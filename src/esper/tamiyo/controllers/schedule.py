@@ -16,8 +16,19 @@ from esper.lifecycle.legality import ADVANCEABLE_STAGES
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controllers.action_rows import COLUMNS, ActionRows
-from esper.tamiyo.controllers.controller import EpochCounter, Flags, Floats, Integers
-from esper.tamiyo.controllers.planting import Planting, check_plantings, read_heads
+from esper.tamiyo.controllers.controller import (
+    EpochCounter,
+    Flags,
+    Floats,
+    Integers,
+    require_layout,
+)
+from esper.tamiyo.controllers.planting import (
+    Planting,
+    check_plantings,
+    read_heads,
+    require_plantings,
+)
 from esper.tamiyo.controllers.preferences import rank_blueprints
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -56,6 +67,8 @@ class FixedSchedule:
         """
         if finish_after is not None:
             require_int("finish_after", finish_after, least=0)
+        require_layout(layout)
+        require_plantings(plantings)
         self.layout = layout
         self.plantings = tuple(sorted(plantings, key=lambda planting: planting.epoch))
         check_plantings(self.plantings, layout.slot_config)
@@ -128,6 +141,7 @@ def grow_once(
     Raises:
         SlotError: If the slot or blueprint is unknown or cannot be used.
     """
+    require_layout(layout)
     slots = [slot] if slot is not None else _usable_slots(layout.slot_config, blueprint)[:1]
     return FixedSchedule(layout, _plantings(layout, slots, blueprint, [epoch]), name=name)
 
@@ -144,6 +158,7 @@ def grow_everywhere(
     Raises:
         SlotError: If the blueprint is unknown or fits no slot.
     """
+    require_layout(layout)
     require_int("every", every, least=0)
     slots = _usable_slots(layout.slot_config, blueprint)
     epochs = [every * number for number in range(len(slots))]
