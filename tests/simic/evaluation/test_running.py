@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.vector import VectorRewardWrapper
 
-from esper.errors import UnsupportedEnvironmentError
+from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.environment import GrowthVectorEnv
-from esper.simic.evaluation import run_episodes
+from esper.lifecycle.stages import LIVE_STAGES, Stage
+from esper.simic.environment import GrowthEnv, GrowthVectorEnv
+from esper.simic.evaluation import EpisodeResults, run_episodes
 from esper.tamiyo import (
     Controller,
     LearnedController,
     WaitController,
     controller_names,
+    grow_everywhere,
     grow_once,
     make_controller,
 )
@@ -91,6 +95,62 @@ def test_an_early_finish_ends_only_its_own_episode() -> None:
 def test_environments_that_start_again_by_themselves_are_refused() -> None:
     with pytest.raises(UnsupportedEnvironmentError, match="autoreset=False"):
         run_episodes(make_envs(2), WaitController(), seed=0)
+
+
+def test_wrappers_are_left_out() -> None:
+    class Doubled(VectorRewardWrapper):
+        def reward(self, rewards: np.ndarray) -> np.ndarray:
+            return 2.0 * rewards
+
+    envs = make("spirals")
+    plain = run_episodes(envs, WaitController(), seed=np.int64(3))  # type: ignore[arg-type]
+    wrapped = run_episodes(Doubled(envs), WaitController(), seed=3)
+    np.testing.assert_array_equal(plain.returns, wrapped.returns)
+    np.testing.assert_array_equal(plain.draw_seeds, wrapped.draw_seeds)
+
+
+def test_other_environments_are_refused() -> None:
+    message = "are a {}; a GrowthVectorEnv is needed, such as esper.make_env"
+    for envs, kind in ((GrowthEnv("spirals"), "GrowthEnv"), (5, "int"), (None, "NoneType")):
+        with pytest.raises(UnsupportedEnvironmentError, match=message.format(kind)):
+            run_episodes(envs, WaitController(), seed=0)  # type: ignore[arg-type]
+
+
+def test_a_seed_is_a_whole_number_and_a_controller_acts() -> None:
+    envs = make("spirals", 1)
+    for seed in (None, 1.5, -1, "0", True):
+        with pytest.raises(
+            ConfigError, match=r"seed is .*; it must be a whole number of at least 0"
+        ):
+            run_episodes(envs, WaitController(), seed=seed)  # type: ignore[arg-type]
+    for controller in (None, "wait", WaitController):
+        with pytest.raises(ConfigError, match=r"controller is .*; it must have start and act"):
+            run_episodes(envs, controller, seed=0)  # type: ignore[arg-type]
+
+
+def test_seeds_that_still_grow_when_an_episode_is_cut_short_are_not_committed() -> None:
+    # One seed is committed in seven decisions; the other germinates then and is cut off.
+    def run(max_episode_steps: int) -> tuple[EpisodeResults, GrowthVectorEnv]:
+        envs = make("digits", 1, max_episode_steps=max_episode_steps)
+        controller = grow_everywhere(envs.layout, blueprint="widen_small", every=0)
+        return run_episodes(envs, controller, seed=0), envs
+
+    short, envs = run(4)
+    assert short.op_counts[0, Op.FOSSILIZE] == 0
+    assert (envs.growth.population.slot_arrays().stage == Stage.BLENDING).any()
+    assert short.seed_parameters.tolist() == [0]
+    longer, envs = run(7)
+    stages = envs.growth.population.slot_arrays().stage[0]
+    assert longer.op_counts[0, Op.FOSSILIZE] == 1
+    assert np.isin(stages, list(LIVE_STAGES)).any()
+    model = slots(envs.growth.population.model(0))
+    sizes = [
+        sum(parameter.numel() for parameter in slot.seed.parameters())
+        for stage, slot in zip(stages, model.values(), strict=True)
+        if stage == Stage.FOSSILIZED and slot.seed is not None
+    ]
+    assert longer.seed_parameters.tolist() == [sum(sizes)]
+    assert sum(sizes) > 0
 
 
 def test_slots_are_those_of_the_host() -> None:

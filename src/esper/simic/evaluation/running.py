@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from numpy.typing import NDArray
 
-from esper.errors import UnsupportedEnvironmentError
+from esper.config.checks import require_int
+from esper.errors import ConfigError, UnsupportedEnvironmentError
 from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo import Controller
 
@@ -31,7 +33,7 @@ class EpisodeResults:
     host_parameters: Integers
     """Of the host as it started."""
     seed_parameters: Integers
-    """Of the seeds that were committed."""
+    """Of the seeds that were committed, also in an episode that was cut short."""
     op_counts: Integers
     """``[E, O]`` how often each op was carried out."""
     n_illegal: Integers
@@ -39,19 +41,47 @@ class EpisodeResults:
     """What decided each episode: results of two controllers are paired by it."""
 
 
-def run_episodes(envs: GrowthVectorEnv, controller: Controller, *, seed: int) -> EpisodeResults:
+def run_episodes(
+    envs: GrowthVectorEnv | VectorWrapper, controller: Controller, *, seed: int
+) -> EpisodeResults:
     """Steer each environment through one episode; a host that is done waits for the others.
 
     Args:
-        envs: Made with ``autoreset=False``.
+        envs: Made with ``autoreset=False``. What wraps them is left out: results are in the
+            environments' own units.
         controller: Started anew with the same seed.
         seed: Decides the episodes: the same for two controllers gives them the same hosts.
+
+    Raises:
+        UnsupportedEnvironmentError: If these are other environments.
+        ConfigError: If the seed or the controller is none.
     """
-    if envs.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
+    require_int("seed", seed, least=0)
+    acts = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
+    if not acts or isinstance(controller, type):
+        raise ConfigError(
+            f"controller is {controller!r}; it must have start and act, as make_controller's have."
+        )
+    return _run(_find_envs(envs), controller, int(seed))
+
+
+def _find_envs(envs: object) -> GrowthVectorEnv:
+    """Return the environments themselves; refuse others."""
+    found = getattr(envs, "unwrapped", envs)
+    if not isinstance(found, GrowthVectorEnv):
+        raise UnsupportedEnvironmentError(
+            f"the environments are a {type(found).__name__}; a GrowthVectorEnv is needed, such as "
+            "esper.make_env(task, num_envs=1, autoreset=False)."
+        )
+    if found.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
         raise UnsupportedEnvironmentError(
             "the environments start new episodes by themselves; "
             "make them with autoreset=False to run one episode of each."
         )
+    return found
+
+
+def _run(envs: GrowthVectorEnv, controller: Controller, seed: int) -> EpisodeResults:
     n = envs.num_envs
     observations, _ = envs.reset(seed=seed)
     controller.start(n, seed=seed)
@@ -70,13 +100,14 @@ def run_episodes(envs: GrowthVectorEnv, controller: Controller, *, seed: int) ->
         if "final_info" in info:
             done = info["_final_info"]
             scores[done] = info["final_info"]["final_score"][done]
+    is_committed = envs.growth.population.slot_arrays().stage == Stage.FOSSILIZED
     return EpisodeResults(
         returns=returns,
         scores=scores,
         flops=records.paid_flops.copy(),
         n_epochs=records.epoch.copy(),
         host_parameters=records.n_parameters.copy(),
-        seed_parameters=records.seed_parameters.sum(1),
+        seed_parameters=np.where(is_committed, records.seed_parameters, 0).sum(1),
         op_counts=op_counts,
         n_illegal=n_illegal,
         draw_seeds=records.draw_seed.copy(),
