@@ -139,7 +139,7 @@ def test_a_blueprint_that_came_after_the_population_is_refused_with_its_host(
             summary="came late",
         )
     )
-    with pytest.raises(ConfigError, match="host 0 has slots of which blueprints is .*'late'"):
+    with pytest.raises(ConfigError, match=r"host 0 has slots of which blueprints is .*'late'"):
         population.restart(0, specs[1])
     for name, tensor in population.get_state(0).tensors.items():
         assert torch.equal(tensor, before[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from esper.config.checks import require_int, require_number
 from esper.errors import ShapeError
 
 Split = Literal["train", "validation", "final"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "final")
 BuildHost = Callable[[int], nn.Module]
 """Makes a host with slots from a number that decides its weights."""
 
@@ -30,9 +31,12 @@ class HostData:
     final_targets: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if tensor is not None and tensor.requires_grad:  # nobody learns what samples are
+                object.__setattr__(self, field.name, tensor.detach())
         has_final = self.final_inputs is not None or self.final_targets is not None
-        splits: tuple[Split, ...] = ("train", "validation")
-        for split in (*splits, "final") if has_final else splits:
+        for split in SPLITS if has_final else SPLITS[:2]:
             inputs, targets = self.split(split)
             if len(inputs) != len(targets) or len(inputs) < 2:
                 raise ShapeError(

@@ -94,13 +94,13 @@ class Population(ABC):
         self.template = self._build(build, specs[0].seed)
         """A host of the design that all hosts have, or are smaller than."""
         self.slot_config: SlotConfig = slots(self.template).slot_config
+        self._data_check = DataCheck(self.template, self.objective)
+        for host, spec in enumerate(specs):
+            self._data_check.require_fit(host, spec)
         self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
         """What hosts of the design cost."""
         self._cost_tables = {_size_of(self.template, specs[0]): self.costs}
         self._costs = [self.costs] * len(specs)
-        self._data_check = DataCheck(self.template, self.objective)
-        for host, spec in enumerate(specs):
-            self._data_check.require_fit(host, spec)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)

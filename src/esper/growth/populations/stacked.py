@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from esper.errors import ConfigError, UnsupportedHostError
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import slots
 from esper.growth.loss_watch import LossWatch
 from esper.growth.populations.costs import CostTable
+from esper.growth.populations.data_check import describe_form, sample_form
 from esper.growth.populations.epoch_tally import EpochTally
 from esper.growth.populations.host_data import BuildHost, HostSpec, Split
 from esper.growth.populations.host_models import (
@@ -57,6 +59,12 @@ class StackedPopulation(Population):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what :class:`Population` takes."""
         super().__init__(*args, **kwargs)
+        self._form = sample_form(self.specs[0].data)
+        for host, spec in enumerate(self.specs):
+            if sample_form(spec.data) != self._form:
+                raise UnsupportedHostError(
+                    f"{self._describe_misfit(host, spec)} Use SequentialPopulation."
+                )
         sample = self.specs[0].data.train_inputs[:3]
         self.design: StackedDesign = StackedDesign(self.template, sample)
         moments = MOMENTS[self.config.optimizer]
@@ -112,6 +120,7 @@ class StackedPopulation(Population):
             self.slot_config.slot_index(without_slot)
         if not chosen:
             return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
+        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
         self._sort_rows()
         ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
         ordered = sorted(set(chosen), key=lambda host: ranks[host])
@@ -119,7 +128,6 @@ class StackedPopulation(Population):
         segment = Segment(self, rows, is_training=False, without_slot=without_slot)
         losses, metrics = self._judge(segment, ordered, split)
         where = [ordered.index(host) for host in chosen]
-        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
         flops = [
             size * self.costs_of(host).evaluation_flops(self.state.lives[host], without_slot)
             for host, size in zip(chosen, sizes, strict=True)
@@ -198,6 +206,17 @@ class StackedPopulation(Population):
         row = Row({name: tensor.detach() for name, tensor in tensors_of(model).items()}, {})
         self._spares[id(build)] = (build, model, row, self._costs[host])
         return model, row
+
+    def _require_spec(self, host: int, spec: HostSpec) -> None:
+        super()._require_spec(host, spec)
+        if sample_form(spec.data) != self._form:
+            raise ConfigError(self._describe_misfit(host, spec))
+
+    def _describe_misfit(self, host: int, spec: HostSpec) -> str:
+        return (
+            f"host {host} learns from {describe_form(sample_form(spec.data))}; hosts that are "
+            f"stacked need samples of one form, here {describe_form(self._form)}."
+        )
 
     def _require_host(self, host: int, model: nn.Module) -> None:
         super()._require_host(host, model)
@@ -311,7 +330,11 @@ class StackedPopulation(Population):
 
     def _pool(self, split: Split) -> SamplePool:
         if split not in self._pools:
-            self._pools[split] = SamplePool([spec.data.split(split) for spec in self.specs])
+            data = [spec.data for spec in self.specs]
+            # A host that has no such split is never asked for it; it holds the place of another.
+            other = next(one for one in data if one.has_split(split))
+            pairs = [(one if one.has_split(split) else other).split(split) for one in data]
+            self._pools[split] = SamplePool(pairs)
         return self._pools[split]
 
     def _replace_samples(self, host: int, spec: HostSpec) -> None:
