@@ -187,6 +187,14 @@ def test_bits_are_minus_the_binary_logarithm_of_the_probability() -> None:
     torch.testing.assert_close(nats, bits * math.log(2))
 
 
+@pytest.mark.parametrize("vocabulary", [0, 1, "a", 2.5])
+def test_a_text_has_at_least_two_characters(vocabulary: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"vocabulary is .*; it must be a whole number of at least"
+    ):
+        bits_per_character(vocabulary)
+
+
 def test_a_model_that_knows_nothing_needs_as_many_bits_as_guessing() -> None:
     metric = bits_per_character(70)
     bits = metric.objective.metrics(torch.zeros(5, 3, 70), torch.randint(70, (5, 3)))

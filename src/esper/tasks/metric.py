@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config.checks import make_numbers_plain
+from esper.config.checks import make_numbers_plain, require_int
 from esper.errors import TaskError
 from esper.growth.populations.objective import CrossEntropy, Objective
 from esper.tasks.own_functions import shown
@@ -77,6 +77,7 @@ ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0
 
 def bits_per_character(vocabulary: int) -> Metric:
     """Return the metric of models of text with so many different characters."""
+    require_int("vocabulary", vocabulary, least=2)
     return Metric(
         name="bits per character",
         objective=BitsPerPrediction(),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from esper.config import PolicyConfig
-from esper.errors import ConfigError, EsperError, ShapeError, SlotError
+from esper.errors import ConfigError, ShapeError, SlotError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import (
@@ -141,8 +141,9 @@ def test_a_controller_is_started_for_the_hosts_that_it_steers(index: int) -> Non
     controller.start(2)
     with pytest.raises(ShapeError, match=r"started for 2 hosts\. Call start\(3\)"):
         controller.act(hosts.observe(), hosts.masks(), starts)
-    with pytest.raises(EsperError, match="n_hosts is 0"):
-        controller.start(0)
+    for wrong in (0, "a", 2.0):
+        with pytest.raises(ConfigError, match=f"n_hosts is {wrong!r}; it must be a whole number"):
+            controller.start(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["wait", "fixed", "heuristic"])

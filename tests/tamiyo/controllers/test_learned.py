@@ -95,6 +95,8 @@ def test_what_is_no_policy_is_refused() -> None:
             ConfigError, match=f"policy is a {type(wrong).__name__}; it must be a R"
         ):
             LearnedController(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="seed is 'a'; it must be a whole number"):
+        LearnedController(make_policy()).start(1, seed="a")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="deterministic is 1; it must be True or False"):
         LearnedController(make_policy(), deterministic=1)  # type: ignore[arg-type]
 

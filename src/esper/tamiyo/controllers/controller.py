@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config.checks import require_int
 from esper.errors import ConfigError, ShapeError
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -47,8 +48,7 @@ class EpochCounter:
 
     def start(self, n_hosts: int) -> None:
         """Count for this many hosts from zero."""
-        if n_hosts < 1:
-            raise ShapeError(f"n_hosts is {n_hosts}; a controller steers at least one host.")
+        require_int("n_hosts", n_hosts, least=1)
         self._epochs = np.zeros(n_hosts, np.int64)
 
     def count(self, observations: Floats, starts: Flags) -> Integers:

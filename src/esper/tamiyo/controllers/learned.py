@@ -40,6 +40,7 @@ class LearnedController:
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Forget everything and get ready to steer hosts, drawing from this seed."""
         require_int("n_hosts", n_hosts, least=1)
+        require_int("seed", seed, least=0)
         weight = self.policy.features.weight
         self._state = weight.new_zeros(n_hosts, self.policy.state_size)
         if not self.deterministic:
