@@ -80,7 +80,7 @@ class Governor:
         self.gradient_norm = 0.0
         """Norm of the whole gradient at the last step."""
         self._snapshot = self._take_snapshot()
-        self.slots.action_listeners.append(self._notice_action)
+        self.slots.action_listeners.append(self.keep_if_finite)
 
     def step(
         self, loss: Tensor, *, before_update: Callable[[], object] | None = None
@@ -132,6 +132,11 @@ class Governor:
         self._require_seeds()
         self._snapshot = self._take_snapshot()
 
+    def keep_if_finite(self) -> None:
+        """Remember the present state as good, after the slots were acted on, if it is finite."""
+        if self._find_tensor_problem() is None:
+            self.keep()
+
     def restore(self, reason: str) -> GovernorReport:
         """Go back to the last good state, then prune what was growing in it.
 
@@ -143,11 +148,6 @@ class Governor:
         self.watch.forget()
         self.keep()
         return GovernorReport(reason, pruned)
-
-    def _notice_action(self) -> None:
-        """Count the state after an action on the slots as good, if it is."""
-        if self._find_tensor_problem() is None:
-            self.keep()
 
     def _require_seeds(self) -> None:
         members = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

@@ -97,9 +97,11 @@ class BatchOrder:
         """Epochs that were drawn."""
         # A stream of its own, so that the order does not depend on how weights were drawn.
         self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
+        self._before = self._generator.bit_generator.state
 
     def draw_epoch(self) -> NDArray[np.int64]:
         """Return the samples of each batch of the next epoch, ``[batches, batch_size]``."""
+        self._before = self._generator.bit_generator.state
         self.epoch += 1
         by_shuffle = self.n_samples // self.batch_size
         batches = [
@@ -108,6 +110,11 @@ class BatchOrder:
         ]
         order = batches[0] if len(batches) == 1 else np.concatenate(batches)
         return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
+
+    def take_back_epoch(self) -> None:
+        """Draw the last epoch once more when the next is asked for."""
+        self.epoch -= 1
+        self._generator.bit_generator.state = self._before
 
     @property
     def noise_seed(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -105,6 +106,20 @@ class Population(ABC):
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
+        """Return a population in the same state that lives by itself; data are shared."""
+        twin = type(self)(
+            self.build,
+            self.specs,
+            self.config,
+            objective=copy.deepcopy(self.objective, memo),
+            growth_config=self.growth_config,
+            governor_config=self.governor_config,
+        )
+        memo[id(self)] = twin
+        twin.load_state_dict(self.state_dict())
+        return twin
+
     @property
     def n_hosts(self) -> int:
         """How many hosts there are."""
@@ -202,6 +217,7 @@ class Population(ABC):
 
     def finish(self, host: int) -> None:
         """Take a host out of the training; it can still be judged, copied and restarted."""
+        self._require_hosts([host])
         self.is_finished[host] = True
 
     @abstractmethod

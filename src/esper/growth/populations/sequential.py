@@ -97,7 +97,9 @@ class SequentialPopulation(Population):
 
     def remove_uncommitted(self, host: int) -> None:
         """Remove every seed of a host that is not committed, at once."""
+        self._require_hosts([host])
         self._hosts[host].slots.abandon_growing()
+        self._hosts[host].governor.keep_if_finite()
 
     def restart(self, host: int, spec: HostSpec) -> None:
         """Put a new host in the place of one, with its own data and seed."""

@@ -87,7 +87,18 @@ class StackedPopulation(Population):
         self._keep()
 
     def train_epoch(self) -> EpochReport:
-        """Train every host that has not finished for one epoch, and let the epoch pass."""
+        """Train every host that has not finished for one epoch, and let the epoch pass.
+
+        An epoch that is interrupted has not been: all hosts go back to where they were.
+        """
+        epochs = [order.epoch for order in self.orders]
+        try:
+            return self._train_epoch()
+        except BaseException:
+            self._take_back(epochs)
+            raise
+
+    def _train_epoch(self) -> EpochReport:
         tally = EpochTally(self.n_hosts, self.slot_config.max_slots)
         is_active = ~self.is_finished
         interventions: dict[int, GovernorReport] = {}
@@ -106,6 +117,20 @@ class StackedPopulation(Population):
         losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
         seed_norms = tally.seed_norms / np.maximum(tally.counts, 1.0)[:, None]
         return EpochReport(losses, norms, tally.flops, seed_norms, interventions)
+
+    def _take_back(self, epochs: Sequence[int]) -> None:
+        """Go back to the last good state; orders that drew an epoch since draw it again."""
+        for order, epoch in zip(self.orders, epochs, strict=True):
+            if order.epoch > epoch:
+                order.take_back_epoch()
+        if self._has_acted:  # and nothing was computed since
+            return
+        lives, self.state = self.state.lives, self._snapshot.copied()
+        # Whoever follows or holds the lives knows these, not copies of them.
+        for own, before in zip(lives, self.state.lives, strict=True):
+            for slot, life in before.items():
+                own.set_life(slot, life)
+        self.state.lives = lives
 
     def evaluate(
         self,
@@ -172,6 +197,7 @@ class StackedPopulation(Population):
 
     def remove_uncommitted(self, host: int) -> None:
         """Remove every seed of a host that is not committed, at once."""
+        self._require_hosts([host])
         self._abandon_growing(host)
         self._has_acted = True
 
