@@ -27,6 +27,7 @@ from esper.growth.populations import (
     StackedPopulation,
     make_population,
 )
+from esper.growth.populations.costs import CostTable
 from esper.growth.populations.rows import Row, RowStore
 from esper.growth.populations.trial import find_difference
 from esper.growth.tensor_kinds import TensorKind
@@ -378,6 +379,78 @@ def test_a_family_that_does_not_hold_gives_a_group_of_its_own(
     assert isinstance(pair[1], StackedPopulation)
     assert {key.blueprint for key in pair[1].state.groups} == {"sigmoid_small", "sigmoid_large"}
     assert_same_state(*pair, tolerance=1e-5)
+
+
+def _two_layers(width: int, hidden: int, *, is_frozen: bool = False) -> nn.Module:
+    first, last = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+    nn.init.zeros_(last.weight)
+    first.weight.requires_grad_(not is_frozen)
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+@pytest.mark.parametrize(
+    ("form", "is_frozen", "group"),
+    [
+        (SeedForm.SERIAL, False, "large"),
+        (SeedForm.PARALLEL, False, "small"),
+        (SeedForm.SERIAL, True, "small"),
+    ],
+)
+def test_a_family_shares_a_group_only_if_its_seeds_are_stacked_in_one_form(
+    monkeypatch: pytest.MonkeyPatch, form: SeedForm, is_frozen: bool, group: str
+) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    recipes = {
+        "small": (SeedForm.SERIAL, lambda site: _two_layers(site.width, 2), "large"),
+        "large": (form, lambda site: _two_layers(site.width, 5, is_frozen=is_frozen), ""),
+    }
+    for name, (own_form, build, family) in recipes.items():
+        blueprint.register_blueprint(
+            blueprint.Blueprint(
+                name=name,
+                kinds=frozenset({TensorKind.VECTOR}),
+                form=own_form,
+                build=build,
+                summary="two layers",
+                family=family,
+            )
+        )
+    population = StackedPopulation(Builder(MLP), make_specs(MLP, (8, 8)))
+    assert population.design.group_key("blocks.0", "small").blueprint == group
+
+
+def test_a_table_of_costs_takes_counts_of_seeds_over_for_the_same_places_only() -> None:
+    sample = torch.zeros(2, MLP.n_features)
+    own, wide = (CostTable(make_host(replace(MLP, width=width)), sample) for width in (5, 9))
+    wide.seed_work("blocks.0", "mlp_small", False)
+    other = CostTable(make_host(MLP), sample, like=wide)
+    for gated in (False, True):
+        given = other.seed_work("blocks.0", "mlp_small", gated)
+        assert given == own.seed_work("blocks.0", "mlp_small", gated)
+        assert given != wide.seed_work("blocks.0", "mlp_small", gated)
+    assert CostTable(make_host(MLP), sample, like=own)._count is own._count
+
+
+def test_a_frozen_parameter_of_a_seed_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    for name, is_frozen in (("free", False), ("frozen", True)):
+        blueprint.register_blueprint(
+            blueprint.Blueprint(
+                name=name,
+                kinds=frozenset({TensorKind.VECTOR}),
+                form=SeedForm.SERIAL,
+                build=lambda site, is_frozen=is_frozen: _two_layers(
+                    site.width, 3, is_frozen=is_frozen
+                ),
+                summary="two layers",
+            )
+        )
+    costs = CostTable(make_host(MLP), torch.zeros(2, MLP.n_features))
+    free, frozen = (costs.seed_work("blocks.0", name, False) for name in ("free", "frozen"))
+    # Each layer multiplies 5 by 3 numbers: forward, and for each gradient, 30 FLOPs of a sample.
+    assert free.forward == frozen.forward == 60
+    assert (free.isolated, free.blended) == (60 + 90, 60 + 120)
+    assert (frozen.isolated, frozen.blended) == (60 + 30, 60 + 90)
 
 
 def test_widths_of_a_design_are_refused_where_more_than_hidden_units_differ() -> None:

@@ -243,3 +243,13 @@ def test_styles_and_stages_mix_freely_within_a_slot() -> None:
             n_restyled += 1
     assert n_restyled > 4
     run_together(pair, [[WAIT] * 14] * 2, tolerance=1e-8)
+
+
+def test_sgd_without_momentum_remembers_nothing_in_either_form() -> None:
+    config = PopulationConfig(optimizer="sgd", momentum=0.0, batch_size=8, learning_rate=0.05)
+    pair = make_pair("mlp", config, torch.float64)
+    run_together(pair, life_script(["blocks.0", "blocks.1"], ("mlp_small", "norm")), 1e-9)
+    assert not [name for name in pair[0].get_state(0).tensors if name.startswith("moments/")]
+    for source, target in (pair, pair[::-1]):
+        target.load_state_dict(source.state_dict())
+        assert_same_state(*pair, tolerance=1e-9)

@@ -12,19 +12,23 @@ from torch.optim import SGD, Adam, AdamW
 
 from esper.config.population import PopulationConfig
 from esper.growth.populations.arena import Arena
-from esper.growth.populations.host_models import MOMENTS, make_optimizer
+from esper.growth.populations.host_models import make_optimizer, moment_names
 from esper.growth.populations.rows import ActiveRows, Row, RowStore
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_rows_follow_torch_with_their_own_rates_and_counts(name: Any, decay: float) -> None:
-    config = PopulationConfig(optimizer=name, weight_decay=decay)
+@pytest.mark.parametrize(
+    ("name", "momentum"), [("sgd", 0.9), ("sgd", 0.0), ("adam", 0.9), ("adamw", 0.9)]
+)
+def test_rows_follow_torch_with_their_own_rates_and_counts(
+    name: Any, momentum: float, decay: float
+) -> None:
+    config = PopulationConfig(optimizer=name, weight_decay=decay, momentum=momentum)
     torch.manual_seed(0)
     models = [nn.Linear(3, 2).double() for _ in range(3)]
     rates = np.array([0.1, 0.01, 0.003])
     optimizers = [make_optimizer(m, config, r) for m, r in zip(models, rates, strict=True)]
-    store = RowStore(models[0], MOMENTS[name])
+    store = RowStore(models[0], moment_names(config))
     store.put({host: Row.of_module(model) for host, model in enumerate(models)})
     # Rows 1 and 2 learn two steps longer than row 0.
     for first in (1, 1, 0, 0, 0):
@@ -85,7 +89,9 @@ def test_rows_come_and_go_without_touching_the_others() -> None:
     store.put({host: Row.of_module(model) for host, model in models.items()})
     store.moments["exp_avg"].normal_()
     before = {host: store.get(host) for host in models}
-    taken = store.take(2)
+    taken = store.get(2)
+    store.drop(2)
+    assert store.hosts == [5, 9]
     store.reorder([9, 5])
     store.put({2: taken})
     assert store.hosts == [9, 5, 2]

@@ -197,6 +197,40 @@ class _SharedActivation(nn.Module):
         return self.act_2(self.second(self.act_1(self.first(x))))
 
 
+class _Looking(nn.Module):
+    """Shows its norm the samples once more if they are one host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            self.norm(x)
+        return self.norm(x)
+
+
+def test_a_buffer_that_moves_in_one_form_only_is_noticed() -> None:
+    problem = find_difference(_Looking(), torch.zeros(3, 4))
+    assert problem is not None
+    assert problem.startswith("its norm.running_mean differs by")
+
+
+class _Squeezing(nn.Module):
+    """Loses the axis of hosts if there is one host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.squeeze(0))
+
+
+def test_a_design_that_fails_for_one_host_alone_is_noticed() -> None:
+    assert find_difference(_Squeezing(), torch.zeros(3, 4)) is not None
+
+
 def test_an_activation_under_two_names_is_no_obstacle() -> None:
     assert find_difference(_SharedActivation(), torch.zeros(3, 4)) is None
 

@@ -82,7 +82,8 @@ class Arena:
         data, gradient = self.data, self.gradient
         decay_weights(data[0], gradient, self._rates, config)
         if config.optimizer == "sgd":
-            update_by_sgd(data[0], data[1], gradient, self._rates, config)
+            momentum = data[1] if config.momentum else None
+            update_by_sgd(data[0], momentum, gradient, self._rates, config)
             return
         numbers = adam_factors(self.learning_rates, self.steps, config)
         factors, floors = map(self._spread, numbers, self._scratch)

@@ -109,7 +109,8 @@ def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -
     if needs_grad is None:
         with torch.no_grad():
             return count_flops(lambda: module(x))
-    wanted = [*module.parameters(), *([x] if needs_grad else [])]
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    wanted = [*learning, *([x] if needs_grad else [])]
 
     def step() -> None:
         # The counter cannot follow a gradient to a module's input that nothing was done to.

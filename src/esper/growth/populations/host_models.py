@@ -20,12 +20,12 @@ from esper.growth.populations.host_state import HostState
 if TYPE_CHECKING:
     from esper.growth.populations.population import Population
 
-MOMENTS: dict[str, tuple[str, ...]] = {
-    "sgd": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-}
-"""What each optimizer remembers of each parameter, under torch's names."""
+
+def moment_names(config: PopulationConfig) -> tuple[str, ...]:
+    """Return what an optimizer remembers of each parameter, under torch's names."""
+    if config.optimizer == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: nn.Module, config: PopulationConfig, learning_rate: float) -> Optimizer:

@@ -34,9 +34,16 @@ def decay_weights(
 
 
 def update_by_sgd(
-    values: Tensor, momentum: Tensor, gradient: Tensor, rates: Tensor, config: PopulationConfig
+    values: Tensor,
+    momentum: Tensor | None,
+    gradient: Tensor,
+    rates: Tensor,
+    config: PopulationConfig,
 ) -> None:
-    """Move parameters ``[T]`` as ``torch.optim.SGD`` does, in place."""
+    """Move parameters ``[T]`` as ``torch.optim.SGD`` does, in place; None is no momentum."""
+    if momentum is None:
+        values.addcmul_(gradient, rates, value=-1.0)
+        return
     momentum.mul_(config.momentum).add_(gradient)
     values.addcmul_(momentum, rates, value=-1.0)
 

@@ -94,12 +94,6 @@ class RowStore:
         moments = {name: self._named(m[index], shapes) for name, m in self.moments.items()}
         return Row(tensors, moments, float(self.steps[index]))
 
-    def take(self, host: int) -> Row:
-        """Remove a host's row and return it."""
-        row = self.get(host)
-        self.reorder([other for other in self.hosts if other != host])
-        return row
-
     def drop(self, host: int) -> None:
         """Remove a host's row."""
         self.reorder([other for other in self.hosts if other != host])

@@ -19,9 +19,9 @@ from esper.growth.host_slots import HostSlots, slots
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.populations.host_data import HostSpec, Split
 from esper.growth.populations.host_models import (
-    MOMENTS,
     load_model,
     make_optimizer,
+    moment_names,
     parts_of,
     start_with_gradmax,
     tensors_of,
@@ -133,7 +133,7 @@ class SequentialPopulation(Population):
             step = state.tensors.get(f"steps/{part}")
             for name, tensor in tensors.items():
                 moments: dict[str, Any] = {} if step is None else {"step": step.clone()}
-                for moment in MOMENTS[self.config.optimizer]:
+                for moment in moment_names(self.config):
                     value = state.tensors.get(f"moments/{moment}/{part}/{name}")
                     if value is not None:
                         moments[moment] = value.clone()

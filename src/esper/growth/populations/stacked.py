@@ -23,8 +23,8 @@ from esper.growth.populations.data_check import describe_form, sample_form
 from esper.growth.populations.epoch_tally import EpochTally
 from esper.growth.populations.host_data import BuildHost, HostSpec, Split
 from esper.growth.populations.host_models import (
-    MOMENTS,
     load_model,
+    moment_names,
     start_with_gradmax,
     tensors_of,
 )
@@ -67,11 +67,10 @@ class StackedPopulation(Population):
                 )
         sample = self.specs[0].data.train_inputs[:3]
         self.design: StackedDesign = StackedDesign(self.template, sample)
-        moments = MOMENTS[self.config.optimizer]
         self.state: StackedState = StackedState(
             design=self.design,
-            optimizer=self.config.optimizer,
-            hosts=RowStore(self.template, moments),
+            config=self.config,
+            hosts=RowStore(self.template, moment_names(self.config)),
             lives=[],
             n_germinated=[0] * self.n_hosts,
             watch=LossWatch(self.n_hosts, self.governor_config),

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
+from esper.config.population import PopulationConfig
 from esper.growth.loss_watch import LossWatch
-from esper.growth.populations.host_models import MOMENTS, tensors_of
+from esper.growth.populations.host_models import moment_names, tensors_of
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.rows import Row, RowStore
 from esper.growth.populations.stacked_slots import GroupKey
@@ -27,7 +28,7 @@ class StackedState:
     """The rows of all hosts and seeds, and where each seed is in its life."""
 
     design: StackedDesign
-    optimizer: str
+    config: PopulationConfig
     hosts: RowStore
     lives: list[SlotLives]
     n_germinated: list[int]
@@ -48,7 +49,7 @@ class StackedState:
         watch.variance = self.watch.variance.copy()
         return StackedState(
             self.design,
-            self.optimizer,
+            self.config,
             self.hosts.copied(),
             [_copied_lives(lives) for lives in self.lives],
             list(self.n_germinated),
@@ -77,7 +78,7 @@ class StackedState:
 
     def put_seed(self, host: int, slot: str, blueprint: str, rows: Mapping[str, Row]) -> None:
         """Let a seed compute, with the rows of its parts (``seed``, and ``gate`` if it has one)."""
-        key, moments = self.design.group_key(slot, blueprint), MOMENTS[self.optimizer]
+        key, moments = self.design.group_key(slot, blueprint), moment_names(self.config)
         if key not in self.groups:
             self.groups[key] = RowStore(self.design.seed(key).template, moments)
         self.groups[key].put({host: rows["seed"]})
@@ -107,7 +108,7 @@ class StackedState:
     def put_gate(self, host: int, slot: str, gate: nn.Module) -> None:
         """Give a seed that computes a gate that has learned nothing."""
         if slot not in self.gates:
-            self.gates[slot] = RowStore(gate, MOMENTS[self.optimizer])
+            self.gates[slot] = RowStore(gate, moment_names(self.config))
         self.gates[slot].put({host: Row.of_module(gate)})
 
     def get_host(self, host: int) -> HostState:
@@ -146,7 +147,7 @@ class StackedState:
             state.tensors[f"{part}/{name}"] = tensor
         if row.steps == 0:
             return
-        if self.optimizer != "sgd":  # which counts no steps
+        if self.config.optimizer != "sgd":  # which counts no steps
             state.tensors[f"steps/{part}"] = torch.tensor(row.steps, dtype=torch.float32)
         for moment, tensors in row.moments.items():
             for name, tensor in tensors.items():
@@ -156,7 +157,7 @@ class StackedState:
         """Put one host into a state; ``places`` are fresh slots with the seeds that it has."""
         for slot, _ in self.lives[host].items():
             self.drop_seed(host, slot)
-        moments = MOMENTS[self.optimizer]
+        moments = moment_names(self.config)
         self.hosts.put({host: _read_row(state, "host", moments)})
         self.lives[host].load_json(state.facts["lives"])
         self.n_germinated[host] = state.facts["n_germinated"]
