@@ -47,7 +47,7 @@ class Arena:
         self.steps = np.concatenate([store.steps[rows] for store, rows in blocks])
         """``[R]`` updates taken."""
         self._lengths, self._chunk_rows = self._measure()
-        self._row_of = torch.from_numpy(self._chunk_rows).repeat_interleave(self._lengths)
+        self._row_of = torch.from_numpy(self._chunk_rows).int().repeat_interleave(self._lengths)
         """``[T]`` the row that each parameter belongs to."""
         # Memory of this size is given back and taken again at each step unless it is kept.
         self._scratch = torch.empty_like(self.data[:2])
