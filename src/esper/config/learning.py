@@ -20,10 +20,15 @@ class PolicyConfig:
     embedding_size: int = 4
     """Numbers that stand for a category (a blueprint) among the observation's columns."""
 
+    normalize_observations: bool = False
+    """Whether observations are shifted and scaled by the running mean and deviation of each
+    column."""
+
     def __post_init__(self) -> None:
         require_int("feature_size", self.feature_size, least=2)
         require_int("lstm_size", self.lstm_size, least=1)
         require_int("embedding_size", self.embedding_size, least=1)
+        require_bool("normalize_observations", self.normalize_observations)
 
 
 @dataclass(frozen=True, kw_only=True)
