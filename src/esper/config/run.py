@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -167,11 +168,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.task, str) or not self.task:
             raise ConfigError(f"task is {self.task!r}; it must be the name of a task.")
-        for name, value in self.task_options.items():
-            if not isinstance(name, str) or not isinstance(value, (bool, int, float, str)):
-                raise ConfigError(
-                    f"task_options.{name} is {value!r}; it must be a number, a word or a flag."
-                )
+        self._require_options()
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)
         require_int("n_steps", self.n_steps, least=1)
@@ -183,3 +180,16 @@ class RunConfig:
                 "shaping needs them to be equal."
             )
         make_numbers_plain(self)
+
+    def _require_options(self) -> None:
+        """Refuse options of the task that no file could hold."""
+        if not isinstance(self.task_options, dict):
+            raise ConfigError(f"task_options is {self.task_options!r}; it must be a dict.")
+        for name, value in self.task_options.items():
+            is_plain = isinstance(value, (bool, int, str))
+            is_finite = isinstance(value, float) and math.isfinite(value)
+            if not isinstance(name, str) or not (is_plain or is_finite):
+                raise ConfigError(
+                    f"task_options.{name} is {value!r}; it must be a finite number, a word or a "
+                    "flag."
+                )

@@ -1,0 +1,234 @@
+"""Configuration files are read strictly and written so that they read back the same."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.config.learning import PPOConfig
+from esper.config.run import RunConfig
+from esper.config.toml import override, read_toml, read_toml_file, write_toml
+from esper.errors import ConfigError
+from tests.config.run_configs import run_configs
+
+
+@given(run_configs())
+def test_what_is_written_reads_back_the_same(config: RunConfig) -> None:
+    text = write_toml(config)
+    again = read_toml(text, source="it")
+    assert again == config
+    # repr tells 1 from 1.0 and from True, which are equal.
+    assert repr(again) == repr(config)
+    assert write_toml(again) == text
+    assert read_toml(text.encode().decode(), source="it") == config
+
+
+def test_a_partial_file_leaves_the_rest_at_its_defaults() -> None:
+    config = read_toml(
+        'rounds = 7\n[ppo]\nlearning_rate = 1e-3\ngamma = 1\n[evaluation]\npatience = "none"\n',
+        source="it",
+    )
+    assert config == replace(RunConfig(), rounds=7, ppo=PPOConfig(learning_rate=1e-3, gamma=1.0))
+    assert type(config.ppo.gamma) is float
+    assert read_toml("", source="it") == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[ppo]\nlearning_rte = 1",
+            "ppo.learning_rte is not a setting. Did you mean 'learning_rate'?",
+        ),
+        (
+            "learning_rate_end = 1",
+            "learning_rate_end is not a setting. Did you mean 'schedule.learning_rate_end'?",
+        ),
+        ("[pppo]\ngamma = 1", "pppo is not a section. Did you mean 'ppo'?"),
+        (
+            "[x]",
+            "x is not a section. There are task, task_options, rounds, envs, n_steps, seed, ",
+        ),
+        ('"a\\nb" = 1', '"a\\u000Ab" is not a setting.'),
+        ("[ppo.gamma]\nx = 1", "ppo.gamma is {'x': 1}; it must be a finite number."),
+        ("ppo = 3", "ppo is 3; it is a section: write [ppo] and its settings below."),
+        (
+            "[[ppo]]\ngamma = 1",
+            "ppo is [{'gamma': 1}]; it is a section: write [ppo] and its settings below.",
+        ),
+        ('rounds = "3"', "rounds is '3'; it must be a whole number."),
+        ("rounds = true", "rounds is True; it must be a whole number."),
+        ("rounds = 1.5", "rounds is 1.5; it must be a whole number."),
+        ("rounds = 2.0", "rounds is 2.0; it must be a whole number."),
+        ("rounds = -1", "rounds is -1; it must be a whole number of at least 1."),
+        ("rounds = 1979-05-27", "rounds is datetime.date(1979, 5, 27); it must be a whole number."),
+        ('rounds = "none"', "rounds is 'none'; it must be a whole number."),
+        ("task = 3", "task is 3; it must be a text."),
+        ('task = ""', "task is ''; it must be the name of a task."),
+        (
+            '[ppo]\nlearning_rate = "fast"',
+            "ppo.learning_rate is 'fast'; it must be a finite number.",
+        ),
+        ("[ppo]\nlearning_rate = true", "ppo.learning_rate is True; it must be a finite number."),
+        ("[ppo]\nlearning_rate = nan", "ppo.learning_rate is nan; it must be a finite number."),
+        ("[ppo]\nlearning_rate = -inf", "ppo.learning_rate is -inf; it must be a finite number."),
+        (
+            "[ppo]\nlearning_rate = -1",
+            "ppo.learning_rate is -1.0; it must be a finite number greater than 0.",
+        ),
+        (f"[ppo]\nlearning_rate = 1{'0' * 400}", "it must be a finite number."),
+        (
+            "[ppo]\ntarget_kl = false",
+            'ppo.target_kl is False; it must be a finite number, or "none".',
+        ),
+        ("[ppo]\nnormalize_returns = 1", "ppo.normalize_returns is 1; it must be true or false."),
+        (
+            "[evaluation]\npatience = 0",
+            "evaluation.patience is 0; it must be a whole number of at least 1.",
+        ),
+        (
+            '[evaluation]\npatience = "nope"',
+            "evaluation.patience is 'nope'; it must be a whole number, or \"none\".",
+        ),
+        (
+            '[schedule]\nent_coef = "linaer"',
+            'schedule.ent_coef is \'linaer\'; it must be one of "constant", "linear", "cosine". '
+            "Did you mean 'linear'?",
+        ),
+        ('[telemetry]\nsinks = ["wandb", "x"]', "telemetry.sinks[1] is 'x'; it must be one of"),
+        (
+            '[telemetry]\nsinks = "wandb"',
+            "telemetry.sinks is 'wandb'; it must be a list, each one of",
+        ),
+        ("[task_options]\nx = nan", "task_options.x is nan; it must be"),
+        ("[task_options]\nx = [1]", "task_options.x is [1]; it must be"),
+        ("[task_options]\nx.y = 1", "task_options.x is {'y': 1}; it must be"),
+        (
+            "[ppo]\ngamma = 0.5",
+            "ppo.gamma is 0.5 and rewards.gamma is 1.0; shaping needs them to be equal.",
+        ),
+        (
+            "rounds = 1\nenvs = 2\nrounds = 3",
+            "it is not valid TOML: line 3, 'rounds = 3': a setting is given twice.",
+        ),
+        ("[ppo]\n[ppo]", "it is not valid TOML: line 2, '[ppo]': Cannot declare ('ppo',) twice."),
+        ("rounds = \n", "it is not valid TOML: line 1, 'rounds = ': Invalid value."),
+        ("rounds", "it is not valid TOML: line 1, 'rounds': Expected '=' after a key"),
+        (f"rounds = {'9' * 5000}", "it is not valid TOML: Exceeds the limit"),
+        (f"rounds = {'[' * 5000}", "it is not valid TOML: it is nested too deeply."),
+    ],
+)
+def test_what_cannot_be_right_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_toml(text, source="it")
+    shown = str(raised.value)
+    assert shown.startswith("it")
+    assert message in shown
+    assert "\n" not in shown
+
+
+@given(st.text())
+def test_no_text_is_refused_by_anything_but_a_config_error(text: str) -> None:
+    message = "it"
+    try:
+        read_toml(text, source="it")
+    except ConfigError as error:
+        message = str(error)
+    assert len(message.splitlines()) == 1
+
+
+def test_every_setting_is_written_below_its_first_sentence() -> None:
+    lines = write_toml(RunConfig()).splitlines()
+    assert lines[lines.index("threads = 1") - 1] == "# Threads of PyTorch."
+    assert lines[lines.index('patience = "none"') - 1].startswith("# Evaluations without")
+    assert max(map(len, lines)) <= 100
+    keys = [line for line in lines if line and not line.startswith(("#", "["))]
+    values = tomllib.loads("\n".join(lines))
+    sections = [value for value in values.values() if isinstance(value, dict)]
+    assert len(keys) == len(values) - len(sections) + sum(map(len, sections))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    good = tmp_path / "run.toml"
+    good.write_bytes(b"\xef\xbb\xbfrounds = 3\r\n[ppo]\r\n")
+    assert read_toml_file(good).rounds == 3
+    (tmp_path / "bad.toml").write_bytes(b"rounds = 3\ntask = '\xff'\n")
+    (tmp_path / "wrong.toml").write_text("rounds = 0")
+    for name, message in {
+        "nope.toml": "there is no configuration file",
+        ".": "is a folder; a configuration is a file",
+        "bad.toml": r"bad.toml is not text in UTF-8 \(line 2\)",
+        "wrong.toml": "wrong.toml: rounds is 0",
+        "a\0b": "cannot be read: embedded null byte",
+        "run.toml/x": "cannot be read: .*Not a directory",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            read_toml_file(tmp_path / name)
+
+
+def test_overrides_are_applied_together_and_as_strictly() -> None:
+    start = read_toml("[task_options]\nhost = 'mlp'", source="it")
+    config = override(
+        start,
+        {
+            "rounds": 3,
+            "ppo.gamma": 0.9,
+            "rewards.gamma": 0.9,
+            "ppo.target_kl": None,
+            "evaluation.patience": "none",
+            "task_options.n_epochs": 4,
+            "telemetry.sinks": ("wandb",),
+        },
+    )
+    assert (config.rounds, config.ppo.gamma, config.ppo.target_kl) == (3, 0.9, None)
+    assert config.task_options == {"host": "mlp", "n_epochs": 4}
+    assert config.telemetry.sinks == ("wandb",)
+    assert start.task_options == {"host": "mlp"}
+    assert override(start, {"task_options": {"x": 1}}).task_options == {"x": 1}
+    assert override(start, {"ppo": PPOConfig(gamma=1.0, n_epochs=9)}).ppo.n_epochs == 9
+    assert override(start, {"ppo": {"n_epochs": 9}}).ppo.n_epochs == 9
+    assert override(start, {}) == start
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ppo.learning_rte": 1}, r"^ppo.learning_rte is not a setting\. Did you mean"),
+        ({"rounds": True}, "^rounds is True; it must be a whole number"),
+        ({"rounds": None}, "^rounds is None"),
+        ({"ppo.n_epochs": 1.5}, r"^ppo.n_epochs is 1\.5"),
+        ({"ppo.n_epochs.x": 1}, "^ppo.*n_epochs.x.* is not a setting"),
+        ({"ppo.gamma": float("nan")}, "^ppo.gamma is nan"),
+        ({"ppo": PPOConfig(gamma=1.0), "ppo.gamma": 1.0}, "ppo and ppo.gamma are both changed"),
+        ({"rounds.x": 1}, "^rounds is {'x': 1}"),
+        ({"task_options": {1: 2}}, "a name in task_options is 1"),
+        ({3: 1}, "a setting's path is 3"),
+    ],
+)
+def test_overrides_that_cannot_be_right_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        override(RunConfig(), changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"x": float("inf")}, "task_options.x is inf; it must be a finite number"),
+        ({"x": [1]}, r"task_options.x is \[1\]"),
+        ({3: 1}, "task_options.3 is 1"),
+        ([1], r"task_options is \[1\]; it must be a dict"),
+    ],
+)
+def test_options_that_no_file_could_hold_are_refused(options: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(task_options=options)  # type: ignore[arg-type]
+
+
+def test_a_text_that_no_file_could_hold_is_not_written() -> None:
+    with pytest.raises(ConfigError, match="holds half of a character"):
+        write_toml(RunConfig(task="\ud800"))
