@@ -533,3 +533,10 @@ def test_mistakes_are_named() -> None:
         agent.update(fill(other))
     with pytest.raises(ConfigError, match="clip_range is 0"):
         PPOConfig(clip_range=0.0)
+
+
+def test_rates_can_be_changed_between_updates() -> None:
+    agent = make_agent()
+    agent.set_rates(learning_rate=0.5, ent_coef=0.0)
+    assert agent.optimizer.param_groups[0]["lr"] == 0.5
+    assert (agent.config.learning_rate, agent.config.ent_coef) == (0.5, 0.0)

@@ -24,10 +24,14 @@ class RewardConfig:
     shaping: float = 0.02
     """Potential, in score, of a host all of whose slots are fossilized; 0 for no shaping."""
 
+    governor_penalty: float = 0.01
+    """Score that each epoch costs in which the governor had to put a host back."""
+
     gamma: float = 1.0
     """Discount of the agent that learns from the reward, which shaping must know."""
 
     def __post_init__(self) -> None:
         require_choice("reward", self.reward, REWARDS)
         require_number("shaping", self.shaping, least=0.0)
+        require_number("governor_penalty", self.governor_penalty, least=0.0)
         require_number("gamma", self.gamma, above=0.0, most=1.0)

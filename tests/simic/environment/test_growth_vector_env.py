@@ -306,6 +306,7 @@ def test_rewards_of_whole_episodes_add_up_for_all_hosts() -> None:
         for env in np.flatnonzero(terminated):
             final = info["final_info"]
             expected = final["final_score"][env] - price * final["flops"][env] + final["rent"][env]
+            expected += final["penalty"][env]
             assert returns[env] == pytest.approx(expected, abs=1e-12)
             assert terms["shaping"][env] == pytest.approx(0.0, abs=1e-12)
             n_ends += 1

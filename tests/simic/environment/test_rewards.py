@@ -35,6 +35,7 @@ def episodes(draw: st.DrawFn) -> dict[str, np.ndarray]:
         "stages": np.array(
             draw(st.lists(st.tuples(STAGES, STAGES), min_size=n + 1, max_size=n + 1))
         ),
+        "restored": np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
         "final": np.array([draw(st.floats(-1, 1))]),
     }
 
@@ -44,7 +45,7 @@ def pay(
 ) -> dict[str, np.ndarray]:
     """Return the terms of each step, ``[T]`` each, worked out step by step."""
     n = len(episode["flops"])
-    account = EpisodeAccount(np.zeros(1), np.zeros(1), np.zeros(1))
+    account = EpisodeAccount(*np.zeros((4, 1)))
     potentials = potential(episode["stages"], config)
     terms: dict[str, list[float]] = {name: [] for name in REWARD_TERMS}
     for t in range(n):
@@ -52,6 +53,7 @@ def pay(
             score_change=episode["scores"][t + 1 : t + 2] - episode["scores"][t : t + 1],
             flops=episode["flops"][t : t + 1],
             added_parameters=episode["added"][t : t + 1],
+            was_restored=episode["restored"][t : t + 1],
             potential_before=potentials[t : t + 1],
             potential_after=potentials[t + 1 : t + 2],
             is_end=np.array([t == n - 1 and not is_cut]),
@@ -67,8 +69,10 @@ def test_an_episode_pays_its_final_score_minus_its_costs(
     episode: dict[str, np.ndarray], reward: str
 ) -> None:
     episode["stages"][0] = 0  # hosts start without seeds
-    terms = pay(episode, RewardConfig(reward=reward, shaping=0.7))  # type: ignore[arg-type]
+    config = RewardConfig(reward=reward, shaping=0.7, governor_penalty=0.05)  # type: ignore[arg-type]
+    terms = pay(episode, config)
     costs = 0.3 * episode["flops"].sum() + 0.1 * episode["added"].sum() / 8
+    costs += 0.05 * episode["restored"].sum()
     total = sum(values.sum() for values in terms.values())
     assert total == pytest.approx(episode["final"][0] - costs, abs=1e-12)
     assert terms["shaping"].sum() == pytest.approx(0.0, abs=1e-12)
@@ -116,6 +120,7 @@ def test_a_worked_example() -> None:
         "flops": np.array([0.5, 0.25]),
         "added": np.array([0.0, 2.0]),
         "stages": np.array([[0, 0], [1, 0], [5, 0]]),
+        "restored": np.array([False, True]),
         "final": np.array([0.6]),
     }
     terms = pay(episode, RewardConfig(shaping=0.2))
@@ -123,6 +128,7 @@ def test_a_worked_example() -> None:
     np.testing.assert_allclose(terms["settlement"], [0.0, 0.3])
     np.testing.assert_allclose(terms["flops"], [-0.15, -0.075])
     np.testing.assert_allclose(terms["rent"], [0.0, -0.025])
+    np.testing.assert_allclose(terms["penalty"], [0.0, -0.01])
     # One of two slots germinated: 0.2 * 0.2 / 2, given back at the end.
     np.testing.assert_allclose(terms["shaping"], [0.02, -0.02])
 
@@ -132,5 +138,7 @@ def test_settings_outside_what_is_allowed_are_refused() -> None:
         RewardConfig(reward="spars")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="shaping is -1"):
         RewardConfig(shaping=-1.0)
+    with pytest.raises(ConfigError, match="governor_penalty is -1"):
+        RewardConfig(governor_penalty=-1.0)
     with pytest.raises(ConfigError, match="gamma is 0"):
         RewardConfig(gamma=0.0)

@@ -157,3 +157,40 @@ def test_environments_that_cannot_be_driven_are_refused_with_advice() -> None:
     envs.reset = lambda **_: (np.zeros((1, 2)), {"action_mask": np.ones((1, 7))})  # type: ignore
     with pytest.raises(ShapeError, match=r"info\['action_mask'\] has shape \(1, 7\)"):
         VectorCollector(envs, agent)
+
+
+def test_a_rollout_goes_on_from_its_middle_as_if_nothing_had_been() -> None:
+    def run(pause_at: int | None) -> dict[str, torch.Tensor]:
+        agent = make_agent()
+        envs = vector(
+            lambda: CountdownEnv(3, True, False),
+            lambda: CountdownEnv(2, False, True),
+            lambda: CountdownEnv(5, True, False),
+        )
+        collector, buffer = VectorCollector(envs, agent, seed=0), agent.make_buffer(3, 6)
+        buffer.reset()
+        for step in range(6):
+            if step == pause_at:
+                saved = agent.state_dict(), collector.state_dict(), buffer.state_dict()
+                # Others go on with the same environments, which are where they were.
+                agent, old_envs = make_agent(), collector.envs
+                collector = VectorCollector(
+                    vector(*[lambda: CountdownEnv(9, True, False)] * 3), agent
+                )
+                collector.envs, buffer = old_envs, agent.make_buffer(3, 6)
+                agent.load_state_dict(saved[0])
+                collector.load_state_dict(saved[1])
+                buffer.load_state_dict(saved[2])
+            taken = collector.step(buffer)
+        collector.finish(buffer)
+        ends = {"returns": taken.episode_returns, "lengths": taken.episode_lengths}
+        tensors = {name: torch.from_numpy(array) for name, array in ends.items()}
+        return tensors | buffer.state_dict()
+
+    expected = run(None)
+    assert expected["returns"].tolist() == [3.0, 2.0, 1.0]
+    for pause_at in range(6):
+        found = run(pause_at)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0, equal_nan=True)

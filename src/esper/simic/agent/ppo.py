@@ -6,6 +6,7 @@ Shapes: ``E`` environments, ``N`` steps of a minibatch, ``H`` heads, ``K`` choic
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -145,6 +146,12 @@ class PPOAgent:
             gradient_steps=len(norms),
             stopped_early=stopped_early,
         )
+
+    def set_rates(self, *, learning_rate: float, ent_coef: float) -> None:
+        """Change the step size and the weight of the entropy bonus, as schedules do."""
+        self.config = replace(self.config, learning_rate=learning_rate, ent_coef=ent_coef)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that the next action and the next update depend on."""

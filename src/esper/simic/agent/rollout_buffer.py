@@ -261,6 +261,34 @@ class TamiyoRolloutBuffer:
         starts[1:] = ends[:-1]
         return starts.cpu().numpy()
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all stored steps, so that a rollout can go on from its middle."""
+        state = {name: store[: self._cursor].clone() for name, store in self._stores().items()}
+        return state | {"lengths": torch.from_numpy(self._lengths.copy())}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Hold the steps that :meth:`state_dict` gave, and no others."""
+        self.reset()
+        self._cursor = len(state["rewards"])
+        for name, store in self._stores().items():
+            store[: self._cursor].copy_(state[name])
+        self._lengths[:] = state["lengths"].numpy()
+
+    def _stores(self) -> dict[str, Tensor]:
+        """Return where steps are stored, ``[steps, E, ...]``."""
+        return {
+            "observations": self._observations,
+            "states": self._states,
+            "actions": self._actions,
+            "log_probs": self._log_probs,
+            "legal": self._legal,
+            "values": self._values,
+            "rewards": self._rewards,
+            "bootstrap_values": self._bootstrap_values,
+            "dones": self._dones,
+            "truncated": self._truncated,
+        }
+
     def flat(self, name: str) -> Tensor:
         """Return what is stored under an attribute's name as ``[T * E, ...]``, time first."""
         view: Tensor = getattr(self, name)

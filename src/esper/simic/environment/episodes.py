@@ -30,7 +30,7 @@ from esper.simic.environment.records import EpisodeRecords
 from esper.simic.environment.rewards import RewardTerms, StepAccount, potential, settle_step
 from esper.simic.environment.seed_sizes import SeedSizes
 from esper.simic.environment.splits import FinalSplit
-from esper.simic.environment.stopwatch import Stopwatch
+from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tamiyo.policy.scales import clip
@@ -39,6 +39,18 @@ from esper.tasks import Task, TaskDraw
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 _OP = HEAD_NAMES.index("op")
+
+
+@dataclass(frozen=True, eq=False)
+class SlotOutcome:
+    """How a step left the slots, ``[N, S]`` each; of hosts that ended, what was committed."""
+
+    stage: NDArray[np.int64]
+    blueprint: NDArray[np.int64]
+    """The blueprint head's choice, -1 without a seed."""
+    alpha: Floats
+    contribution: Floats
+    """Score with the seed minus without it, when it was last measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +70,8 @@ class StepResult:
     """Why the governor stepped in, by host."""
     final_scores: Floats
     """Score of the committed host where ``terminated``, else NaN."""
+    slots: SlotOutcome
+    """The slots after the step."""
 
 
 class GrowthEpisodes:
@@ -152,6 +166,7 @@ class GrowthEpisodes:
             score_change=records.score - score_before,
             flops=flops / records.reference_flops,
             added_parameters=self._added_parameters(is_running),
+            was_restored=records.was_restored,
             potential_before=np.where(is_running, before, 0.0),
             potential_after=np.where(is_running, self._potential(), 0.0),
             is_end=ended,
@@ -160,7 +175,24 @@ class GrowthEpisodes:
         terms = settle_step(account, records.account, self.task.budget, self.rewards)
         records.is_over |= ended
         return StepResult(
-            terms, ended, is_illegal, ops, refusals, interventions, account.final_score
+            terms,
+            ended,
+            is_illegal,
+            ops,
+            refusals,
+            interventions,
+            account.final_score,
+            self.slot_outcome(),
+        )
+
+    def slot_outcome(self) -> SlotOutcome:
+        """Return how the slots are now, as copies."""
+        arrays = self.population.slot_arrays()
+        return SlotOutcome(
+            stage=arrays.stage.copy(),
+            blueprint=arrays.blueprint.copy(),
+            alpha=arrays.alpha.copy(),
+            contribution=self.records.contribution.copy(),
         )
 
     def stop(self, host: int) -> None:

@@ -114,6 +114,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             final_split=final_split,
         )
         self._has_seeds = False
+        self._last_step: StepResult | None = None
         self.single_observation_space, self.single_action_space = make_spaces(self.layout)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -137,6 +138,11 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     def masks(self) -> ActionMasks:
         """The legal actions of each environment as it is now."""
         return self._growth.masks()
+
+    @property
+    def last_step(self) -> StepResult | None:
+        """What the last step did, before any host was replaced; None before the first step."""
+        return self._last_step
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -174,6 +180,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             raise ResetNeededError("step() was called before reset(); call reset(seed=...) first.")
         was_over = self._growth.records.is_over.copy()
         result = self._growth.step(as_choices(actions))
+        self._last_step = result
         truncated = self._find_truncated() & ~result.terminated & ~was_over
         info = self._step_info(result)
         done = np.flatnonzero(result.terminated | truncated)
@@ -308,6 +315,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             "final_score": result.final_scores,
             "flops": records.paid_flops.copy(),
             "rent": records.paid_rent.copy(),
+            "penalty": records.paid_penalty.copy(),
             "n_epochs": records.epoch.copy(),
             "n_steps": records.n_steps.copy(),
             "host_parameters": records.n_parameters.copy(),

@@ -58,6 +58,7 @@ class EpisodeRecords:
     paid_progress: Floats
     paid_flops: Floats
     paid_rent: Floats
+    paid_penalty: Floats
 
     @classmethod
     def blank(cls, n_hosts: int, n_slots: int) -> EpisodeRecords:
@@ -92,7 +93,9 @@ class EpisodeRecords:
     @property
     def account(self) -> EpisodeAccount:
         """What the episodes have come to, as arrays that can be changed."""
-        return EpisodeAccount(self.paid_progress, self.paid_flops, self.paid_rent)
+        return EpisodeAccount(
+            self.paid_progress, self.paid_flops, self.paid_rent, self.paid_penalty
+        )
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
         """Enter the validation scores and losses of hosts that have not trained yet."""

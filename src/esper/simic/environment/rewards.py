@@ -6,9 +6,11 @@ The terms of an episode that ends by itself sum to its final score minus its cos
     settlement  at the end: the final score minus all progress that was paid
     flops       minus the price of the FLOPs spent in this step
     rent        minus the rent on the parameters that seeds add
+    penalty     minus the price of a step that the governor had to undo
     shaping     gamma * potential after the step - potential before it; 0 after the end
 
-The sparse form pays settlement, flops and rent of the whole episode at its end and nothing before.
+The sparse form pays settlement, flops, rent and penalty of the whole episode at its end, nothing
+before.
 """
 
 from __future__ import annotations
@@ -44,12 +46,14 @@ class RewardTerms:
     settlement: Floats
     flops: Floats
     rent: Floats
+    penalty: Floats
     shaping: Floats
 
     @property
     def total(self) -> Floats:
         """The reward."""
-        return self.progress + self.settlement + self.flops + self.rent + self.shaping
+        costs = self.flops + self.rent + self.penalty
+        return self.progress + self.settlement + costs + self.shaping
 
     def by_name(self) -> dict[str, Floats]:
         """Return each term by its name."""
@@ -69,6 +73,8 @@ class StepAccount:
     """Spent in this step, as a share of a reference run's."""
     added_parameters: Floats
     """Held in this step, as a share of the reference host's."""
+    was_restored: NDArray[np.bool_]
+    """Hosts that the governor put back to an earlier state."""
     potential_before: Floats
     potential_after: Floats
     is_end: NDArray[np.bool_]
@@ -86,6 +92,8 @@ class EpisodeAccount:
     """As a share of a reference run's."""
     rent: Floats
     """Minus what was owed for parameters."""
+    penalty: Floats
+    """Minus what was owed for steps that the governor had to undo."""
 
 
 def potential(stage: NDArray[np.int64], config: RewardConfig) -> Floats:
@@ -98,9 +106,11 @@ def settle_step(
 ) -> RewardTerms:
     """Return a step's reward and enter the step in its episode's account."""
     rent = -budget.parameter_rent * step.added_parameters / budget.n_epochs
+    penalty = np.where(step.was_restored, -config.governor_penalty, 0.0)
     episode.progress += step.score_change
     episode.flops += step.flops
     episode.rent += rent
+    episode.penalty += penalty
     if config.reward == "sparse":
         end, nothing = step.is_end, np.zeros_like(rent)
         return RewardTerms(
@@ -108,6 +118,7 @@ def settle_step(
             settlement=np.where(end, step.final_score, 0.0),
             flops=np.where(end, -budget.flop_price * episode.flops, 0.0),
             rent=np.where(end, episode.rent, 0.0),
+            penalty=np.where(end, episode.penalty, 0.0),
             shaping=nothing,
         )
     after = np.where(step.is_end, 0.0, step.potential_after)
@@ -116,5 +127,6 @@ def settle_step(
         settlement=np.where(step.is_end, step.final_score - episode.progress, 0.0),
         flops=-budget.flop_price * step.flops,
         rent=rent,
+        penalty=penalty,
         shaping=config.gamma * after - step.potential_before,
     )

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.errors import ShapeError, UnsupportedEnvironmentError
-from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer
+from esper.simic.agent import ActionSpec, Decision, PPOAgent, TamiyoRolloutBuffer
+from esper.simic.stopwatch import Stopwatch
 
 
 @dataclass
@@ -34,6 +36,27 @@ class CollectedEpisodes:
         return float(np.mean(self.returns)) if self.returns else float("nan")
 
 
+@dataclass(frozen=True, eq=False)
+class CollectedStep:
+    """One step of all environments: what was decided, and what came of it."""
+
+    decision: Decision
+    actions: NDArray[np.int64]
+    """``[E, H]``."""
+    rewards: NDArray[Any]
+    """``[E]``."""
+    dones: NDArray[np.bool_]
+    """``[E]`` episodes that ended, for whatever reason."""
+    truncated: NDArray[np.bool_]
+    """``[E]`` episodes that were cut short from outside."""
+    episode_returns: NDArray[np.float64]
+    """``[E]`` undiscounted sum of the episode's rewards so far, this one included."""
+    episode_lengths: NDArray[np.int64]
+    """``[E]`` the episode's steps so far, this one included."""
+    info: dict[str, Any]
+    """As the environments gave it."""
+
+
 class VectorCollector:
     """Steps environments with an agent, from one buffer to the next without interruption.
 
@@ -50,27 +73,31 @@ class VectorCollector:
         observations, info = envs.reset(seed=seed)
         self._observations = self._to_tensor(observations)
         self._masks = self._read_masks(info)
-        self._state = agent.initial_state(envs.num_envs)
+        self._state: Tensor = agent.initial_state(envs.num_envs)
         self._starts = torch.zeros(envs.num_envs, dtype=torch.bool, device=agent.device)
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
+        self.stopwatch = Stopwatch()
 
     def collect(self, buffer: TamiyoRolloutBuffer) -> CollectedEpisodes:
         """Empty the buffer and fill it with new steps; return the episodes that ended."""
         buffer.reset()
         episodes = CollectedEpisodes()
         while not buffer.is_full:
-            self._step(buffer, episodes)
-        state = self._state.masked_fill(self._starts.unsqueeze(-1), 0.0)
-        buffer.finish(self.agent.value(self._observations, state))
+            step = self.step(buffer)
+            episodes.returns += step.episode_returns[step.dones].tolist()
+            episodes.lengths += step.episode_lengths[step.dones].tolist()
+        self.finish(buffer)
         return episodes
 
-    def _step(self, buffer: TamiyoRolloutBuffer, episodes: CollectedEpisodes) -> None:
-        decision = self.agent.act(self._observations, self._masks, self._state, self._starts)
-        actions = decision.actions.cpu().numpy()
-        if isinstance(self.envs.single_action_space, spaces.Discrete):
-            actions = actions[:, 0]
-        observations, rewards, terminated, truncated, info = self.envs.step(actions)
+    def step(self, buffer: TamiyoRolloutBuffer) -> CollectedStep:
+        """Take one step of all environments and add it to a buffer that has room."""
+        with self.stopwatch.measure("acting"):
+            decision = self.agent.act(self._observations, self._masks, self._state, self._starts)
+            actions = decision.actions.cpu().numpy()
+        is_single = isinstance(self.envs.single_action_space, spaces.Discrete)
+        given = actions[:, 0] if is_single else actions
+        observations, rewards, terminated, truncated, info = self.envs.step(given)
         # An episode that ended by itself needs no estimate of what would have followed.
         is_cut = truncated & ~terminated
         bootstraps = None
@@ -78,33 +105,63 @@ class VectorCollector:
             final = self._final_observations(info, is_cut)
             bootstraps = self.agent.value(final, decision.next_state)
         dones = terminated | truncated
-        buffer.add(
-            self._observations,
-            decision,
-            rewards=rewards,
-            dones=dones,
-            truncated=is_cut,
-            bootstrap_values=bootstraps,
-        )
-        self._count(rewards, dones, episodes)
+        with self.stopwatch.measure("storing"):
+            buffer.add(
+                self._observations,
+                decision,
+                rewards=rewards,
+                dones=dones,
+                truncated=is_cut,
+                bootstrap_values=bootstraps,
+            )
         self._observations = self._to_tensor(observations)
         self._masks = self._read_masks(info)
         self._state = decision.next_state
         self._starts = torch.from_numpy(dones).to(self.agent.device)
+        returns, lengths = self._count(rewards, dones)
+        return CollectedStep(decision, actions, rewards, dones, is_cut, returns, lengths, info)
+
+    def finish(self, buffer: TamiyoRolloutBuffer) -> None:
+        """Give a buffer the values of the states that its last steps led to."""
+        state = self._state.masked_fill(self._starts.unsqueeze(-1), 0.0)
+        buffer.finish(self.agent.value(self._observations, state))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of everything that the next step depends on, but environments and agent."""
+        state: dict[str, Tensor] = {
+            "observations": self._observations,
+            "state": self._state,
+            "starts": self._starts,
+            "returns": torch.from_numpy(self._returns),
+            "lengths": torch.from_numpy(self._lengths),
+        }
+        if isinstance(self._masks, Tensor):
+            state["masks"] = self._masks
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on where :meth:`state_dict` was called; the environments must have been put there."""
+        device = self.agent.device
+        self._observations = state["observations"].to(device, copy=True)
+        self._state = state["state"].to(device, copy=True)
+        self._starts = state["starts"].to(device, copy=True)
+        self._returns = state["returns"].numpy().copy()
+        self._lengths = state["lengths"].numpy().copy()
+        joint = getattr(self.envs.unwrapped, "masks", None)
+        self._masks = state["masks"].to(device, copy=True) if "masks" in state else joint
 
     def _read_masks(self, info: dict[str, Any]) -> Any:
         """Return what is legal now: which combinations, if the environment says so."""
         joint = getattr(self.envs.unwrapped, "masks", None)
         return read_masks(info, self.agent) if joint is None else joint
 
-    def _count(self, rewards: np.ndarray, dones: np.ndarray, episodes: CollectedEpisodes) -> None:
-        self._returns += rewards
-        self._lengths += 1
-        for env in np.flatnonzero(dones):
-            episodes.returns.append(float(self._returns[env]))
-            episodes.lengths.append(int(self._lengths[env]))
-        self._returns[dones] = 0.0
-        self._lengths[dones] = 0
+    def _count(
+        self, rewards: NDArray[Any], dones: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return what episodes have come to with this step, and begin anew those that ended."""
+        returns, lengths = self._returns + rewards, self._lengths + 1
+        self._returns, self._lengths = np.where(dones, 0.0, returns), np.where(dones, 0, lengths)
+        return returns, lengths
 
     def _final_observations(self, info: dict[str, Any], is_cut: np.ndarray) -> Tensor:
         """Return ``[E, observation size]`` with the last observation of episodes cut short."""

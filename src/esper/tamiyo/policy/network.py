@@ -20,6 +20,7 @@ from esper.tamiyo.policy.category_columns import CategoryColumns
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
 from esper.tamiyo.policy.head_layout import LegalChoices
 from esper.tamiyo.policy.masked_distribution import evaluate_actions
+from esper.tamiyo.policy.observation_normalizer import ObservationNormalizer
 from esper.tamiyo.policy.sampling import draw_actions
 
 
@@ -88,6 +89,9 @@ class RecurrentPolicy(nn.Module):
         self.spec = spec
         self.observation_size = observation_size
         self.lstm_size = config.lstm_size
+        self.normalize: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self.normalize = ObservationNormalizer(observation_size, categories or ())
         self.embed: CategoryColumns | None = None
         n_features = observation_size
         if categories:
@@ -195,8 +199,15 @@ class RecurrentPolicy(nn.Module):
         hidden, cell = torch.lstm_cell(features, start, *self._lstm_weights())
         return self.outputs(hidden), torch.cat([hidden, cell], dim=-1)
 
+    def learn_observations(self, observations: Tensor) -> None:
+        """Take in observations ``[N, D]`` for their running statistics, if it keeps any."""
+        if self.normalize is not None:
+            self.normalize.learn(observations)
+
     def _see(self, observations: Tensor) -> Tensor:
         """Return features ``[N, F]`` of observations ``[N, D]``, before they are rectified."""
+        if self.normalize is not None:
+            observations = self.normalize(observations)
         if self.embed is not None:
             observations = self.embed(observations)
         return self.features(observations)

@@ -1,4 +1,4 @@
-"""Where the time of an environment goes."""
+"""Where the time goes, by part."""
 
 from __future__ import annotations
 

@@ -1,0 +1,57 @@
+"""Observations in deviations from their running means. Shapes: N = observations, D = columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+LIMIT = 10.0
+"""Deviations beyond which a column is cut off."""
+
+
+class ObservationNormalizer(nn.Module):
+    """Shifts and scales each column by the mean and deviation of all observations taken in.
+
+    Columns that hold a category are left as they are, and so are columns that have never varied.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    is_plain: Tensor
+
+    def __init__(self, observation_size: int, categories: Iterable[int] = ()) -> None:
+        super().__init__()
+        is_plain = torch.ones(observation_size, dtype=torch.bool)
+        is_plain[list(categories)] = False
+        self.register_buffer("mean", torch.zeros(observation_size))
+        self.register_buffer("variance", torch.ones(observation_size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("is_plain", is_plain, persistent=False)
+
+    @torch.no_grad()
+    def learn(self, observations: Tensor) -> None:
+        """Take in observations ``[N, D]``: mean and variance become those of all so far.
+
+        Reference: Chan, Golub and LeVeque (1979), pairwise combination of moments.
+        """
+        seen, known = len(observations), int(self.count)
+        values = observations.double()
+        mean, variance = values.mean(0), values.var(0, unbiased=False)
+        share = seen / (seen + known)
+        old = self.variance.double() if known else torch.zeros_like(variance)
+        gap = mean - self.mean.double()
+        spread = (1 - share) * old + share * variance + share * (1 - share) * gap.square()
+        self.mean.copy_(self.mean.double() + share * gap)
+        self.variance.copy_(spread)
+        self.count += seen
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return observations ``[N, D]`` in deviations, at most :data:`LIMIT` from 0."""
+        # A column that does not vary has nothing to say in units of its deviation.
+        varies = self.is_plain & (self.variance > 1e-8)
+        scale = torch.where(varies, self.variance.clamp(min=1e-8).rsqrt(), 1.0)
+        shift = torch.where(varies, self.mean, 0.0)
+        return ((observations - shift) * scale).clamp(-LIMIT, LIMIT)
