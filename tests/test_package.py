@@ -30,6 +30,7 @@ def test_every_test_and_file_that_the_findings_name_exists() -> None:
     "module",
     [
         "esper.api",
+        "esper.checkpoints",
         "esper.config",
         "esper.growth.populations",
         "esper.simic.agent",

@@ -22,6 +22,9 @@
     │   ├── UnknownTaskError    a task of a name that there is not
     │   ├── MissingDataError    a file of a task is not where it was looked for
     │   └── BadDataError        a task's data are not what they must be
+    ├── CheckpointError         a checkpoint is missing, damaged or of another run
+    ├── StorageError            the disk refuses to write: full, read-only or broken
+    ├── TelemetryError          a run's telemetry is missing, damaged or of another version
     ├── NonFiniteError          a number that must be finite is NaN or infinite
     └── RolloutError            a rollout buffer was overfilled, or read with something missing
 
@@ -128,6 +131,18 @@ class MissingDataError(TaskError):
 
 class BadDataError(TaskError):
     """A task's data are not what they must be."""
+
+
+class CheckpointError(EsperError):
+    """A checkpoint is missing, damaged or of another run, or cannot hold what it is given."""
+
+
+class StorageError(EsperError):
+    """The disk refuses to write: it is full, read-only or broken."""
+
+
+class TelemetryError(EsperError):
+    """A run's telemetry is missing, damaged or of another version, or lacks what is asked for."""
 
 
 class NonFiniteError(EsperError):
