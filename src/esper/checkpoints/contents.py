@@ -1,4 +1,4 @@
-"""A state as the bytes of its two files, and back. Nothing is ever pickled."""
+"""A state as the contents of its two files, and back. Nothing is ever pickled."""
 
 from __future__ import annotations
 
@@ -6,36 +6,33 @@ import json
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from esper.checkpoints.plain_values import require_plain
 from esper.checkpoints.state import State
+from esper.checkpoints.tensor_file import has_code, pack, unpack
 from esper.errors import CheckpointError
 
 TENSORS_FILE = "state.safetensors"
 FACTS_FILE = "state.json"
 
-_DTYPES = {
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
-}
+Pieces = list[memoryview]
+"""What a file holds, in pieces that are written one after the other."""
 
 
-def encode(state: State) -> dict[str, bytes]:
+def encode(state: State) -> dict[str, Pieces]:
     """Return what the files of a state hold, by file name.
 
     Raises:
         CheckpointError: If a fact or a tensor cannot be saved; the message names it.
     """
     require_plain(state.facts)
-    copies = {name: _copy(name, tensor) for name, tensor in state.tensors.items()}
+    for name, tensor in state.tensors.items():
+        _require_savable(name, tensor)
     # The file of tensors has an order of its own; that of the state is kept beside it.
-    plain = {"facts": state.facts, "tensors": list(copies)}
-    return {TENSORS_FILE: save(copies), FACTS_FILE: json.dumps(plain).encode("ascii")}
+    plain = {"facts": state.facts, "tensors": list(state.tensors)}
+    facts = json.dumps(plain).encode("ascii")
+    return {TENSORS_FILE: pack(state.tensors), FACTS_FILE: [memoryview(facts)]}
 
 
 def decode(files: dict[str, bytes]) -> State:
@@ -46,18 +43,17 @@ def decode(files: dict[str, bytes]) -> State:
     """
     try:
         plain: dict[str, Any] = json.loads(files[FACTS_FILE])
-        tensors = load(files[TENSORS_FILE])
+        tensors = unpack(files[TENSORS_FILE])
         facts, names = cast("dict[str, Any]", plain["facts"]), cast("list[str]", plain["tensors"])
         ordered = {name: tensors.pop(name) for name in names}
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"the files of a state cannot be understood: {error!r}") from error
     if tensors:
         raise CheckpointError(f"{FACTS_FILE} does not name the tensors {sorted(tensors)}.")
     return State(ordered, facts)
 
 
-def _copy(name: object, tensor: object) -> Tensor:
-    """Return a tensor's values in memory of their own, on the CPU."""
+def _require_savable(name: object, tensor: object) -> None:
     if not isinstance(name, str) or name in ("", "__metadata__") or not _is_unicode(name):
         raise CheckpointError(
             f"a tensor is named {name!r}; a name is a string of Unicode characters, neither empty "
@@ -67,14 +63,12 @@ def _copy(name: object, tensor: object) -> Tensor:
         raise CheckpointError(
             f"{name!r} is a {type(tensor).__name__} among the tensors; plain values are facts."
         )
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _DTYPES:
+    if tensor.layout != torch.strided or tensor.is_meta or not has_code(tensor.dtype):
         raise CheckpointError(
             f"{name!r} is not an ordinary tensor ({tensor.layout}, {tensor.device}, "
             f"{tensor.dtype}); only dense tensors with values can be saved, and complex ones "
             "as complex64 or by torch.view_as_real."
         )
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    return plain.clone(memory_format=torch.contiguous_format)
 
 
 def _is_unicode(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,13 +36,13 @@ def storage_errors(doing: str, path: Path) -> Generator[None]:
         ) from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Make a file and wait until its contents are on the disk."""
+def write_file(path: Path, pieces: Iterable[memoryview]) -> None:
+    """Make a file of these pieces and wait until they are on the disk."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        for piece in pieces:
+            while piece:
+                piece = piece[os.write(handle, piece) :]
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -29,7 +29,7 @@ from esper.checkpoints.checkpoint import (
     name_of,
     step_of,
 )
-from esper.checkpoints.contents import encode
+from esper.checkpoints.contents import Pieces, encode
 from esper.checkpoints.disk import (
     flush_folder,
     holds_only,
@@ -82,7 +82,7 @@ class CheckpointFolder:
         require_int("step", step, least=0)
         files = encode(state)
         manifest = make_manifest(state, files, step=int(step), is_best=bool(is_best))
-        files[MANIFEST_FILE] = write_manifest(manifest)
+        files[MANIFEST_FILE] = [memoryview(write_manifest(manifest))]
         name = name_of(step)
         with storage_errors("saving", self.path / name):
             make_folder(self.path)
@@ -166,13 +166,13 @@ class CheckpointFolder:
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}.") from error
 
-    def _put(self, name: str, files: dict[str, bytes]) -> None:
+    def _put(self, name: str, files: dict[str, Pieces]) -> None:
         """Write files under a hidden name and give them theirs when all are on the disk."""
         hidden = self._hidden("saving", name)
         os.mkdir(hidden)
         try:
-            for file, content in files.items():
-                write_file(hidden / file, content)
+            for file, pieces in files.items():
+                write_file(hidden / file, pieces)
             flush_folder(hidden)
             if (self.path / name).is_dir():
                 os.rename(self.path / name, self._hidden("replaced", name))

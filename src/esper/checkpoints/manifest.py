@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import esper
+from esper.checkpoints.contents import Pieces
 from esper.checkpoints.state import State
 from esper.errors import CheckpointError
 
@@ -34,7 +35,7 @@ _DECISIVE = {
 
 
 def make_manifest(
-    state: State, files: dict[str, bytes], *, step: int, is_best: bool
+    state: State, files: dict[str, Pieces], *, step: int, is_best: bool
 ) -> dict[str, Any]:
     """Return what is to be known of a state's files before they are trusted."""
     return {
@@ -42,13 +43,17 @@ def make_manifest(
         "step": step,
         "is_best": is_best,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "files": {
-            name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in files.items()
-        },
+        "files": {name: _describe(pieces) for name, pieces in files.items()},
         "made_with": surroundings(),
         "devices": sorted({tensor.device.type for tensor in state.tensors.values()}),
     }
+
+
+def _describe(pieces: Pieces) -> dict[str, Any]:
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    return {"size": sum(piece.nbytes for piece in pieces), "sha256": sha256.hexdigest()}
 
 
 def surroundings() -> dict[str, Any]:

@@ -20,8 +20,9 @@ def is_plain(value: object) -> bool:
 
     Subclasses are not plain: an IntEnum or a number of numpy would come back as something else.
     """
-    kind = type(value)
-    return kind in _PLAIN or (kind is int and cast("int", value).bit_length() <= MAX_INT_BITS)
+    if type(value) is int:
+        return value.bit_length() <= MAX_INT_BITS
+    return type(value) in _PLAIN
 
 
 def require_plain(value: Any, path: tuple[str, ...] = ()) -> None:
