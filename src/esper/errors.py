@@ -24,6 +24,8 @@
     │   └── BadDataError        a task's data are not what they must be
     ├── CheckpointError         a checkpoint is missing, damaged or of another run
     ├── StorageError            the disk refuses to write: full, read-only or broken
+    ├── RunError                a run's folder is missing, in use, or holds another run
+    ├── TrainingError           a run cannot go on: its updates were refused again and again
     ├── TelemetryError          a run's telemetry is missing, damaged or of another version
     ├── NonFiniteError          a number that must be finite is NaN or infinite
     └── RolloutError            a rollout buffer was overfilled, or read with something missing
@@ -139,6 +141,14 @@ class CheckpointError(EsperError):
 
 class StorageError(EsperError):
     """The disk refuses to write: it is full, read-only or broken."""
+
+
+class RunError(EsperError):
+    """A run's folder is missing, in use, or holds another run."""
+
+
+class TrainingError(EsperError):
+    """A run cannot go on because its updates were refused again and again."""
 
 
 class TelemetryError(EsperError):

@@ -1,0 +1,71 @@
+"""Everything that the next step of a run depends on, as one state of tensors and plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from esper.checkpoints import State, from_nested, merge, split, to_nested
+from esper.errors import CheckpointError, EsperError
+from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.rollout import VectorCollector
+from esper.simic.training.progress import Progress
+from esper.simic.training.tally import RoundTally
+from esper.tamiyo.policy import RecurrentPolicy
+
+
+class RunParts:
+    """The parts of a run that change as it goes on; each saves and loads its own state."""
+
+    def __init__(self, collector: VectorCollector, buffer: TamiyoRolloutBuffer) -> None:
+        envs = collector.envs
+        assert isinstance(envs, GrowthVectorEnv), "a run grows hosts"
+        self.agent: PPOAgent = collector.agent
+        policy = collector.agent.policy
+        assert isinstance(policy, RecurrentPolicy), "a run trains a recurrent policy"
+        self.policy = policy
+        self.envs = envs
+        self.collector = collector
+        self.buffer = buffer
+        self.tally = RoundTally(envs.num_envs)
+        self.progress = Progress()
+        self.best_policy: dict[str, Tensor] = {}
+        """The weights of the best evaluation; empty before the first."""
+
+    def save(self) -> State:
+        """Return a state from which :meth:`load` goes on, bit for bit."""
+        envs = self.envs.state_dict()
+        return merge(
+            {
+                "agent": from_nested(self.agent.state_dict()),
+                "envs": State(envs["tensors"], envs["facts"]),
+                "collector": State(self.collector.state_dict()),
+                "buffer": State(self.buffer.state_dict()),
+                "tally": State(self.tally.state_dict()),
+                "best_policy": State(dict(self.best_policy)),
+                "progress": State({}, self.progress.to_facts()),
+            }
+        )
+
+    def load(self, state: State) -> None:
+        """Go on where :meth:`save` was called.
+
+        Raises:
+            CheckpointError: If something is missing, or belongs to another run.
+        """
+        try:
+            parts = split(state)
+            self.agent.load_state_dict(to_nested(parts["agent"]))
+            envs: dict[str, Any] = vars(parts["envs"])
+            self.envs.load_state_dict(envs)
+            self.buffer.load_state_dict(parts["buffer"].tensors)
+            self.tally.load_state_dict(parts["tally"].tensors)
+            self.collector.load_state_dict(parts["collector"].tensors)
+            self.best_policy = dict(parts["best_policy"].tensors)
+            self.progress.load_facts(parts["progress"].facts)
+        except CheckpointError:
+            raise
+        except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint is not one of this run: {error}") from error

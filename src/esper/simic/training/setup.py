@@ -1,0 +1,79 @@
+"""Making the parts of a run from its configuration: task, environments, agent, seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from esper.config.run import RunConfig
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.agent import PPOAgent
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment.seeds import Purpose
+from esper.simic.environment.splits import FinalSplit
+from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tasks import Task, make_task
+
+_STREAMS = ("episodes", "weights", "actions")
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Return the seed of one source of randomness; those of other runs and streams differ."""
+    words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def make_run_task(config: RunConfig) -> Task:
+    """Return the task of a run, with the run's budget.
+
+    Raises:
+        ConfigError: If the task's options name what the budget decides.
+    """
+    if "n_epochs" in config.task_options:
+        raise ConfigError(
+            f"task_options.n_epochs is {config.task_options['n_epochs']!r}; "
+            "set budget.n_epochs instead."
+        )
+    return replace(make_task(config.task, **config.task_options), budget=config.budget)
+
+
+def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
+    """Return the environments that a run learns from."""
+    return GrowthVectorEnv(task, config.envs, reward=config.rewards, purpose="training")
+
+
+def make_trial_envs(
+    config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
+) -> GrowthVectorEnv:
+    """Return environments of one episode each, that a run does not learn from."""
+    return GrowthVectorEnv(
+        task,
+        n_hosts,
+        reward=config.rewards,
+        purpose=purpose,
+        final_split=final_split,
+        autoreset=False,
+    )
+
+
+def make_policy(config: RunConfig, slot_config: SlotConfig) -> RecurrentPolicy:
+    """Return the policy of a run with its first weights."""
+    layout = ObservationLayout(slot_config)
+    return RecurrentPolicy(
+        growth_action_spec(slot_config),
+        layout.size,
+        config.policy,
+        categories=layout.categories,
+        generator=torch.Generator().manual_seed(stream_seed(config.seed, "weights")),
+    )
+
+
+def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
+    """Return the agent of a run with its first weights."""
+    policy = make_policy(config, slot_config)
+    return PPOAgent(policy.spec, policy, config.ppo, seed=stream_seed(config.seed, "actions"))
