@@ -40,6 +40,7 @@ def test_every_test_and_file_that_the_findings_name_exists() -> None:
         "esper.simic.evaluation",
         "esper.tamiyo",
         "esper.tasks",
+        "esper.telemetry",
     ],
 )
 def test_everything_a_package_exports_is_there(module: str) -> None:

@@ -1,0 +1,17 @@
+"""What happened in a run: typed records in SQLite, written behind and readable meanwhile."""
+
+from esper.telemetry.metrics import METRICS, Metrics, Series, metrics_of
+from esper.telemetry.reader import RunTelemetry, open_run
+from esper.telemetry.records import Record
+from esper.telemetry.writer import TelemetryWriter
+
+__all__ = [
+    "METRICS",
+    "Metrics",
+    "Record",
+    "RunTelemetry",
+    "Series",
+    "TelemetryWriter",
+    "metrics_of",
+    "open_run",
+]

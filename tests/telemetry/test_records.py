@@ -1,0 +1,149 @@
+"""What is written is what is read, for any values that the fields allow."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import tempfile
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.errors import TelemetryError
+from esper.telemetry import TelemetryWriter, open_run
+from esper.telemetry.records import RECORD_TYPES, TABLES, Record, RoundRecord, StepRecord
+from tests.telemetry.samples import FILE, example, notice, step, written
+
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=True, allow_infinity=True),
+    bool: st.booleans(),
+    str: st.text(st.characters(exclude_categories=["Cs"])) | st.just("'\"; DROP TABLE steps;\0%"),
+    type(None): st.none(),
+}
+
+
+def records(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    return st.builds(
+        kind,
+        **{
+            field.name: st.one_of(
+                [VALUES[option] for option in typing.get_args(hints[field.name])]
+                or [VALUES[hints[field.name]]]
+            )
+            for field in fields(kind)
+        },
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and math.isnan(a):
+        return isinstance(b, float) and math.isnan(b)
+    return type(a) is type(b) and a == b
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of([records(kind) for kind in RECORD_TYPES]), max_size=20))
+def test_any_records_are_read_as_they_were_written(given_records: list[Record]) -> None:
+    with tempfile.TemporaryDirectory() as folder, written(Path(folder), given_records) as telemetry:
+        for kind in RECORD_TYPES:
+            expected = [record for record in given_records if type(record) is kind]
+            found = telemetry.rows(kind)
+            assert len(found) == len(expected)
+            for one, other in zip(expected, found, strict=True):
+                for field in fields(kind):
+                    assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+            numbers = [i + 1 for i, record in enumerate(given_records) if type(record) is kind]
+            assert telemetry.columns(kind)["seq"] == numbers
+
+
+def test_nan_and_nothing_are_told_apart_where_both_are_possible(tmp_path: Path) -> None:
+    rows = [example(RoundRecord, ep_rew_mean=value) for value in (None, math.nan, math.inf, 0.0)]
+    with written(tmp_path, rows) as telemetry:
+        nothing, nan, inf, zero = (row.ep_rew_mean for row in telemetry.rows(RoundRecord))
+        assert nothing is None
+        assert math.isnan(nan)
+        assert (inf, zero) == (math.inf, 0.0)
+        read = telemetry.columns("rounds")["ep_rew_mean"]
+        assert read[0] is None
+        assert math.isnan(read[1])
+
+
+def test_tables_hold_numbers_that_sql_can_compute_with(tmp_path: Path) -> None:
+    rows: list[Record] = [step(number) for number in range(100)]
+    with written(tmp_path, [*rows, step(100, reward=math.nan)]):
+        connection = sqlite3.connect(tmp_path / FILE)
+        (mean,) = connection.execute("SELECT avg(reward) FROM steps").fetchone()
+        (kinds,) = connection.execute("SELECT group_concat(DISTINCT typeof(env)) FROM steps")
+        connection.close()
+    assert mean == pytest.approx(sum(number * 0.1 for number in range(100)) / 100)
+    assert kinds == ("integer",)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("env", np.int64(3)),
+        ("env", 1.0),
+        ("env", True),
+        ("env", None),
+        ("reward", np.float32(0.5)),
+        ("reward", "0.5"),
+        ("reward", None),
+        ("reward", False),
+        ("is_illegal", 1),
+        ("is_illegal", np.bool_(True)),
+        ("slots", None),
+        ("slots", b"[]"),
+        ("refusal", 3),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_where_it_is_written(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write(step(0))
+        with pytest.raises(TelemetryError, match=rf"StepRecord\.{field} is .*; it must be"):
+            writer.write(step(1, **{field: value}))
+        writer.write(step(2))
+    with open_run(tmp_path) as telemetry:
+        assert [row.step for row in telemetry.rows(StepRecord)] == [0, 2]
+
+
+def test_whole_numbers_and_numbers_of_numpy_that_are_floats_are_floats(tmp_path: Path) -> None:
+    with written(tmp_path, [step(0, reward=3, value=np.float64(0.1))]) as telemetry:
+        (row,) = telemetry.rows(StepRecord)
+    assert (type(row.reward), row.reward) == (float, 3.0)
+    assert (type(row.value), row.value) == (float, 0.1)
+
+
+@pytest.mark.parametrize("record", [step(0, env=2**63), notice(0, "half a character: \ud800")])
+def test_what_sqlite_cannot_hold_is_an_error_at_the_next_flush(
+    tmp_path: Path, record: Record
+) -> None:
+    writer = TelemetryWriter(tmp_path / FILE)
+    writer.write(notice(1))
+    writer.flush()
+    writer.write(record)
+    with pytest.raises(TelemetryError, match="a record cannot be stored"):
+        writer.flush()
+    writer.close()
+    with open_run(tmp_path) as telemetry:
+        assert telemetry.rows("notices") == [notice(1)]
+
+
+def test_every_record_is_frozen_and_has_a_table_of_its_own() -> None:
+    assert len(TABLES) == len(RECORD_TYPES) + 1
+    for name, kind in TABLES.items():
+        assert kind.table == name
+        record = example(kind)
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(record, fields(kind)[0].name, 1)
+        assert replace(record) == record

@@ -1,0 +1,183 @@
+"""The writer numbers rows, waits when it is behind, takes rows back and records who worked."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.errors import ConfigError, StorageError, TelemetryError
+from esper.telemetry import TelemetryWriter, database, open_run
+from esper.telemetry.records import NoticeRecord, Record, StepRecord
+from tests.telemetry.samples import FILE, notice, seqs, step, written
+
+
+def lock(path: Path) -> sqlite3.Connection:
+    """Return a connection that keeps everybody from writing until it is closed."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+def test_rows_are_numbered_over_all_tables_in_the_order_of_writing(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        assert writer.position == 0
+        for number in range(10):
+            writer.write(step(number) if number % 3 else notice(number))
+        assert writer.position == 10
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        assert writer.position == 10
+        writer.write_many([notice(10), step(11)])
+    with open_run(tmp_path) as telemetry:
+        assert telemetry.columns(NoticeRecord)["seq"] == [1, 4, 7, 10, 11]
+        assert telemetry.columns(StepRecord)["seq"] == [2, 3, 5, 6, 8, 9, 12]
+
+
+def test_rows_are_stored_without_a_flush_after_the_given_time(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE, flush_seconds=0.05) as writer, open_run(tmp_path) as run:
+        writer.write(notice(1))
+        deadline = time.monotonic() + 10
+        while run.count("notices") == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_more_rows_than_one_statement_takes_are_stored_in_order(tmp_path: Path) -> None:
+    n_rows = 2 * database.MAX_CHUNK_ROWS + 77
+    with written(tmp_path, [step(number) for number in range(n_rows)]) as telemetry:
+        assert [row.step for row in telemetry.rows(StepRecord)] == list(range(n_rows))
+
+
+def test_writing_waits_when_too_many_rows_are_on_their_way(tmp_path: Path) -> None:
+    writer = TelemetryWriter(tmp_path / FILE, max_queued_rows=50)
+    blocker = lock(tmp_path / FILE)
+
+    def write_all() -> None:
+        for number in range(500):
+            writer.write(notice(number))
+
+    thread = threading.Thread(target=write_all)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    assert writer.position == 50
+    blocker.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    writer.close()
+    with open_run(tmp_path) as telemetry:
+        assert [row.round for row in telemetry.rows(NoticeRecord)] == list(range(500))
+
+
+def test_more_rows_at_once_than_may_wait_are_all_stored(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE, max_queued_rows=7) as writer:
+        writer.write_many(notice(number) for number in range(100))
+    with open_run(tmp_path) as telemetry:
+        assert [row.round for row in telemetry.rows(NoticeRecord)] == list(range(100))
+
+
+def test_rewinding_takes_back_later_rows_and_numbering_goes_on(tmp_path: Path) -> None:
+    records: list[Record] = [step(n) if n % 2 else notice(n) for n in range(100)]
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write_many(records)
+        writer.rewind(40)
+        assert writer.position == 40
+        writer.write_many(records[40:])
+        writer.rewind(100)
+    with open_run(tmp_path) as telemetry:
+        assert seqs(telemetry, (StepRecord, NoticeRecord)) == list(range(1, 101))
+        digest = telemetry.digest()
+    (tmp_path / "other").mkdir()
+    with written(tmp_path / "other", records) as telemetry:
+        assert telemetry.digest() == digest
+
+
+def test_rewinding_to_a_row_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write(notice(0))
+        with pytest.raises(TelemetryError, match="ends at row 1 and row 2 is needed"):
+            writer.rewind(2)
+        with pytest.raises(ConfigError):
+            writer.rewind(-1)
+
+
+def test_sessions_are_kept_whatever_is_rewound_and_are_not_in_the_digest(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="2.0")
+        writer.write(notice(1))
+        writer.end_session("interrupted", "by \ud800 hand")
+    with open_run(tmp_path) as telemetry:
+        digest = telemetry.digest()
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.rewind(0)
+        writer.start_session(first_round=3, threads=2, torch_version="2.1", message="Fell back.")
+        with open_run(tmp_path) as telemetry:
+            assert telemetry.sessions()[1].outcome is None
+        writer.write(notice(1))
+        writer.end_session("done", "All rounds.")
+    with open_run(tmp_path) as telemetry:
+        first, second = telemetry.sessions()
+        assert telemetry.digest() == digest
+    assert (first.pid, first.first_round, first.threads) == (os.getpid(), 1, 1)
+    assert (first.outcome, first.message) == ("interrupted", "by \\ud800 hand")
+    assert (second.outcome, second.message) == ("done", "Fell back. All rounds.")
+    assert second.ended_at is not None
+    assert second.started_at <= second.ended_at
+
+
+def test_a_session_that_ends_without_a_message_keeps_the_one_it_began_with(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="2", message="Fell back.")
+        writer.end_session("done")
+    with open_run(tmp_path) as telemetry:
+        assert telemetry.sessions()[0].message == "Fell back."
+
+
+def test_a_closed_writer_refuses_everything_but_closing(tmp_path: Path) -> None:
+    writer = TelemetryWriter(tmp_path / FILE)
+    writer.close()
+    writer.close()
+    for call in (lambda: writer.write(notice(0)), lambda: writer.rewind(0)):
+        with pytest.raises(TelemetryError, match="is closed"):
+            call()
+
+
+def test_a_database_that_stays_locked_stops_the_writer_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    writer = TelemetryWriter(tmp_path / FILE)
+    blocker = lock(tmp_path / FILE)
+    writer.write(notice(0))
+    with pytest.raises(StorageError, match=rf"{FILE} cannot be written \(database is locked\)"):
+        writer.flush()
+    with pytest.raises(StorageError, match="locked"):
+        writer.write(notice(1))
+    writer.close()
+    blocker.close()
+
+
+def test_closing_tells_of_a_failure_that_nobody_has_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    writer = TelemetryWriter(tmp_path / FILE)
+    blocker = lock(tmp_path / FILE)
+    writer.write(notice(0))
+    with pytest.raises(StorageError, match="locked"):
+        writer.close()
+    writer.close()
+    blocker.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_queued_rows": 0}, {"flush_seconds": 0.0}, {"flush_seconds": float("nan")}]
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        TelemetryWriter(tmp_path / FILE, **wrong)  # pyright: ignore[reportArgumentType]
+    assert not list(tmp_path.iterdir())
