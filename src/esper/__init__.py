@@ -6,11 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from esper.registration import register_when_loaded
+from esper.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from esper.api import *  # noqa: F403
-
-__version__ = "0.1.0"
 
 register_when_loaded()
 

@@ -4,6 +4,7 @@ from esper.config.environment import RewardConfig
 from esper.config.growth import GovernorConfig, GrowthConfig
 from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.config.population import PopulationConfig
+from esper.config.run import RunConfig
 from esper.config.tasks import Budget
 from esper.growth.attach import add_slots, print_trainable_parameters
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
@@ -29,6 +30,10 @@ from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.stages import Stage
+from esper.runs.growing import GrownHost, grow_host
+from esper.runs.run import Run, list_runs, load_run
+from esper.runs.saving import save_grown
+from esper.runs.training import RunInterrupted, resume, train
 from esper.simic.environment import GrowthEnv, GrowthVectorEnv, make_env
 from esper.simic.evaluation import EpisodeResults, run_episodes
 from esper.tamiyo import controller_names, make_controller
@@ -53,6 +58,7 @@ __all__ = [
     "GPTHostConfig",
     "Governor",
     "GovernorConfig",
+    "GrownHost",
     "GrowthAction",
     "GrowthConfig",
     "GrowthEnv",
@@ -65,6 +71,9 @@ __all__ = [
     "OptimizerKeeper",
     "PopulationConfig",
     "RewardConfig",
+    "Run",
+    "RunConfig",
+    "RunInterrupted",
     "Samples",
     "SeedForm",
     "SeedSlot",
@@ -83,7 +92,10 @@ __all__ = [
     "export",
     "find_slots",
     "footprint",
+    "grow_host",
+    "list_runs",
     "load",
+    "load_run",
     "make_controller",
     "make_env",
     "make_host",
@@ -93,8 +105,11 @@ __all__ = [
     "print_trainable_parameters",
     "register_blueprint",
     "register_task",
+    "resume",
     "run_episodes",
     "save",
+    "save_grown",
     "slots",
     "task_names",
+    "train",
 ]

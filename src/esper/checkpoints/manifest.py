@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-import esper
 from esper.checkpoints.contents import Pieces
 from esper.checkpoints.state import State
 from esper.errors import CheckpointError
+from esper.version import __version__
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
@@ -59,7 +59,7 @@ def _describe(pieces: Pieces) -> dict[str, Any]:
 def surroundings() -> dict[str, Any]:
     """Return what numbers can depend on besides the state."""
     return {
-        "esper": esper.__version__,
+        "esper": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import EsperError, StorageError, TelemetryError
-from esper.telemetry.records import RECORD_TYPES, Record, SessionRecord
+from esper.telemetry.records import RECORD_TYPES, SCHEMA_VERSION, Record, SessionRecord
 from esper.telemetry.schema import (
     RowMaker,
     check_schema,
@@ -63,6 +63,9 @@ class WriterDatabase:
         with self._transaction():
             if is_blank(connection):
                 create_tables(connection)
+            else:
+                # What cannot be written is to be noticed now, not with the first row.
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.position = last_position(connection)
 
     def insert(self, rows: Sequence[Row]) -> None:

@@ -126,7 +126,7 @@ class EvaluationRecord:
     arm: str
     """The controller: ``learned``, or the name of one that it is compared with."""
     purpose: str
-    """What it is for: ``final`` for the comparison at the end, otherwise to follow learning."""
+    """``tuning`` to follow learning and keep the best, ``evaluation`` to compare at the end."""
     split: str
     """Which draws of hosts."""
     n_episodes: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from esper.telemetry.records import EvaluationRecord, Record, RoundRecord, UpdateRecord
 
@@ -72,6 +72,15 @@ class Series:
 
 Metrics = dict[str, Series]
 """Series by the names of metrics."""
+
+
+Measured = RoundRecord | UpdateRecord | EvaluationRecord
+"""Records that metrics come from."""
+
+
+def is_measured(record: Record) -> TypeGuard[Measured]:
+    """Return whether metrics come from a record."""
+    return isinstance(record, Measured)
 
 
 def metrics_of(record: Record) -> dict[str, float]:
@@ -147,9 +156,9 @@ def _of_update(record: UpdateRecord) -> dict[str, float | None]:
 
 
 def _of_evaluation(record: EvaluationRecord) -> dict[str, float | None]:
-    if record.purpose == "final":
+    if record.purpose == "evaluation":
         group = f"final/{record.arm}"
-    elif record.arm == "learned":
+    elif record.arm == "learned" and record.purpose == "tuning":
         group = "eval"
     else:
         return {}

@@ -18,6 +18,7 @@ from esper.telemetry.schema import (
     FILE_NAME,
     Column,
     RecordType,
+    all_columns_of,
     check_schema,
     columns_of,
     decoders,
@@ -113,14 +114,17 @@ class RunTelemetry:
 
     def columns(self, table: str | type[Any], **equal: object) -> Columns:
         """Return a table as lists by the names of its columns, each row's number first."""
-        kind = self._kind(table)
-        key = Column(name=key_of(kind), kind=int, is_optional=False, is_clock=False)
-        columns = (key, *columns_of(kind))
-        lists: tuple[list[Any], ...] = tuple([] for _ in columns)
-        for values in self._decoded(kind, columns, equal):
+        names = [column.name for column in all_columns_of(self._kind(table))]
+        lists: tuple[list[Any], ...] = tuple([] for _ in names)
+        for values in self.stream_values(table, **equal):
             for one, value in zip(lists, values, strict=True):
                 one.append(value)
-        return {column.name: one for column, one in zip(columns, lists, strict=True)}
+        return dict(zip(names, lists, strict=True))
+
+    def stream_values(self, table: str | type[Any], **equal: object) -> Iterator[list[Any]]:
+        """Give the rows of a table one after another, each as its number and its values."""
+        kind = self._kind(table)
+        return self._decoded(kind, all_columns_of(kind), equal)
 
     def count(self, table: str | type[Any]) -> int:
         """Return how many rows a table has."""
@@ -172,7 +176,7 @@ class RunTelemetry:
         self, kind: RecordType, columns: tuple[Column, ...], equal: dict[str, object]
     ) -> Iterator[list[Any]]:
         """Give the values of some columns of the rows that are asked for."""
-        allowed = [key_of(kind), *(column.name for column in columns_of(kind))]
+        allowed = [column.name for column in all_columns_of(kind)]
         for name in equal:
             if name not in allowed:
                 raise TelemetryError(
@@ -222,21 +226,22 @@ class RunTelemetry:
 def _connect(path: Path) -> sqlite3.Connection:
     """Return a connection that only reads.
 
-    In a folder that nobody can write, a database that was closed properly is read as it is,
-    because the files through which readers and a writer agree cannot be made there.
+    In a folder that cannot be written, the files through which readers and a writer agree cannot be
+    made. A database without them has no writer, and is read as it is.
     """
     place = path.resolve().as_uri()
-    connection = sqlite3.connect(
-        f"{place}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-    )
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        connection.close()
-        if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(
+            f"{place}?{options}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+        )
+        try:
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return connection
+        except sqlite3.OperationalError:
+            connection.close()
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+        except BaseException:
+            connection.close()
             raise
-        return sqlite3.connect(f"{place}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    raise sqlite3.OperationalError("unable to open database file")

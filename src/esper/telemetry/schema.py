@@ -153,6 +153,12 @@ def key_of(kind: RecordType) -> str:
     return "id" if kind is SessionRecord else "seq"
 
 
+def all_columns_of(kind: RecordType) -> tuple[Column, ...]:
+    """Return the columns of a table: its key, then those of its record type."""
+    key = Column(name=key_of(kind), kind=int, is_optional=False, is_clock=False)
+    return (key, *columns_of(kind))
+
+
 def create_tables(connection: sqlite3.Connection) -> None:
     """Make an empty database one of ours; the caller has begun a transaction."""
     for kind in TABLES.values():
@@ -182,7 +188,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     for kind in TABLES.values():
         found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
-        if found != [key_of(kind), *(column.name for column in columns_of(kind))]:
+        if found != [column.name for column in all_columns_of(kind)]:
             raise TelemetryError(f"{path} is damaged: table {kind.table!r} is not as it was made.")
 
 

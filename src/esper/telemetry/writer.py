@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -145,7 +145,7 @@ class TelemetryWriter:
             threads=threads,
             torch_version=torch_version,
             python_version=platform.python_version(),
-            esper_version=version("esper-lite"),
+            esper_version=_version(),
             platform=platform.platform(),
         )
         self._ask(lambda database: database.add_session(session))
@@ -242,6 +242,13 @@ class TelemetryWriter:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _version() -> str:
+    try:
+        return version("esper-lite")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _storable(text: str | None) -> str | None:

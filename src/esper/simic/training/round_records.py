@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from esper import __version__
 from esper.config.run import RunConfig
 from esper.config.toml import write_toml
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
@@ -19,6 +18,7 @@ from esper.simic.agent import UpdateReport
 from esper.simic.evaluation import EpisodeResults
 from esper.simic.training.tally import RoundTally
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.version import __version__
 
 
 @dataclass(frozen=True)

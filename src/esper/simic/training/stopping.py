@@ -28,17 +28,21 @@ class Stopped(Exception):  # noqa: N818 - a way out of loops, not an error
 
 
 class StoppableController:
-    """A controller that can be stopped between two steps."""
+    """A controller that can be stopped between two steps, and whose actions are kept."""
 
     def __init__(self, controller: Controller, stop: StopRequest) -> None:
         self._controller, self._stop = controller, stop
         self.name = controller.name
+        self.actions: list[Any] = []
+        """What was done at each step since the start, ``[N, 8]`` each."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Start the controller itself."""
+        self.actions = []
         self._controller.start(n_hosts, seed=seed)
 
     def act(self, observations: Any, masks: Any, starts: Any) -> Any:
         """Let the controller itself act, unless a stop was asked for."""
         self._stop.check()
-        return self._controller.act(observations, masks, starts)
+        self.actions.append(self._controller.act(observations, masks, starts))
+        return self.actions[-1]

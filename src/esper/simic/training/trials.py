@@ -8,8 +8,10 @@ from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.config.run import RunConfig
+from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults, run_episodes
 from esper.simic.training.setup import make_trial_envs
@@ -43,8 +45,10 @@ def run_final_trials(
     stop: StopRequest,
     *,
     on_hosts: Callable[[int], None] = lambda _: None,
-) -> EpisodeResults:
+) -> tuple[EpisodeResults, NDArray[np.int64]]:
     """Return how a controller does on the draws for evaluation, scored on the test split.
+
+    Beside the results are its actions, ``[N, T, 8]``, -1 after an episode's end.
 
     The hosts are grown in equal parts, as many at a time as the run trains.
 
@@ -58,6 +62,7 @@ def run_final_trials(
     n_hosts = config.evaluation.n_final_episodes
     n_parts = math.ceil(n_hosts / max(config.envs, 1))
     ends = [round(n_hosts * part / n_parts) for part in range(n_parts + 1)]
+    actions = np.full((n_hosts, config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
     made: dict[int, GrowthVectorEnv] = {}
     results: list[EpisodeResults] = []
     for first, end in pairwise(ends):
@@ -68,8 +73,11 @@ def run_final_trials(
             )
         controller = StoppableController(make(made[size]), stop)
         results.append(run_episodes(made[size], controller, seed=TRIAL_SEED + first))
+        taken = np.stack(controller.actions, axis=1)
+        taken[np.arange(taken.shape[1])[None] >= controller_steps(results[-1])[:, None]] = -1
+        actions[first:end, : taken.shape[1]] = taken
         on_hosts(end)
-    return join_results(results)
+    return join_results(results), actions
 
 
 def join_results(parts: list[EpisodeResults]) -> EpisodeResults:
@@ -78,3 +86,8 @@ def join_results(parts: list[EpisodeResults]) -> EpisodeResults:
     return EpisodeResults(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
+
+
+def controller_steps(results: EpisodeResults) -> NDArray[np.int64]:
+    """Return the decisions that each host's episode had, ``[N]``."""
+    return results.op_counts.sum(1)

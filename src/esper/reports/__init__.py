@@ -1,0 +1,1 @@
+"""What runs came to: statistics, sentences, figures. Nothing here imports torch."""

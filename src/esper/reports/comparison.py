@@ -1,0 +1,221 @@
+"""Comparing controllers on the same hosts, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.reports.statistics import Interval, mean_interval, paired_interval
+
+Floats = NDArray[np.float64]
+
+SELDOM = 0.05
+"""A controller that commits a seed in fewer hosts than this share hardly grows."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmResults:
+    """How one controller did, host by host, ``[N]`` each; hosts in the same order for all."""
+
+    returns: Floats
+    scores: Floats
+    flops: Floats
+    n_epochs: Floats
+    host_parameters: Floats
+    seed_parameters: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSummary:
+    """How one controller did, in means."""
+
+    name: str
+    ep_rew: Interval
+    score: Interval
+    flops: float
+    n_epochs: float
+    host_parameters: float
+    seed_parameters: float
+    grown_share: float
+    """Share of hosts in which it committed a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The learned controller minus another, on the same hosts."""
+
+    against: str
+    ep_rew: Interval
+    score: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestHost:
+    """The episode with the highest return, so that its host can be grown again."""
+
+    number: int
+    """Of the host, counted from 0."""
+    ep_rew: float
+    score: float
+    actions: list[list[int]]
+    """What was done at each step, a choice for each head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a run came to, beside other controllers, on hosts that nothing was chosen by."""
+
+    n_hosts: int
+    split: str
+    arms: tuple[ArmSummary, ...]
+    differences: tuple[Difference, ...]
+    sentences: tuple[str, ...]
+    """What the numbers support, and nothing more."""
+    best_host: BestHost | None = None
+    """The learned controller's best episode."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Comparison:
+        """Return what :meth:`to_json` gave."""
+
+        def intervals(entry: dict[str, Any]) -> dict[str, Any]:
+            return entry | {name: Interval(**entry[name]) for name in ("ep_rew", "score")}
+
+        return cls(
+            n_hosts=values["n_hosts"],
+            split=values["split"],
+            arms=tuple(ArmSummary(**intervals(arm)) for arm in values["arms"]),
+            differences=tuple(Difference(**intervals(one)) for one in values["differences"]),
+            sentences=tuple(values["sentences"]),
+            best_host=None if values["best_host"] is None else BestHost(**values["best_host"]),
+        )
+
+
+def compare_arms(
+    results: Mapping[str, ArmResults],
+    *,
+    learned: str = "learned",
+    split: str = "test",
+    actions: NDArray[np.int64] | None = None,
+) -> Comparison:
+    """Compare the learned controller with the others, on the same hosts.
+
+    Args:
+        results: Of each controller, by name.
+        learned: The name of the learned one.
+        split: What hosts were scored on.
+        actions: ``[N, T, H]`` what the learned controller did in each host; -1 after its end.
+    """
+    own = results[learned]
+    differences = tuple(
+        Difference(
+            against=name,
+            ep_rew=paired_interval(own.returns, other.returns),
+            score=paired_interval(own.scores, other.scores),
+        )
+        for name, other in results.items()
+        if name != learned
+    )
+    arms = tuple(_summarise(name, arm) for name, arm in results.items())
+    return Comparison(
+        n_hosts=len(own.returns),
+        split=split,
+        arms=arms,
+        differences=differences,
+        sentences=tuple(_sentences(results, differences, learned)),
+        best_host=None if actions is None else _find_best(own, actions),
+    )
+
+
+def difference_in_words(interval: Interval) -> str:
+    """Return what an interval of differences supports."""
+    spread = f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    if not interval.excludes_zero:
+        return f"no difference that stands out from noise, {spread}"
+    return f"{'better' if interval.mean > 0 else 'worse'}, {spread}"
+
+
+def _find_best(own: ArmResults, actions: NDArray[np.int64]) -> BestHost:
+    number = int(own.returns.argmax())
+    taken = actions[number]
+    return BestHost(
+        number=number,
+        ep_rew=float(own.returns[number]),
+        score=float(own.scores[number]),
+        actions=taken[taken[:, 0] >= 0].tolist(),
+    )
+
+
+def _summarise(name: str, arm: ArmResults) -> ArmSummary:
+    return ArmSummary(
+        name=name,
+        ep_rew=mean_interval(arm.returns),
+        score=mean_interval(arm.scores),
+        flops=float(arm.flops.mean()),
+        n_epochs=float(arm.n_epochs.mean()),
+        host_parameters=float(arm.host_parameters.mean()),
+        seed_parameters=float(arm.seed_parameters.mean()),
+        grown_share=float((arm.seed_parameters > 0).mean()),
+    )
+
+
+def _sentences(
+    results: Mapping[str, ArmResults], differences: tuple[Difference, ...], learned: str
+) -> list[str]:
+    """Return what the comparison says, the answer to "did growth help?" first."""
+    own, found = results[learned], list[str]()
+    wait = results.get("wait")
+    if wait is not None:
+        found += _about_growth(own, wait)
+    for difference in differences:
+        against = _NAMES.get(difference.against, difference.against)
+        found.append(
+            f"Return (score minus costs) against {against}: "
+            f"{difference_in_words(difference.ep_rew)}."
+        )
+    return found
+
+
+_NAMES = {
+    "wait": "leaving hosts alone",
+    "random": "random legal growth",
+    "heuristic": "the heuristic",
+}
+
+
+def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
+    """Say whether growing helped, as far as that can be told from stopping early."""
+    is_grown = own.seed_parameters > 0
+    share = float(is_grown.mean())
+    value = paired_interval(own.returns, wait.returns)
+    saved = 1.0 - float(own.flops.mean()) / max(float(wait.flops.mean()), 1e-12)
+    spent = f"{abs(saved):.0%} {'less' if saved >= 0 else 'more'} computing"
+    if share < SELDOM:
+        gain = "what it gains is computing saved by stopping in time"
+        if not (value.excludes_zero and value.mean > 0):
+            gain = "and it gains nothing that stands out from noise"
+        return [
+            f"Growth was not shown to help: the controller committed a seed in {share:.0%} of "
+            f"hosts; {gain} ({spent} than hosts left alone)."
+        ]
+    score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
+    unit = f"{score.mean:+.3f} [{score.low:+.3f}, {score.high:+.3f}]"
+    grown = f"in the {share:.0%} of hosts that it grew"
+    if score.excludes_zero and score.mean > 0:
+        verdict = f"Growth helped: {grown}, the score was {unit} above the same hosts left alone"
+    elif score.excludes_zero:
+        verdict = f"Growth did not help: {grown}, the score was {unit} of the same hosts left alone"
+    else:
+        verdict = (
+            f"Growth was not shown to help: {grown}, the score differed from the same hosts left "
+            f"alone by {unit}, which is within noise"
+        )
+    return [f"{verdict}. All hosts together took {spent}."]

@@ -1,0 +1,1 @@
+"""Runs: started, resumed, read and used; what the command line does, as calls."""

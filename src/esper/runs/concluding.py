@@ -1,0 +1,78 @@
+"""The end of a run: the learned controller beside simple ones, on hosts that decided nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.errors import StorageError
+from esper.reports.comparison import ArmResults, Comparison, compare_arms
+from esper.runs.folder import RunFolder, write_whole
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.evaluation import EpisodeResults
+from esper.simic.training import RecordOutput, Trainer
+from esper.simic.training.round_records import evaluation_record
+from esper.simic.training.trials import run_final_trials
+from esper.tamiyo import Controller, LearnedController, make_controller
+from esper.telemetry.records import NoticeRecord
+
+OTHERS = ("wait", "random", "heuristic")
+"""The controllers that the learned one is compared with."""
+
+
+def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
+    """Compare the best policy of a run with simple controllers; keep and return the comparison."""
+    progress, config = trainer.parts.progress, trainer.config
+    message = (
+        f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
+        f"on {config.evaluation.n_final_episodes} held-out hosts"
+    )
+    output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
+    results: dict[str, ArmResults] = {}
+    actions: NDArray[np.int64] | None = None
+    for arm in ("learned", *OTHERS):
+        start = perf_counter()
+        found, taken = run_final_trials(config, trainer.task, _maker(trainer, arm), trainer.stop)
+        record = evaluation_record(
+            found,
+            round_number=progress.round,
+            arm=arm,
+            purpose="final",
+            split="test",
+            is_best=False,
+            seconds=perf_counter() - start,
+        )
+        output.write([record])
+        results[arm] = as_arm(found)
+        actions = taken if arm == "learned" else actions
+    comparison = compare_arms(results, actions=actions)
+    try:
+        write_whole(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
+    return comparison
+
+
+def as_arm(results: EpisodeResults) -> ArmResults:
+    """Return what a comparison needs of an evaluation's results."""
+    return ArmResults(
+        returns=results.returns,
+        scores=results.scores,
+        flops=results.flops,
+        n_epochs=results.n_epochs.astype(np.float64),
+        host_parameters=results.host_parameters.astype(np.float64),
+        seed_parameters=results.seed_parameters.astype(np.float64),
+    )
+
+
+def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+    if arm != "learned":
+        return lambda envs: make_controller(arm, envs.layout)
+    policy = trainer.parts.policy
+    policy.load_state_dict(trainer.parts.best_policy)
+    deterministic = trainer.config.evaluation.deterministic
+    return lambda _: LearnedController(policy, deterministic=deterministic)
