@@ -1,0 +1,1 @@
+"""The command ``esper``, one file for each of its commands. Nothing here imports torch at once."""

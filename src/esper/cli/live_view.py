@@ -1,0 +1,35 @@
+"""The view of a run on a terminal: a panel that is drawn anew twice a second."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.live import Live
+
+from esper.cli.panel import RunPanel
+from esper.cli.view_state import ViewState
+from esper.telemetry.records import Record
+
+_REFRESHES_PER_SECOND = 2
+"""Enough to see it move; a drawing takes some milliseconds that training then lacks."""
+
+
+class LiveView:
+    """A sink of records that shows them in a panel; what is printed meanwhile appears above it."""
+
+    def __init__(self, state: ViewState, console: Console | None = None) -> None:
+        self._state = state
+        self._live = Live(
+            RunPanel(state),
+            console=Console() if console is None else console,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+        )
+        self._live.start(refresh=True)
+
+    def write(self, record: Record) -> None:
+        """Take a record; the next drawing shows it."""
+        self._state.take(record)
+
+    def close(self) -> None:
+        """Draw the panel a last time and leave it there. Closing again does nothing."""
+        if self._live.is_started:
+            self._live.stop()

@@ -1,0 +1,104 @@
+"""The command ``esper``: finds the command that is asked for, and turns mistakes into one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from esper import __version__
+from esper.errors import EsperError, StorageError, did_you_mean
+
+COMMANDS = {
+    "train": "train a controller",
+    "tasks": "list what hosts can learn",
+    "blueprints": "list what can be grown",
+    "doctor": "look whether everything is in place",
+    "completion": "print a script that completes commands in a shell",
+}
+"""What each command does. It lives in the module of its name, which is imported when it is run."""
+
+DONE, FAILED, USER_MISTAKE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
+
+_EXAMPLES = """\
+examples:
+  esper train                   the quick preset, about two minutes
+  esper train --print-config    its settings, as a file to start from
+  esper train --help            every setting
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    0 is done, 1 something outside the command is wrong (a disk, an installation), 2 a mistake of
+    the user, 130 interrupted. Any other exception is a defect of Esper and keeps its traceback.
+
+    Args:
+        argv: The words after ``esper``; None for those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except EsperError as error:
+        print(f"esper: error: {one_line(error)}", file=sys.stderr)
+        return FAILED if isinstance(error, StorageError) else USER_MISTAKE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_output()
+        return READER_GONE
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message without line breaks."""
+    return " ".join(str(error).split())
+
+
+def help_text() -> str:
+    """Return what ``esper --help`` prints."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
+    return (
+        "usage: esper COMMAND [options]\n\n"
+        "Grow neural networks while they train, steered by a controller that learns.\n\n"
+        f"commands:\n{commands}\n\n"
+        "options:\n  --help     show this, or with a command what it takes\n"
+        f"  --version  show the version\n\n{_EXAMPLES}"
+    )
+
+
+def find_command(name: str) -> Callable[[Sequence[str]], int]:
+    """Return the function that runs a command with the words after its name.
+
+    Raises:
+        EsperError: If there is no such command.
+    """
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS) or " See esper --help."
+        raise EsperError(f"there is no command {name!r}; there are {', '.join(COMMANDS)}.{hint}")
+    return importlib.import_module(f"esper.cli.{name.replace('-', '_')}").run
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        raise EsperError(f"no command is given; there are {', '.join(COMMANDS)}. See esper --help.")
+    if words[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return DONE
+    if words[0] in ("-V", "--version"):
+        print(f"esper {__version__}")
+        return DONE
+    try:
+        return find_command(words[0])(words[1:])
+    except SystemExit as ended:  # The parser ends so when it has printed a command's help.
+        return ended.code if isinstance(ended.code, int) else DONE
+
+
+def _forget_output() -> None:
+    """Let nothing be written any more, also not when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

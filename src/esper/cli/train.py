@@ -1,0 +1,176 @@
+"""The command ``esper train``: settings from a preset or a file, flags on top, then the run."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from esper.cli.parsing import UsageError, parse, parse_known
+from esper.config.presets import load_preset, preset_names
+from esper.config.run import RunConfig
+from esper.config.schema import docs_of, hints_of, is_section, is_table
+from esper.config.toml import override, read_toml_file, write_toml
+from esper.config.values import key_text, value_text
+
+DEFAULT_PRESET = "quick"
+
+_ABOUT = """Train a controller that grows hosts, and compare it with simple ones in the end.
+
+Settings come from a preset or a file, and every one of them is also an option."""
+_METAVARS = {"config": "FILE", "run_dir": "FOLDER"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the settings come from, before any flag changes one."""
+
+    preset: str | None = None
+    """Settings that come with Esper."""
+
+    config: str | None = None
+    """A TOML file of settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """How a run is started and shown; these are not settings of it."""
+
+    run_dir: str | None = None
+    """The folder of the run, which must not hold one; without it, one of the run's own in runs."""
+
+    quiet: bool = False
+    """Print nothing but one line at the end."""
+
+    json: bool = False
+    """Print a JSON object in each line."""
+
+    print_config: bool = False
+    """Print the settings as TOML, and do nothing."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Read the settings and train, or print them."""
+    source = _source(words)
+    start = _settings(source)
+    options: Any = parse(options_class(start, source), words, command="train")
+    config = override(start, _values(options, start))
+    if options.print_config:
+        print(write_toml(config), end="")
+        return 0
+    run_dir = None if options.run_dir is None else Path(options.run_dir)
+    return train_and_show(config, run_dir, quiet=options.quiet, json=options.json)
+
+
+def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json: bool) -> int:
+    """Train, showing how it goes, and return the exit code."""
+    from esper.cli.views import make_view
+
+    runs: Any = importlib.import_module("esper.runs")
+    with make_view(config, quiet=quiet, json=json) as view:
+        runs.train(config, run_dir=run_dir, sinks=[view])
+    return 0
+
+
+def options_class(config: RunConfig, source: Source) -> type[Any]:
+    """Return a dataclass of all options, whose defaults are these settings from this source.
+
+    The settings' own dataclasses check themselves one by one, and a section does not know its
+    name; these do not check, so that all of them can be checked together and named by their path.
+    """
+    own: list[tuple[str, Any, Any]] = []
+    for kind, place in ((Source, source), (Ways, Ways())):
+        for name, hint in hints_of(kind).items():
+            explained = tyro.conf.arg(help=docs_of(kind)[name], metavar=_METAVARS.get(name))
+            allowed = Literal[preset_names()] if name == "preset" and source.preset else hint
+            flag = Annotated[allowed, explained, tyro.conf.FlagCreatePairsOff]  # type: ignore[valid-type]
+            own.append((name, flag, getattr(place, name)))
+    return _dataclass("TrainOptions", _ABOUT, [*own, *_flags(config)])
+
+
+def __getattr__(name: str) -> Any:
+    """Return the options with the defaults of the default preset, when they are asked for."""
+    if name == "Options":
+        return options_class(load_preset(DEFAULT_PRESET), Source(preset=DEFAULT_PRESET))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _source(words: Sequence[str]) -> Source:
+    """Return where the settings come from, as the words say."""
+    source, _ = parse_known(Source, words, command="train", add_help=False)
+    if source.preset is not None and source.config is not None:
+        raise UsageError("--preset and --config are both given; a run starts from one of them.")
+    if source.preset is None and source.config is None:
+        return Source(preset=DEFAULT_PRESET)
+    return source
+
+
+def _settings(source: Source) -> RunConfig:
+    if source.config is not None:
+        return read_toml_file(source.config)
+    assert source.preset is not None, "settings come from a file or a preset"
+    return load_preset(source.preset)
+
+
+def _flags(section: object) -> list[tuple[str, Any, Any]]:
+    """Return the name, the type with its help, and the value of each field of a section."""
+    flags: list[tuple[str, Any, Any]] = []
+    for name, hint in hints_of(type(section)).items():
+        value = getattr(section, name)
+        if is_section(hint):
+            inner = _dataclass(hint.__name__, docs_of(type(section))[name], _flags(value))
+            flags.append((name, inner, inner()))
+        elif is_table(hint):
+            help_arg = tyro.conf.arg(help=docs_of(type(section))[name], metavar="NAME=VALUE")
+            flags.append((name, Annotated[tuple[str, ...], help_arg], _table_words(value)))
+        else:
+            flags.append((name, _explained(type(section), name), value))
+    return flags
+
+
+def _explained(kind: type[Any], name: str) -> Any:
+    return Annotated[hints_of(kind)[name], tyro.conf.arg(help=docs_of(kind)[name])]
+
+
+def _dataclass(name: str, doc: str | None, flags: list[tuple[str, Any, Any]]) -> type[Any]:
+    members = [(each, hint, field(default=value)) for each, hint, value in flags]
+    made = make_dataclass(name, members, frozen=True, kw_only=True)
+    made.__doc__ = doc
+    return made
+
+
+def _values(options: Any, section: object) -> dict[str, Any]:
+    """Return the values of a section's settings as the flags give them, sections within it too."""
+    values: dict[str, Any] = {}
+    for name, hint in hints_of(type(section)).items():
+        given, value = getattr(options, name), getattr(section, name)
+        if is_section(hint):
+            values[name] = _values(given, value)
+        elif is_table(hint):
+            values[name] = value if given == _table_words(value) else _table(name, given)
+        else:
+            values[name] = given
+    return values
+
+
+def _table_words(table: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key_text(key)}={value_text(value)}" for key, value in table.items())
+
+
+def _table(name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values by name that words such as ``n_epochs=4`` give."""
+    table: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--{name.replace('_', '-')} has {word!r}; it must be NAME=VALUE.")
+        try:
+            table[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key] = text
+    return table

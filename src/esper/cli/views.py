@@ -1,0 +1,70 @@
+"""Choosing how a run is shown: a panel, a line for each round, one line in all, or JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from esper.cli.plain_views import JsonView, LineView, QuietView
+from esper.cli.view_state import ViewState
+from esper.config.run import RunConfig
+from esper.telemetry.records import Record
+
+
+class View(Protocol):
+    """A sink of records that shows them to a person or a program."""
+
+    def write(self, record: Record) -> None:
+        """Take a record."""
+        ...
+
+    def close(self) -> None:
+        """Show what is left to be shown. Closing again does nothing."""
+        ...
+
+
+class LineWriter:
+    """Prints lines at once; when their reader has gone, nothing more, and the run goes on."""
+
+    def __init__(self) -> None:
+        self._has_reader = True
+
+    def __call__(self, line: str) -> None:
+        """Print a line."""
+        if not self._has_reader:
+            return
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            self._has_reader = False
+
+
+@contextmanager
+def make_view(config: RunConfig, *, quiet: bool, json: bool) -> Generator[View]:
+    """Give the view that suits where the output goes, and close it in the end.
+
+    Args:
+        config: The run's settings.
+        quiet: One line in the end.
+        json: One JSON object in each line.
+    """
+    view = _view(config, quiet=quiet, json=json)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def _view(config: RunConfig, *, quiet: bool, json: bool) -> View:
+    state = ViewState(config)
+    if json:
+        return JsonView(state, LineWriter())
+    if quiet:
+        return QuietView(state, LineWriter())
+    if not sys.stdout.isatty():
+        return LineView(state, LineWriter())
+    from esper.cli.live_view import LiveView
+
+    return LiveView(state)

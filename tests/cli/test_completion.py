@@ -1,0 +1,49 @@
+"""Completion works in the shells that there are."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from esper.cli.completion import script
+from esper.cli.main import COMMANDS, main
+
+
+def complete_in_bash(*words: str) -> set[str]:
+    """Return what bash offers for the last of these words."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    lines = f"""
+{script("bash")}
+function=$(complete -p esper | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="${{COMP_WORDS[*]}}"
+COMP_POINT=${{#COMP_LINE}}
+$function esper "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_flags_and_presets() -> None:
+    assert complete_in_bash("esper", "tr") == {"train"}
+    assert set(COMMANDS) <= complete_in_bash("esper", "")
+    assert complete_in_bash("esper", "train", "--ppo.learn") == {"--ppo.learning-rate"}
+    assert {"quick", "text"} <= complete_in_bash("esper", "train", "--preset", "")
+
+
+def test_the_command_prints_what_bash_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    lines = f"{capsys.readouterr().out}\ncomplete -p esper"
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(" esper")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
+def test_other_shells_take_their_script(shell: str) -> None:
+    text = script(shell)  # type: ignore[arg-type]
+    assert all(name in text for name in COMMANDS)
+    assert "ppo.learning-rate" in text
+    if shutil.which(shell):
+        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

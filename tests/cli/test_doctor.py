@@ -1,0 +1,81 @@
+"""The doctor finds what is wrong, and what is only missing is no illness."""
+
+import importlib
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from esper.cli import checkup
+from esper.cli.checkup import Verdict
+from esper.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_good_installation_is_found_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
+    assert main(["doctor", "--json", "--runs-dir", str(tmp_path / "runs")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = {check["about"]: check for check in told["checks"]}
+    assert told["can_train"]
+    assert found["torch"]["found"] == version("torch")
+    assert found["task digits"]["verdict"] == "good"
+    assert found["task cifar10"]["verdict"] == "note"
+    assert found["runs folder"]["verdict"] == "good"
+    assert not (tmp_path / "runs").exists()
+    kernels = {path.stem.lstrip("_") for path in (ROOT / "src").rglob("_*.c")}
+    assert {about for about in found if about.startswith("kernel ")} == {
+        f"kernel {name}" for name in kernels
+    }
+
+
+def test_what_is_wrong_is_named_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "check_tasks", lambda: iter(()))
+    (tmp_path / "file").write_text("")
+    assert main(["doctor", "--runs-dir", str(tmp_path / "file" / "runs")]) == 1
+    told = capsys.readouterr().out
+    assert "Training cannot work: see runs folder above." in told
+    assert "WRONG  runs folder" in told
+
+
+def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    check = checkup.check_disk(tmp_path)
+    assert (check.verdict, check.found) == (Verdict.WRONG, "1 MiB free; make room for 200 MiB")
+
+
+def test_packages_and_kernels_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError(f"no\nmodule {name}")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    packages = [check for check in checkup.check_packages() if check.about in checkup.PACKAGES]
+    assert {check.verdict for check in packages} == {Verdict.WRONG}
+    assert "(ModuleNotFoundError: no module torch)" in packages[0].found
+    kernels = list(checkup.check_kernels())
+    assert {check.verdict for check in kernels} == {Verdict.NOTE}
+    assert kernels[0].found.startswith("not compiled; slower")
+
+
+def test_extras_are_those_of_the_package_without_the_developers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [
+        "torch>=2.6",
+        'numpy>=1; extra == "here"',
+        "no-such-package[x]>=1 ; extra == 'there'",
+        'pytest; extra == "dev"',
+    ]
+    monkeypatch.setattr(checkup, "requires", lambda _: lines)
+    here, there = checkup.check_extras()
+    assert (here.about, here.found) == ("extra here", f"numpy {version('numpy')}")
+    assert there.verdict == Verdict.NOTE
+    assert 'pip install "esper-lite[there]"' in there.found

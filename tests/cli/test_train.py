@@ -1,0 +1,150 @@
+"""Flags win over presets and files, and whatever cannot be right is named by its path."""
+
+import io
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from esper.cli.main import main
+from esper.config.presets import load_preset, preset_names
+from esper.config.run import RunConfig
+from esper.config.toml import override, read_toml, write_toml
+from tests.config.run_configs import run_configs
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> RunConfig:
+    assert main(["train", *words, "--print-config"]) == 0
+    return read_toml(capsys.readouterr().out, source="printed")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--preset", name, "--print-config"]) == 0
+    assert capsys.readouterr().out == write_toml(load_preset(name))
+
+
+def test_the_default_is_the_quick_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed([], capsys) == load_preset("quick")
+
+
+def test_flags_win_over_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--preset digits --rounds 5 --ppo.learning-rate 3e-4 --ppo.n_epochs=7 --task spirals"
+    flags += " --evaluation.patience 3 --ppo.target-kl None --ppo.no-normalize-returns"
+    flags += " --telemetry.sinks wandb tensorboard --schedule.ent-coef cosine"
+    flags += " --task-options n_epochs=4 host=cnn rate=0.5 flag=true"
+    changes = {
+        "rounds": 5,
+        "ppo.learning_rate": 3e-4,
+        "ppo.n_epochs": 7,
+        "task": "spirals",
+        "evaluation.patience": 3,
+        "ppo.target_kl": None,
+        "ppo.normalize_returns": False,
+        "telemetry.sinks": ("wandb", "tensorboard"),
+        "schedule.ent_coef": "cosine",
+        "task_options": {"n_epochs": 4, "host": "cnn", "rate": 0.5, "flag": True},
+    }
+    assert printed(flags.split(), capsys) == override(load_preset("digits"), changes)
+
+
+def test_flags_win_over_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("rounds = 9\n[evaluation]\npatience = 4\n[task_options]\nhost = 'cnn'\n")
+    read = printed(["--config", str(path)], capsys)
+    assert (read.rounds, read.evaluation.patience) == (9, 4)
+    assert read.task_options == {"host": "cnn"}
+    flags = ["--config", str(path), "--evaluation.patience", "none", "--task-options"]
+    changed = printed(flags, capsys)
+    assert (changed.rounds, changed.evaluation.patience, changed.task_options) == (9, None, {})
+
+
+@settings(max_examples=10)
+@given(run_configs())
+def test_without_flags_the_settings_of_a_file_stay_as_they_are(config: RunConfig) -> None:
+    shown = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(shown):
+        path = Path(folder) / "run.toml"
+        path.write_text(write_toml(config), encoding="utf-8", newline="")
+        assert main(["train", "--config", str(path), "--print-config"]) == 0
+    assert read_toml(shown.getvalue(), source="printed") == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--ppo.learning-rte 3",
+            "--ppo.learning-rte is not an option of esper train. Did you mean '--ppo.l",
+        ),
+        ("--learning-rate 3", "Did you mean '--ppo.learning-rate' or '--schedule.learning-rate'?"),
+        ("--rounds 1.5", "--rounds is '1.5'; it must be a whole number."),
+        ("--rounds=x", "--rounds is 'x'; it must be a whole number."),
+        ("--rounds", "--rounds has no value; it must be a whole number."),
+        ("--rounds 0", "rounds is 0; it must be a whole number of at least 1."),
+        ("--rounds none", "--rounds is 'none'; it must be a whole number."),
+        ("--preset quik", "there is no preset 'quik'; there are"),
+        ("--preset quick --config x", "--preset and --config are both given"),
+        ("--config /no/such/file", "there is no configuration file '/no/such/file'."),
+        (
+            "--schedule.ent-coef lin",
+            'it must be one of "constant", "linear", "cosine". Did you mean \'linear\'?',
+        ),
+        (
+            "--telemetry.sinks wandb wand",
+            "--telemetry.sinks is 'wand'; it must be a list, each one of",
+        ),
+        (
+            "--ppo.learning-rate -1",
+            "ppo.learning_rate is -1.0; it must be a finite number greater than 0.",
+        ),
+        ("--ppo.learning-rate nan", "ppo.learning_rate is nan; it must be a finite number."),
+        ("--ppo.learning-rate fast", "--ppo.learning-rate is 'fast'; it must be a finite number."),
+        (
+            "--evaluation.patience x",
+            "--evaluation.patience is 'x'; it must be a whole number, or \"none\".",
+        ),
+        ("--ppo.gamma 0.5", "ppo.gamma is 0.5 and rewards.gamma is 1.0"),
+        ("--task-options host", "--task-options has 'host'; it must be NAME=VALUE."),
+        ("--task-options x=nan", "task_options.x is nan"),
+        ("extra", "'extra' is one word too many for esper train"),
+    ],
+)
+def test_flags_that_cannot_be_right_are_told_in_one_line(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words.split()]) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.startswith("esper: error: ")
+    assert len(told.err.splitlines()) == 1
+    assert told.out == ""
+
+
+def test_help_shows_the_defaults_of_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--preset", "text", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "(default: text)" in shown
+    assert f"(default: {load_preset('text').envs})" in shown
+    assert "Step size of Adam." in shown
+
+
+def test_training_gets_the_settings_and_a_view(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: dict[str, Any] = {}
+
+    def fake_train(config: RunConfig, *, run_dir: Path | None, sinks: list[Any]) -> None:
+        called.update(config=config, run_dir=run_dir, sinks=sinks)
+
+    monkeypatch.setitem(sys.modules, "esper.runs", SimpleNamespace(train=fake_train))
+    assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
+    assert called["config"] == override(load_preset("quick"), {"rounds": 2})
+    assert called["run_dir"] == tmp_path / "a"
+    assert len(called["sinks"]) == 1
+    assert "training on digits-family: 2 rounds" in capsys.readouterr().out

@@ -1,0 +1,276 @@
+"""A run is shown as it goes on: on a terminal, in a pipe, to a program, or hardly at all."""
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from esper.cli import words
+from esper.cli.live_view import LiveView
+from esper.cli.panel import RunPanel
+from esper.cli.plain_views import JsonView, LineView, QuietView
+from esper.cli.view_state import ViewState
+from esper.cli.views import LineWriter, make_view
+from esper.config.presets import load_preset
+from esper.config.toml import override
+from esper.telemetry.records import Record
+from tests.cli.sample_records import (
+    evaluation_record,
+    governor_record,
+    notice_record,
+    round_record,
+    run_record,
+    step_record,
+    update_record,
+)
+
+CONFIG = override(load_preset("quick"), {"rounds": 10, "n_steps": 16, "envs": 64})
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def picture(state: ViewState, width: int, encoding: str = "utf-8") -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width, record=True, force_terminal=True)
+    console.print(RunPanel(state))
+    return console.export_text()
+
+
+def state_after(*records: Record) -> ViewState:
+    state = ViewState(CONFIG)
+    for record in records:
+        state.take(record)
+    return state
+
+
+FULL = (
+    run_record(),
+    step_record(0),
+    round_record(1),
+    update_record(1, stopped_early=True),
+    round_record(2),
+    update_record(2),
+    governor_record(2),
+    evaluation_record(2),
+    evaluation_record(2, arm="wait", ep_rew_mean=0.111),
+    notice_record(2, "the run [bold]stops"),
+)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_panel_shows_everything_within_its_width(width: int) -> None:
+    text = picture(state_after(*FULL), width)
+    assert {len(line) for line in text.splitlines()} == {width}
+    flat = " ".join(text.replace("│", " ").split())
+    for piece in (
+        "esper first-run, task digits-family",
+        "round 3/10",
+        "20%",
+        "512 env-steps/s",
+        "0.420 ▁█",
+        "0.861, static host 0.842 (+0.019)",
+        "1.87k host + 412 seeds",
+        "return 0.583, score 0.872 after round 2",
+        "KL 0.0123, entropy 4.56, stopped early 1 of 2",
+        "hosts put back: 1, the last because the loss",
+        "round 2: the run [bold]stops",
+    ):
+        assert piece in flat, piece
+    for piece in ("germinate 1.2", "advance 2.5", "fossilize 0.9", "wait 8.5", "finish 0.6"):
+        assert piece in flat
+    assert "set alpha" not in flat  # done once in a hundred episodes
+    assert "0.111" not in flat  # another controller's
+    assert len(text.splitlines()) <= (20 if width == 80 else 14)
+
+
+def test_the_panel_of_a_terminal_without_unicode_has_no_bars() -> None:
+    text = picture(state_after(*FULL), 80, encoding="ascii")
+    assert text.isascii()
+    assert "0.420" in text
+
+
+def test_the_panel_moves_within_a_round_and_before_the_first() -> None:
+    assert "starting" in picture(state_after(), 80)
+    state = state_after(step_record(0), step_record(8))
+    assert "5%" in picture(state, 80)
+    assert "round 1/10" in picture(state, 80)
+
+
+def test_empty_rounds_and_refused_updates_can_be_shown() -> None:
+    nothing = dict.fromkeys(
+        ["ep_rew_mean", "ep_len_mean", "score_mean", "static_score", "flops_mean"]
+    )
+    sizes = dict.fromkeys(["host_parameters_mean", "seed_parameters_mean"])
+    ops = dict.fromkeys(name for name, _ in words.OPS)
+    empty = round_record(1, **nothing, **sizes, **ops)
+    refused = update_record(
+        1, approx_kl=None, entropy=None, explained_variance=None, was_refused=True, refusal="a NaN"
+    )
+    text = picture(state_after(empty, refused), 80)
+    assert "round 1: update refused, a NaN" in text
+    assert "KL -, entropy -" in text
+    lines: list[str] = []
+    view = LineView(ViewState(CONFIG), lines.append)
+    view.write(empty)
+    view.write(refused)
+    assert "return -" in lines[-1]
+    assert "update refused: a NaN" in lines[-1]
+
+
+def test_the_time_left_follows_from_the_pace_of_this_process() -> None:
+    clock = Clock()
+    state = ViewState(CONFIG, clock)
+    assert state.seconds_left is None
+    clock.now += 50  # getting ready is not part of the pace
+    state.take(step_record(40))  # a resumed run begins in the middle
+    clock.now += 6
+    state.take(step_record(60))
+    assert state.share == 60 / 160
+    assert state.seconds_left == pytest.approx(100 * 6 / 20)
+    assert state.steps_per_second == pytest.approx(20 * 64 / 6)
+    assert state.seconds == 56
+
+
+@pytest.mark.parametrize("update_first", [True, False])
+def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool) -> None:
+    lines: list[str] = []
+    view = LineView(ViewState(CONFIG), lines.append)
+    for number in (1, 2):
+        pair = [round_record(number), update_record(number, approx_kl=number / 100)]
+        for record in reversed(pair) if update_first else pair:
+            view.write(record)
+        view.write(governor_record(number))
+    view.write(round_record(3, n_restored=2))
+    view.write(evaluation_record(3))
+    view.write(notice_record(3))
+    view.close()
+    view.close()
+    assert len(lines) == 6
+    assert all("\n" not in line for line in lines)
+    assert lines[0] == "training on digits-family: 10 rounds, 64 hosts, 16 steps of each"
+    for number in (1, 2):
+        assert lines[number].startswith(f"round {number}/10  512 env-steps/s")
+        assert f"KL {number / 100:.4f}" in lines[number]
+    assert "the governor put back 2" in lines[3]
+    assert "held out after round 3, learned: return 0.583" in lines[4]
+    assert lines[5] == "  round 3: checkpoint saved"
+
+
+def test_a_round_without_an_update_is_printed_in_the_end() -> None:
+    lines: list[str] = []
+    view = LineView(ViewState(CONFIG), lines.append)
+    view.write(round_record(1))
+    assert len(lines) == 1
+    view.close()
+    assert lines[1].startswith("round 1/10")
+
+
+def test_a_quiet_run_prints_one_line() -> None:
+    lines: list[str] = []
+    view = QuietView(ViewState(CONFIG), lines.append)
+    for record in FULL:
+        view.write(record)
+    view.write(evaluation_record(10, purpose="final", n_episodes=256))
+    view.write(evaluation_record(10, purpose="final", arm="wait", ep_rew_mean=0.5))
+    assert lines == []
+    view.close()
+    view.close()
+    (line,) = lines
+    assert line.startswith("digits-family, 2 rounds, 0:0")
+    assert line.endswith(": return on 256 held-out hosts learned 0.583, wait 0.500")
+
+
+def test_programs_get_valid_json_in_each_line() -> None:
+    lines: list[str] = []
+    view = JsonView(ViewState(CONFIG), lines.append)
+    for record in FULL:
+        view.write(record)
+    view.close()
+    view.close()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    events = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert [event["event"] for event in events] == [
+        *["round", "update", "round", "update", "governor", "evaluation", "evaluation"],
+        *["notice", "end"],
+    ]
+    assert events[0]["ep_rew_mean"] == pytest.approx(0.41)
+    assert events[0]["seconds_by_part"] == {"hosts": 1.5}
+    assert events[1]["entropy_by_head"] == {"op": None}
+    assert events[-1]["round"] == 2
+
+
+def test_the_view_suits_where_the_output_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    with make_view(CONFIG, quiet=False, json=False) as view:
+        view.write(round_record(1))
+    assert capsys.readouterr().out.count("\n") == 2
+    with make_view(CONFIG, quiet=True, json=False) as view:
+        view.write(round_record(1))
+    assert capsys.readouterr().out.count("\n") == 1
+    with make_view(CONFIG, quiet=False, json=True) as view:
+        view.write(round_record(1))
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == [
+        "round",
+        "end",
+    ]
+
+
+def test_a_run_goes_on_when_its_reader_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def broken(line: str, *, flush: bool) -> None:
+        calls.append(line)
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    write = LineWriter()
+    write("one")
+    write("two")
+    assert calls == ["one"]
+
+
+def test_the_live_view_draws_at_once_and_closes_twice() -> None:
+    file = io.StringIO()
+    view = LiveView(ViewState(CONFIG), Console(file=file, width=80, force_terminal=True))
+    assert "round 1/10" in file.getvalue()
+    for record in FULL:
+        view.write(record)
+    view.close()
+    view.close()
+    assert "round 3/10" in file.getvalue()
+
+
+def test_a_step_costs_the_view_next_to_nothing() -> None:
+    state = state_after(step_record(0))
+    records = [step_record(1, env) for env in range(64)]
+    start = time.process_time()
+    for _ in range(100):
+        for record in records:
+            state.take(record)
+    assert (time.process_time() - start) / 6400 < 50e-6
+
+
+def test_times_and_sizes_in_words() -> None:
+    assert [words.duration(seconds) for seconds in (0, 59.6, 65, 7207)] == [
+        "0:00",
+        "1:00",
+        "1:05",
+        "2:00:07",
+    ]
+    assert [words.count(value) for value in (None, 0, 987, 1234, 45_600_000)] == [
+        *["-", "0", "987", "1.23k", "45.6M"]
+    ]
+    assert words.bars([1, 2, 3], 2) == "▁█"
+    assert words.bars([5, 5, 5], 9) == "▁▁▁"
+    assert words.bars([5], 9) == ""
