@@ -100,8 +100,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: If there is none that is whole.
         """
-        found = self._find()
-        loaded, skipped = self._load_first(sorted(found, reverse=True))
+        loaded, skipped = _load_first(sorted(self._find().items(), reverse=True))
         if loaded is not None:
             return loaded
         if skipped:
@@ -114,35 +113,14 @@ class CheckpointFolder:
 
         A :class:`CheckpointWarning` names those that are damaged, one of which may have been it.
         """
-        marked: list[int] = []
+        marked: list[tuple[int, Path]] = []
         for step, path in sorted(self._find().items(), reverse=True):
             try:
                 if inspect(path, step)["is_best"]:
-                    marked.append(step)
+                    marked.append((step, path))
             except CheckpointError as error:
                 warnings.warn(f"{error} It is passed over.", CheckpointWarning, stacklevel=2)
-        return self._load_first(marked)[0]
-
-    def _load_first(self, steps: list[int]) -> tuple[Loaded | None, tuple[Path, ...]]:
-        """Return the first whole checkpoint of these steps, and those passed over before it."""
-        found, skipped = self._find(), list[Path]()
-        for step in steps:
-            try:
-                loaded = load_step(found[step], step)
-            except CheckpointError as error:
-                warnings.warn(f"{error} It is passed over.", CheckpointWarning, stacklevel=3)
-                skipped.append(found[step])
-                continue
-            differences = find_differences(loaded.manifest)
-            if differences:
-                warnings.warn(
-                    f"{loaded.path} was saved under other conditions: {'; '.join(differences)}. "
-                    "What follows may differ in the last bits.",
-                    CheckpointWarning,
-                    stacklevel=3,
-                )
-            return replace(loaded, skipped=tuple(skipped)), tuple(skipped)
-        return None, tuple(skipped)
+        return _load_first(marked)[0]
 
     def _find(self) -> dict[int, Path]:
         """Return the folder of each step's checkpoint.
@@ -224,3 +202,25 @@ class CheckpointFolder:
 
     def _hidden(self, kind: str, name: str) -> Path:
         return self.path / f".{kind}-{name}-{uuid.uuid4().hex}"
+
+
+def _load_first(found: list[tuple[int, Path]]) -> tuple[Loaded | None, tuple[Path, ...]]:
+    """Return the first checkpoint that is whole, and those that were passed over before it."""
+    skipped: tuple[Path, ...] = ()
+    for step, path in found:
+        try:
+            loaded = load_step(path, step)
+        except CheckpointError as error:
+            warnings.warn(f"{error} It is passed over.", CheckpointWarning, stacklevel=3)
+            skipped = (*skipped, path)
+            continue
+        differences = find_differences(loaded.manifest)
+        if differences:
+            warnings.warn(
+                f"{path} was saved under other conditions: {'; '.join(differences)}. "
+                "What follows may differ in the last bits.",
+                CheckpointWarning,
+                stacklevel=3,
+            )
+        return replace(loaded, skipped=skipped), skipped
+    return None, skipped
