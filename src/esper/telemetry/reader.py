@@ -31,6 +31,8 @@ Columns = dict[str, list[Any]]
 BUSY_SECONDS = 10.0
 """How long a writer may be in the way of a reader; it hardly ever is."""
 
+_NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+
 
 def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
     """Open the telemetry of a run folder for reading. A run that writes it is not disturbed.
@@ -237,9 +239,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         try:
             connection.execute("SELECT 1 FROM sqlite_master").fetchone()
             return connection
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             connection.close()
-            if path.with_name(f"{path.name}-wal").exists():
+            if (
+                error.sqlite_errorcode & 0xFF not in _NOT_WRITABLE
+                or path.with_name(f"{path.name}-wal").exists()
+            ):
                 raise
         except BaseException:
             connection.close()

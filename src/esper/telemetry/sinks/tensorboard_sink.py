@@ -44,11 +44,15 @@ class TensorBoardSink:
         A round's evaluation comes last. A run that is resumed between the two must not hide what
         the round wrote before.
         """
-        is_resumed = self._folder.exists()
+        # Names of event files have seconds in them; a count tells apart those of the same second.
+        n_files = len(list(self._folder.glob("*")))
         first = record.round + isinstance(record, EvaluationRecord)
         writer = self._package.SummaryWriter(
-            str(self._folder), purge_step=first if is_resumed else None, flush_secs=10
+            str(self._folder),
+            purge_step=first if n_files else None,
+            filename_suffix=f".{n_files}",
+            flush_secs=10,
         )
-        if not is_resumed:
+        if not n_files:
             writer.add_text("config", f"```toml\n{self._config_text}\n```")
         return writer

@@ -1,0 +1,96 @@
+"""A run's telemetry as files that other programs read: one for each table."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from esper.errors import ConfigError, StorageError
+from esper.telemetry.reader import RunTelemetry, open_run
+from esper.telemetry.records import TABLES
+from esper.telemetry.schema import RecordType, all_columns_of
+
+BATCH_ROWS = 50_000
+"""Rows that are in memory at a time."""
+
+
+def export_csv(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Write every table of a run to ``<table>.csv`` in a folder, and return the files.
+
+    A field is empty where there is no value. Floats are written so that they read back exactly.
+
+    Raises:
+        TelemetryError: If the run has no telemetry that can be read.
+        StorageError: If a file cannot be written.
+    """
+
+    def write(telemetry: RunTelemetry, kind: RecordType, path: Path) -> None:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(column.name for column in all_columns_of(kind))
+            writer.writerows(telemetry.stream_values(kind))
+
+    return _export(run_dir, Path(folder), "csv", write)
+
+
+def export_parquet(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Write every table of a run to ``<table>.parquet`` in a folder, and return the files.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+        TelemetryError: If the run has no telemetry that can be read.
+        StorageError: If a file cannot be written.
+    """
+    try:
+        pa: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"Parquet needs {error.name}, which is not installed; run: pip install "
+            '"esper-lite[parquet]"'
+        ) from error
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+
+    def write(telemetry: RunTelemetry, kind: RecordType, path: Path) -> None:
+        columns = all_columns_of(kind)
+        schema = pa.schema([pa.field(c.name, types[c.kind], c.is_optional) for c in columns])
+        with parquet.ParquetWriter(path, schema) as writer:
+            for rows in _batches(telemetry.stream_values(kind)):
+                arrays = [
+                    pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)
+                ]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+    return _export(run_dir, Path(folder), "parquet", write)
+
+
+def _export(
+    run_dir: str | os.PathLike[str],
+    folder: Path,
+    suffix: str,
+    write: Callable[[RunTelemetry, RecordType, Path], None],
+) -> list[Path]:
+    """Write each table of one moment, whatever a running writer adds meanwhile."""
+    paths: list[Path] = []
+    with open_run(run_dir) as telemetry, telemetry.snapshot():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, kind in TABLES.items():
+                paths.append(folder / f"{name}.{suffix}")
+                write(telemetry, kind, paths[-1])
+        except OSError as error:
+            raise StorageError(
+                f"{paths[-1] if paths else folder} cannot be written ({error.strerror or error}); "
+                "name a folder that can be written, on a disk with space."
+            ) from error
+    return paths
+
+
+def _batches(rows: Iterator[list[Any]]) -> Iterator[list[list[Any]]]:
+    while batch := list(islice(rows, BATCH_ROWS)):
+        yield batch

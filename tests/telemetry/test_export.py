@@ -1,0 +1,108 @@
+"""Exports hold what the database holds."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.errors import ConfigError, StorageError, TelemetryError
+from esper.telemetry import TelemetryWriter, export
+from esper.telemetry.export import export_csv, export_parquet
+from esper.telemetry.records import RECORD_TYPES, TABLES, Record, RoundRecord
+from tests.telemetry.samples import FILE, example, notice, step
+
+TEXT = 'a "quoted", line\nand another; ü'
+ROWS: list[Record] = [
+    *[example(kind) for kind in RECORD_TYPES],
+    notice(1, TEXT),
+    step(7, reward=math.nan, value=-math.inf, score=0.1 + 0.2),
+    example(RoundRecord, ep_rew_mean=None, ep_len_mean=math.nan),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="2")
+        writer.write_many(ROWS)
+    return tmp_path
+
+
+def raw(run: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    connection = sqlite3.connect(run / FILE)
+    cursor = connection.execute(f"SELECT * FROM {table}")
+    result = [name for name, *_ in cursor.description], cursor.fetchall()
+    connection.close()
+    return result
+
+
+def test_csv_files_hold_every_table(run: Path) -> None:
+    paths = export_csv(run, run / "out" / "csv")
+    assert {path.name for path in paths} == {f"{name}.csv" for name in TABLES}
+    for name, kind in TABLES.items():
+        with (run / "out" / "csv" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+        names, expected = raw(run, name)
+        assert header == names
+        assert [row[0] for row in rows] == [str(values[0]) for values in expected], kind
+    with (run / "out" / "csv" / "notices.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["message"] for row in csv.DictReader(file)] == ["{}", TEXT]
+    with (run / "out" / "csv" / "steps.csv").open(encoding="utf-8", newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert (last["reward"], last["value"], float(last["score"])) == ("nan", "-inf", 0.1 + 0.2)
+    assert (last["refusal"], last["is_illegal"]) == ("", "False")
+    with (run / "out" / "csv" / "rounds.csv").open(encoding="utf-8", newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert (last["ep_rew_mean"], last["ep_len_mean"]) == ("", "nan")
+
+
+def test_parquet_files_hold_every_table_in_its_types(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(export, "BATCH_ROWS", 1)
+    paths = export_parquet(run, run / "out")
+    assert {path.name for path in paths} == {f"{name}.parquet" for name in TABLES}
+    for name in TABLES:
+        table = parquet.read_table(run / "out" / f"{name}.parquet")
+        names, expected = raw(run, name)
+        assert table.column_names == names
+        assert table.column(0).to_pylist() == [values[0] for values in expected]
+    steps = parquet.read_table(run / "out" / "steps.parquet").to_pylist()
+    assert math.isnan(steps[-1]["reward"])
+    assert (steps[-1]["value"], steps[-1]["score"]) == (-math.inf, 0.1 + 0.2)
+    assert steps[-1]["is_illegal"] is False
+    rounds = parquet.read_table(run / "out" / "rounds.parquet").to_pylist()
+    assert rounds[-1]["ep_rew_mean"] is None
+    assert math.isnan(rounds[-1]["ep_len_mean"])
+    assert parquet.read_table(run / "out" / "notices.parquet").to_pylist()[-1]["message"] == TEXT
+
+
+def test_parquet_without_its_package_says_how_to_install_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r'pip install "esper-lite\[parquet\]"'):
+        export_parquet(run, run / "out")
+    assert not (run / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(run: Path) -> None:
+    (run / "file").touch()
+    with pytest.raises(StorageError, match="file cannot be written"):
+        export_csv(run, run / "file")
+    (run / "taken" / "runs.csv").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"runs\.csv cannot be written"):
+        export_csv(run, run / "taken")
+
+
+def test_a_run_without_telemetry_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TelemetryError, match="does not exist"):
+        export_csv(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,205 @@
+"""Sinks send metrics to trackers, under the same run when it is resumed."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from esper.errors import ConfigError
+from esper.telemetry import metrics_of
+from esper.telemetry.records import EvaluationRecord, RoundRecord, UpdateRecord
+from esper.telemetry.sinks import Sink, make_sink
+from tests.telemetry.samples import example, notice, step
+
+CONFIG = 'task = "digits"\n[ppo]\nlearning_rate = 0.001\n'
+
+
+def update(number: int) -> UpdateRecord:
+    return example(UpdateRecord, round=number)
+
+
+def round_(number: int, reward: float = 0.0) -> RoundRecord:
+    return example(RoundRecord, round=number, ep_rew_mean=reward)
+
+
+def evaluation(number: int) -> EvaluationRecord:
+    return example(EvaluationRecord, round=number, arm="learned", purpose="tuning")
+
+
+class FakeRun:
+    """A run of a tracker that remembers what it gets."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.is_finished = False
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        print("all the best")
+        self.is_finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
+    """Put fakes in the places of both trackers, and give the runs that are begun there."""
+    found: list[FakeRun] = []
+
+    def init(**options: Any) -> FakeRun:
+        print("welcome")
+        found.append(FakeRun(options))
+        return found[-1]
+
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return found
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_get_metrics_at_their_rounds_and_nothing_else(
+    name: str, tmp_path: Path, runs: list[FakeRun]
+) -> None:
+    sink: Sink = make_sink(name, tmp_path, CONFIG)
+    records = [step(1), update(1), round_(1), notice(1), evaluation(1), round_(2)]
+    for record in records:
+        sink.write(record)
+    sink.close()
+    (run,) = runs
+    expected = [records[i] for i in (1, 2, 4, 5)]
+    assert run.logged == [(record.round, metrics_of(record)) for record in expected]
+    assert run.is_finished
+    assert run.options["config"] == {"task": "digits", "ppo": {"learning_rate": 0.001}}
+    assert run.options["project"] == "esper"
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_resumed_run_goes_on_under_its_name_and_another_run_does_not(
+    name: str, tmp_path: Path, runs: list[FakeRun]
+) -> None:
+    folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    moved = tmp_path / "c" / "run"
+    make_sink(name, folders[0], CONFIG).close()
+    make_sink(name, folders[1], CONFIG).close()
+    moved.parent.mkdir()
+    folders[0].rename(moved)
+    make_sink(name, moved, CONFIG).close()
+    key = "id" if name == "wandb" else "name"
+    first, other, again = (run.options[key] for run in runs)
+    assert first == again != other
+    assert all(run.options["resume"] == "allow" for run in runs)
+
+
+def test_trackio_does_not_talk_on_standard_output(
+    tmp_path: Path, runs: list[FakeRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_sink("trackio", tmp_path, CONFIG).close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "welcome\nall the best\n"
+    assert len(runs) == 1
+
+
+def test_the_project_of_weights_and_biases_can_be_named_in_the_environment(
+    tmp_path: Path, runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    make_sink("wandb", tmp_path, CONFIG)
+    assert runs[0].options["project"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf'{package} is not .*"esper-lite\[{name}\]"') as caught:
+        make_sink(name, tmp_path, CONFIG)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_sink_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
+        make_sink("tensorbord", tmp_path, CONFIG)
+
+
+def events(path: Path) -> Iterator[Any]:
+    """Give the events of a file: records of length, checksum, bytes, checksum."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
+
+    data, place = path.read_bytes(), 0
+    while place < len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        yield Event.FromString(data[place + 12 : place + 12 + length])
+        place += 16 + length
+
+
+def shown_points(folder: Path) -> dict[tuple[str, int], list[float]]:
+    """Return what TensorBoard shows: a session's start hides earlier points from its step on."""
+    points: dict[tuple[str, int], list[float]] = {}
+    for path in sorted(folder.iterdir()):
+        for event in events(path):
+            if event.session_log.status == 1:
+                points = {key: found for key, found in points.items() if key[1] < event.step}
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    points.setdefault((value.tag, event.step), []).append(value.simple_value)
+    return points
+
+
+def test_tensorboard_shows_each_point_of_a_resumed_run_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    sink = make_sink("tensorboard", tmp_path, CONFIG)
+    for number in (1, 2, 3):
+        sink.write(update(number))
+        sink.write(round_(number, reward=number / 4))
+    sink.write(step(3))
+    sink.close()
+    sink = make_sink("tensorboard", tmp_path, CONFIG)
+    for number in (2, 3, 4):
+        sink.write(update(number))
+        sink.write(round_(number, reward=number / 4))
+    sink.close()
+    points = shown_points(tmp_path / "tensorboard")
+    assert all(len(values) == 1 for values in points.values())
+    rewards = {step: v[0] for (tag, step), v in points.items() if tag == "rollout/ep_rew_mean"}
+    assert rewards == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    assert {tag for tag, _ in points} == {*metrics_of(update(1)), *metrics_of(round_(1))}
+
+
+def test_tensorboard_keeps_a_round_that_is_resumed_at_its_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    sink = make_sink("tensorboard", tmp_path, CONFIG)
+    for record in (update(1), round_(1), update(2), round_(2)):
+        sink.write(record)
+    sink.close()
+    sink = make_sink("tensorboard", tmp_path, CONFIG)
+    sink.write(evaluation(1))
+    sink.write(round_(2))
+    sink.close()
+    points = shown_points(tmp_path / "tensorboard")
+    assert ("rollout/ep_rew_mean", 1) in points
+    assert ("eval/score", 1) in points
+    assert all(len(values) == 1 for values in points.values())
+
+
+def test_a_sink_that_got_nothing_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    sink = make_sink("tensorboard", tmp_path, CONFIG)
+    sink.write(step(1))
+    sink.close()
+    assert not list(tmp_path.iterdir())
