@@ -148,6 +148,18 @@ def test_what_lies_beyond_a_saved_step_was_given_up(tmp_path: Path) -> None:
     assert folder.names() == ["step-000000010", "step-000000011"]
 
 
+def test_whole_checkpoints_of_later_steps_neither_count_nor_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=4)
+    for step in (10, 12, 20, 30):
+        folder.save(state_of(step), step=step, is_best=step in (10, 30))
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    folder.save(state_of(15), step=15)
+    assert folder.names() == ["step-000000010", "step-000000012", "step-000000015"]
+    best = folder.best()
+    assert best is not None
+    assert best.step == 10
+
+
 def test_damaged_checkpoints_do_not_count_among_the_last_ones(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=2)
     folder.save(state_of(1), step=1)
