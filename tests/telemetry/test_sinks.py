@@ -59,7 +59,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
         return found[-1]
 
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=init))
+        monkeypatch.setitem(
+            sys.modules, name, SimpleNamespace(init=init, finish=lambda: found[-1].finish())
+        )
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return found
 

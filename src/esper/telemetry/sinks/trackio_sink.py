@@ -20,10 +20,10 @@ class TrackioSink:
     """
 
     def __init__(self, run_dir: Path, config_text: str) -> None:
-        trackio = import_tracker("trackio", "trackio")
+        self._trackio = import_tracker("trackio", "trackio")
         # It talks on standard output, which belongs to whoever reads a run's lines or JSON.
         with redirect_stdout(sys.stderr):
-            self._run = trackio.init(
+            self._run = self._trackio.init(
                 project=PROJECT,
                 name=f"{run_dir.name}-{tracker_id(run_dir)}",
                 resume="allow",
@@ -41,4 +41,4 @@ class TrackioSink:
     def close(self) -> None:
         """Send what is left."""
         with redirect_stdout(sys.stderr):
-            self._run.finish()
+            self._trackio.finish()
