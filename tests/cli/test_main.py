@@ -121,10 +121,14 @@ def test_an_error_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
         main(["train"])
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error(unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command("--help"), stdout=writing, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command("--help"), stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
 

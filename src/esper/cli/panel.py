@@ -63,7 +63,9 @@ def _progress(state: ViewState) -> Table:
         grid.add_column(no_wrap=True)
     grid.add_row(
         Text(f"round {state.round_number}/{state.config.rounds}", style="bold"),
-        ProgressBar(total=1.0, completed=state.share, pulse=False),
+        ProgressBar(
+            total=1.0, completed=state.share, complete_style="cyan", finished_style="green"
+        ),
         f"{state.share:.0%}",
         f"{words.count(state.steps_per_second)} env-steps/s",
         f"{time_left}",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, get_origin, get_type_hints
 
 from esper.config.run import RunConfig
@@ -65,16 +66,21 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 @lru_cache
 def docs_of(cls: type[Any]) -> dict[str, str]:
     """Return what is written under each field of a dataclass, in one line each."""
-    source = textwrap.dedent(inspect.getsource(cls))
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef), f"{cls} is not a class"
+    body = _class_bodies(cls.__module__)[cls.__name__]
     docs: dict[str, str] = {}
-    for line, below in zip(definition.body, definition.body[1:], strict=False):
+    for line, below in pairwise(body):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             text = below.value if isinstance(below, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 docs[line.target.id] = " ".join(text.value.split())
     return docs
+
+
+@lru_cache
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of each class of a module."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 def first_sentence(doc: str) -> str:
