@@ -152,9 +152,10 @@ def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool)
     view.write(round_record(3, n_restored=2))
     view.write(evaluation_record(3))
     view.write(notice_record(3))
+    view.write(evaluation_record(3, purpose="final", arm="wait"))
     view.close()
     view.close()
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert all("\n" not in line for line in lines)
     assert lines[0] == "training on digits-family: 10 rounds, 64 hosts, 16 steps of each"
     for number in (1, 2):
@@ -163,6 +164,7 @@ def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool)
     assert "the governor put back 2" in lines[3]
     assert "held out after round 3, learned: return 0.583" in lines[4]
     assert lines[5] == "  round 3: checkpoint saved"
+    assert lines[6].startswith("  compared after round 3, wait: return 0.583")
 
 
 def test_a_round_without_an_update_is_printed_in_the_end() -> None:

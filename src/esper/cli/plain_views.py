@@ -63,7 +63,9 @@ class LineView:
                 self._flush()
         elif isinstance(record, EvaluationRecord):
             self._flush()
-            self._print(f"  held out after round {record.round}, {words.evaluation_words(record)}")
+            label = "compared" if record.purpose == "final" else "held out"
+            said = words.evaluation_words(record)
+            self._print(f"  {label} after round {record.round}, {said}")
         elif isinstance(record, NoticeRecord):
             self._print(f"  round {record.round}: {record.message}")
 
