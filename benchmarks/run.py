@@ -29,7 +29,16 @@ from report import print_rows
 from rows import Row
 from timing import FULL, QUICK, Effort
 
-GROUPS = ("advantages", "masks", "update", "act", "populations", "slots", "environment")
+GROUPS = (
+    "advantages",
+    "masks",
+    "update",
+    "act",
+    "populations",
+    "slots",
+    "environment",
+    "telemetry",
+)
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"
 

@@ -73,6 +73,6 @@ class NoticeRecord:
     round: int
     """The round in which it happened."""
     kind: str
-    """What sort of thing it is, in one word."""
+    """What sort of thing it is, in a word or two."""
     message: str
     """The thing itself, in a sentence."""

@@ -1,0 +1,156 @@
+"""Telemetry: steps written and acknowledged, against the least that SQLite must do for them."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import StepRecord
+from esper.telemetry.schema import create_tables, insert_sql
+from rows import Asked, Row, compare
+from timing import Effort, Spread, time_side_by_side
+
+GROUP = "telemetry"
+N_ROWS = 10_000
+ROUNDS = 16
+WANTED_PER_SECOND = 10_000
+MOST_SHARE = 0.03
+"""What writing may take of a training thread that makes a thousand rows a second."""
+
+OURS = f"{N_ROWS:,} steps as records, written and acknowledged"
+AT_ONCE = f"{N_ROWS:,} steps as records, given in one call"
+BOUND = "executemany of ready rows in one transaction"
+
+
+def step_values(number: int) -> dict[str, Any]:
+    """Return the values of a step's fields: what a trainer has before it makes a record."""
+    return {
+        "round": number // 1024,
+        "step": number // 64,
+        "env": number % 64,
+        "episode": number // 1024,
+        "epoch": number // 64 % 16,
+        "slot": number % 3,
+        "blueprint": number % 5,
+        "style": number % 4,
+        "tempo": number % 3,
+        "alpha_target": number % 3,
+        "alpha_speed": number % 4,
+        "alpha_curve": number % 5,
+        "op": number % 7,
+        "op_done": number % 7,
+        "is_illegal": False,
+        "refusal": None,
+        "reward": number / 7,
+        "progress": number / 11,
+        "settlement": 0.0,
+        "flops_cost": -number / 13,
+        "rent": -number / 17,
+        "penalty": 0.0,
+        "shaping": 0.0,
+        "score": number / 19,
+        "flops": number / 23,
+        "value": number / 29,
+        "log_prob": -number / 31,
+        "slots": "[[0, -1, 0.0, 0.0], [4, 2, 0.7, 0.0123], [0, -1, 0.0, 0.0]]",
+    }
+
+
+class Written:
+    """The same steps by a writer, which makes their records, and by a bare connection."""
+
+    def __init__(self, folder: Path) -> None:
+        self.values = [step_values(number) for number in range(N_ROWS)]
+        assert list(self.values[0]) == [field.name for field in fields(StepRecord)]
+        self.writer = TelemetryWriter(folder / "ours.sqlite")
+        self.connection = sqlite3.connect(folder / "bound.sqlite", isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = FULL")
+        create_tables(self.connection)
+        self.last = 0
+
+    def one_by_one(self) -> None:
+        """Make and give one record after another."""
+        for values in self.values:
+            self.writer.write(StepRecord(**values))
+        self.writer.flush()
+
+    def at_once(self) -> None:
+        """Make all records, then give them."""
+        self.writer.write_many([StepRecord(**values) for values in self.values])
+        self.writer.flush()
+
+    def bound(self) -> Callable[[], None]:
+        """Return the call with rows made beforehand; only their numbers are given in it."""
+        rows = [tuple(values.values()) for values in self.values]
+
+        def insert() -> None:
+            first = self.last + 1
+            self.last += N_ROWS
+            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.executemany(
+                insert_sql(StepRecord), ((first + i, *row) for i, row in enumerate(rows))
+            )
+            self.connection.execute("COMMIT")
+
+        return insert
+
+    def close(self) -> None:
+        """Close both."""
+        self.writer.close()
+        self.connection.close()
+
+
+def run(effort: Effort) -> list[Row]:
+    """Measure both ways of writing, and what a thousand rows a second take from everything else."""
+    effort = replace(effort, rounds=min(effort.rounds, ROUNDS))
+    with tempfile.TemporaryDirectory() as folder:
+        written = Written(Path(folder))
+        calls = {OURS: written.one_by_one, AT_ONCE: written.at_once, BOUND: written.bound()}
+        timings = time_side_by_side(calls, effort)
+        shares = [busy_share(written) for _ in range(effort.rounds)]
+        written.close()
+    asked = Spread.of([N_ROWS / WANTED_PER_SECOND / timings.seconds(OURS)])
+    return [
+        Row(
+            group=GROUP,
+            what=OURS,
+            other=f"{WANTED_PER_SECOND:,} rows a second",
+            asked=Asked.FASTER,
+            ours_seconds=timings.seconds(OURS),
+            other_seconds=N_ROWS / WANTED_PER_SECOND,
+            ratio=asked,
+            samples=timings.n_samples(OURS),
+            limit=1.0,
+            per_call=N_ROWS,
+        ),
+        *(
+            compare(timings, ours, BOUND, group=GROUP, asked=Asked.COST, per_call=N_ROWS)
+            for ours in (OURS, AT_ONCE)
+        ),
+        Row(
+            group=GROUP,
+            what="processor time of 1,000 steps, all threads",
+            other="one second",
+            asked=Asked.COST,
+            ours_seconds=Spread.of(shares).median,
+            other_seconds=1.0,
+            ratio=Spread.of(shares),
+            samples=len(shares),
+            limit=MOST_SHARE,
+        ),
+    ]
+
+
+def busy_share(written: Written) -> float:
+    """Return processor seconds per thousand rows: at a thousand rows a second the training thread
+    cannot lose more, even if nothing of the writer's work ran beside it."""
+    start = process_time()
+    written.at_once()
+    return (process_time() - start) / (N_ROWS / 1000)
