@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.checkpoints import CheckpointFolder
+from esper.checkpoints import CheckpointFolder, load_checkpoint
 from tests.checkpoints import killed_saves
 from tests.checkpoints.states import exact, state_of
 
@@ -45,6 +45,7 @@ def test_after_a_kill_at_any_call_the_newest_whole_checkpoint_is_there_bit_for_b
         assert len(found) == 1, moment
         step, version, _ = found[0]
         seen.add((step, version))
+        assert all(load_checkpoint(path) for path in folder.path.glob("step-*")), "a half one"
         best = folder.best()
         assert loaded.step == step
         assert best is not None
