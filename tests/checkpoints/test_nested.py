@@ -52,6 +52,14 @@ def test_names_of_tensors_tell_where_they_were() -> None:
     assert state.tensors["policy/head.weight"] is weight
 
 
+def test_keys_that_read_alike_keep_their_own_tensors() -> None:
+    one, two, three, four = (torch.tensor(value) for value in range(4))
+    nested = {"a": {"b": one, 1: two, "1": three}, "a/b": four}
+    state = from_nested(nested)
+    assert list(state.tensors) == ["a/b", "a/1", "a/1~", "a/b~"]
+    assert exact(to_nested(state)) == exact(nested)
+
+
 def _trained(seed: int, optimizer: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
