@@ -1,11 +1,9 @@
 """Flags win over presets and files, and whatever cannot be right is named by its path."""
 
 import io
-import sys
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,12 +137,13 @@ def test_training_gets_the_settings_and_a_view(
 ) -> None:
     called: dict[str, Any] = {}
 
-    def fake_train(config: RunConfig, *, run_dir: Path | None, sinks: list[Any]) -> None:
-        called.update(config=config, run_dir=run_dir, sinks=sinks)
+    def fake_train(config: RunConfig, *, run_dir: Path | None, watchers: list[Any]) -> None:
+        called.update(config=config, run_dir=run_dir, watchers=watchers)
 
-    monkeypatch.setitem(sys.modules, "esper.runs", SimpleNamespace(train=fake_train))
+    monkeypatch.setattr("esper.runs.training.train", fake_train)
+    monkeypatch.setattr("esper.cli.following.show_end", lambda *_, **__: None)
     assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
     assert called["config"] == override(load_preset("quick"), {"rounds": 2})
     assert called["run_dir"] == tmp_path / "a"
-    assert len(called["sinks"]) == 1
+    assert len(called["watchers"]) == 1
     assert "training on digits-family: 2 rounds" in capsys.readouterr().out

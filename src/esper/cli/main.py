@@ -8,10 +8,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from esper import __version__
-from esper.errors import EsperError, StorageError, did_you_mean
+from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 
 COMMANDS = {
     "train": "train a controller",
+    "resume": "go on with a run that was interrupted",
+    "runs": "list runs",
+    "show": "show how a run went and what it came to",
+    "grow": "grow one host and keep it as a plain model",
+    "export-telemetry": "write everything that happened in a run to tables",
     "tasks": "list what hosts can learn",
     "blueprints": "list what can be grown",
     "doctor": "look whether everything is in place",
@@ -26,14 +31,17 @@ examples:
   esper train                   the quick preset, about two minutes
   esper train --print-config    its settings, as a file to start from
   esper train --help            every setting
+  esper show RUN                what a run came to
+  esper grow --controller RUN   a network grown by it, as a plain model
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0 is done, 1 something outside the command is wrong (a disk, an installation), 2 a mistake of
-    the user, 130 interrupted. Any other exception is a defect of Esper and keeps its traceback.
+    0 is done, 1 something that other words would not change (a full disk, updates that are refused
+    again and again), 2 a mistake of the user, 130 interrupted and saved. Any other exception is a
+    defect of Esper and keeps its traceback.
 
     Args:
         argv: The words after ``esper``; None for those of the process.
@@ -45,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except EsperError as error:
         print(f"esper: error: {one_line(error)}", file=sys.stderr)
-        return FAILED if isinstance(error, StorageError) else USER_MISTAKE
+        return FAILED if isinstance(error, (StorageError, TrainingError)) else USER_MISTAKE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

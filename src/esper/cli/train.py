@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -17,6 +16,10 @@ from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table
 from esper.config.toml import override, read_toml_file, write_toml
 from esper.config.values import key_text, value_text
+
+if TYPE_CHECKING:
+    from esper.cli.views import View
+    from esper.runs.run import Run
 
 DEFAULT_PRESET = "quick"
 
@@ -69,12 +72,14 @@ def run(words: Sequence[str]) -> int:
 
 def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json: bool) -> int:
     """Train, showing how it goes, and return the exit code."""
-    from esper.cli.views import make_view
+    from esper.cli.following import follow
 
-    runs: Any = importlib.import_module("esper.runs")
-    with make_view(config, quiet=quiet, json=json) as view:
-        runs.train(config, run_dir=run_dir, sinks=[view])
-    return 0
+    def work(view: View) -> Run:
+        from esper.runs.training import train
+
+        return train(config, run_dir=run_dir, watchers=[view])
+
+    return follow(work, config, quiet=quiet, as_json=json)
 
 
 def options_class(config: RunConfig, source: Source) -> type[Any]:

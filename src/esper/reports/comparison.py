@@ -137,7 +137,7 @@ def compare_arms(
 
 def difference_in_words(interval: Interval) -> str:
     """Return what an interval of differences supports."""
-    spread = f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    spread = _change(interval)
     if not interval.excludes_zero:
         return f"no difference that stands out from noise, {spread}"
     return f"{'better' if interval.mean > 0 else 'worse'}, {spread}"
@@ -194,28 +194,36 @@ _NAMES = {
 def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
     """Say whether growing helped, as far as that can be told from stopping early."""
     is_grown = own.seed_parameters > 0
-    share = float(is_grown.mean())
-    value = paired_interval(own.returns, wait.returns)
-    saved = 1.0 - float(own.flops.mean()) / max(float(wait.flops.mean()), 1e-12)
-    spent = f"{abs(saved):.0%} {'less' if saved >= 0 else 'more'} computing"
-    if share < SELDOM:
-        gain = "what it gains is computing saved by stopping in time"
-        if not (value.excludes_zero and value.mean > 0):
-            gain = "and it gains nothing that stands out from noise"
-        return [
-            f"Growth was not shown to help: the controller committed a seed in {share:.0%} of "
-            f"hosts; {gain} ({spent} than hosts left alone)."
-        ]
+    grown = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
+    if is_grown.mean() < SELDOM:
+        value = paired_interval(own.returns, wait.returns)
+        gain = "it gains nothing over them that stands out from noise"
+        if value.excludes_zero and value.mean > 0:
+            gain = "what it gains over them is computing saved by stopping in time"
+        verdict = f"Growth was not shown to help: the controller grew {grown}"
+        return [f"{verdict}. {_computing(own, wait)}; {gain}."]
     score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
-    unit = f"{score.mean:+.3f} [{score.low:+.3f}, {score.high:+.3f}]"
-    grown = f"in the {share:.0%} of hosts that it grew"
+    value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
+    there = f"in the {grown} that it grew, the score was {_change(score)} against hosts left alone"
     if score.excludes_zero and score.mean > 0:
-        verdict = f"Growth helped: {grown}, the score was {unit} above the same hosts left alone"
+        verdict = f"Growth helped: {there}"
     elif score.excludes_zero:
-        verdict = f"Growth did not help: {grown}, the score was {unit} of the same hosts left alone"
+        verdict = f"Growth did not help: {there}"
     else:
-        verdict = (
-            f"Growth was not shown to help: {grown}, the score differed from the same hosts left "
-            f"alone by {unit}, which is within noise"
-        )
-    return [f"{verdict}. All hosts together took {spent}."]
+        verdict = f"Growth was not shown to help: {there}, which is within noise"
+    if value.excludes_zero and value.mean > 0 and not (score.excludes_zero and score.mean > 0):
+        verdict += f" (the return was {_change(value)}, by what stopping in time saves)"
+    return [f"{verdict}. {_computing(own, wait)}."]
+
+
+def _change(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _computing(own: ArmResults, wait: ArmResults) -> str:
+    """Say how much computing all hosts took, beside hosts left alone."""
+    share = float(own.flops.mean()) / max(float(wait.flops.mean()), 1e-12)
+    if abs(share - 1.0) < 0.005:
+        return "All hosts together took as much computing as hosts left alone"
+    more = "more" if share > 1.0 else "less"
+    return f"All hosts together took {abs(share - 1.0):.0%} {more} computing than hosts left alone"

@@ -9,7 +9,7 @@ import torch
 
 from esper.config.run import RunConfig
 from esper.errors import ConfigError
-from esper.lifecycle.factored_actions import growth_action_spec
+from esper.lifecycle.factored_actions import Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
@@ -20,6 +20,18 @@ from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task, make_task
 
 _STREAMS = ("episodes", "weights", "actions")
+
+FIRST_OP_LOGITS: dict[Op, float] = {
+    Op.WAIT: 1.0,
+    Op.GERMINATE: -1.0,
+    Op.ADVANCE: 1.0,
+    Op.FOSSILIZE: 2.0,
+    Op.PRUNE: -3.0,
+    Op.SET_ALPHA_TARGET: -3.0,
+    Op.FINISH: -3.0,
+}
+"""What a policy thinks of ops before it has learned anything. If all were alike, most hosts would
+be finished or pruned within a few epochs, and nothing would be seen of what growing is worth."""
 
 
 def stream_seed(seed: int, stream: str) -> int:
@@ -63,14 +75,19 @@ def make_trial_envs(
 
 def make_policy(config: RunConfig, slot_config: SlotConfig) -> RecurrentPolicy:
     """Return the policy of a run with its first weights."""
-    layout = ObservationLayout(slot_config)
-    return RecurrentPolicy(
-        growth_action_spec(slot_config),
+    layout, spec = ObservationLayout(slot_config), growth_action_spec(slot_config)
+    policy = RecurrentPolicy(
+        spec,
         layout.size,
         config.policy,
         categories=layout.categories,
         generator=torch.Generator().manual_seed(stream_seed(config.seed, "weights")),
     )
+    first = sum(spec.sizes[: spec.op_index])
+    with torch.no_grad():
+        for op, logit in FIRST_OP_LOGITS.items():
+            policy.outputs.bias[first + op] = logit
+    return policy
 
 
 def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
