@@ -135,7 +135,10 @@ def test_an_enormous_manifest_is_not_read(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "step-000000001")
 
 
-@pytest.mark.parametrize("plain", [[], {}, {"facts": {}}, {"facts": {}, "tensors": ["a"]}, None])
+@pytest.mark.parametrize(
+    "plain",
+    [[], {}, {"facts": {}}, {"facts": {}, "tensors": ["a"]}, {"facts": {}, "tensors": []}, None],
+)
 def test_a_state_that_does_not_fit_its_hashed_file_is_refused(
     tmp_path: Path, plain: object
 ) -> None:
