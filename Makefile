@@ -8,13 +8,13 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: grow train test check bench slow-test clean
+.PHONY: train grow test check bench slow-test clean
+
+train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
+	$(BIN)/esper train $(ARGS)
 
 grow: $(READY)  ## grow a model of your own on real data
 	$(BIN)/python examples/grow_your_own_model.py
-
-train: $(READY)  ## train PPO on the example environment
-	$(BIN)/python examples/ppo_on_your_environment.py
 
 test: check  ## everything that must pass before a change lands
 	$(BIN)/python -m pytest

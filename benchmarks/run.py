@@ -38,6 +38,7 @@ GROUPS = (
     "slots",
     "environment",
     "telemetry",
+    "training",
 )
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"

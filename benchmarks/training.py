@@ -1,0 +1,143 @@
+"""A training round of the quick preset: where its time goes, part by part."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from esper.checkpoints import CheckpointFolder
+from esper.config.presets import load_preset
+from esper.simic.agent import TamiyoRolloutBuffer
+from esper.simic.training import RecordOutput, StopRequest, Trainer
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import Record, RoundRecord
+from rows import Asked, Row
+from timing import Effort, Spread
+
+GROUP = "training"
+PRESET = "quick"
+WARM_UP = 2
+"""Rounds before any is measured: blueprints are counted and stacked when they first occur."""
+ROUNDS = 20
+BLOCK = 5
+"""Rounds from one checkpoint to the next."""
+LIMITS = {"not training or evaluating": 0.15, "telemetry": 0.03}
+"""The share of a round that parts may take."""
+HOST_WORK = ("training", "evaluation", "counterfactuals")
+PARTS = (
+    *HOST_WORK,
+    "new hosts",
+    "actions",
+    "observations",
+    "masks",
+    "acting",
+    "storing",
+    "advantages",
+    "update",
+    "telemetry",
+    "checkpoint",
+)
+
+
+class Rounds:
+    """Keeps the seconds of each round by part."""
+
+    def __init__(self) -> None:
+        self.seconds: list[dict[str, float]] = []
+        self.advantages = 0.0
+
+    def write(self, record: Record) -> None:
+        """Keep a round's seconds."""
+        if isinstance(record, RoundRecord):
+            parts = json.loads(record.seconds_by_part)
+            parts["advantages"], self.advantages = self.advantages, 0.0
+            parts["update"] -= parts["advantages"]  # the update computes them
+            self.seconds.append({**parts, "total": record.seconds})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def timed_advantages(rounds: Rounds) -> Generator[None]:
+    """Count the seconds that advantages take, while the context lasts."""
+    original: Callable[..., Any] = TamiyoRolloutBuffer.compute_advantages_and_returns
+
+    def timed(*arguments: Any, **options: Any) -> None:
+        start = perf_counter()
+        original(*arguments, **options)
+        rounds.advantages += perf_counter() - start
+
+    TamiyoRolloutBuffer.compute_advantages_and_returns = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TamiyoRolloutBuffer.compute_advantages_and_returns = original  # type: ignore[method-assign]
+
+
+def run(effort: Effort) -> list[Row]:
+    """Train for some rounds and return the share of each part."""
+    n_rounds = WARM_UP + min(ROUNDS, effort.rounds)
+    config = load_preset(PRESET)
+    # Evaluations come between rounds and are left out.
+    config = replace(
+        config, rounds=n_rounds, evaluation=replace(config.evaluation, eval_freq=10**6)
+    )
+    rounds = Rounds()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        timed_advantages(rounds),
+        TelemetryWriter(Path(folder) / "telemetry.sqlite") as writer,
+    ):
+        trainer = Trainer(
+            config,
+            output=RecordOutput(writer, [rounds]),
+            checkpoints=CheckpointFolder(Path(folder) / "checkpoints"),
+            stop=StopRequest(),
+        )
+        trainer.run()
+    return _rows(rounds.seconds[WARM_UP:])
+
+
+def _rows(seconds: list[dict[str, float]]) -> list[Row]:
+    """Return a row for each part of a round, and one for all that is not work on hosts.
+
+    Rounds are taken in blocks of as many as there are from one checkpoint to the next.
+    """
+    blocks = [seconds[i : i + BLOCK] for i in range(0, len(seconds) - BLOCK + 1, BLOCK)] or [
+        seconds
+    ]
+    totals = [sum(one["total"] for one in block) for block in blocks]
+    shares: dict[str, list[float]] = {
+        part: [
+            sum(one.get(part, 0.0) for one in block) / total
+            for block, total in zip(blocks, totals, strict=True)
+        ]
+        for part in PARTS
+    }
+    shares["everything else"] = [1.0 - sum(column) for column in zip(*shares.values(), strict=True)]
+    shares["not training or evaluating"] = [
+        1.0 - sum(column) for column in zip(*(shares[part] for part in HOST_WORK), strict=True)
+    ]
+    whole = statistics.median(totals) / len(blocks[0])
+    return [
+        Row(
+            group=GROUP,
+            what=f"{PRESET} preset, a round: {part}",
+            other="the whole round",
+            asked=Asked.COST,
+            ours_seconds=statistics.median(values) * whole,
+            other_seconds=whole,
+            ratio=Spread.of(values),
+            samples=len(values),
+            limit=LIMITS.get(part),
+        )
+        for part, values in shares.items()
+    ]
