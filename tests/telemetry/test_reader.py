@@ -200,6 +200,7 @@ def test_a_file_that_cannot_be_right_is_refused_by_reader_and_writer_and_kept(
     for caught in (of_reader, of_writer):
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
+        assert "record" not in str(caught.value)
     assert path.read_bytes() == before
 
 

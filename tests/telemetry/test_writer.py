@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_more_rows_than_one_statement_takes_are_stored_in_order(tmp_path: Path) 
     n_rows = 2 * database.MAX_CHUNK_ROWS + 77
     with written(tmp_path, [step(number) for number in range(n_rows)]) as telemetry:
         assert [row.step for row in telemetry.rows(StepRecord)] == list(range(n_rows))
+
+
+def test_a_sqlite_that_takes_few_values_in_a_statement_gets_shorter_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def connect_limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_limited)
+    with written(tmp_path, [step(number) for number in range(200)]) as telemetry:
+        assert [row.step for row in telemetry.rows(StepRecord)] == list(range(200))
 
 
 def test_writing_waits_when_too_many_rows_are_on_their_way(tmp_path: Path) -> None:
@@ -181,3 +199,12 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str
     with pytest.raises(ConfigError):
         TelemetryWriter(tmp_path / FILE, **wrong)  # pyright: ignore[reportArgumentType]
     assert not list(tmp_path.iterdir())
+
+
+def test_telemetry_and_its_sinks_are_imported_without_torch_and_numpy() -> None:
+    script = (
+        "import sys, esper.telemetry, esper.telemetry.sinks, esper.telemetry.export\n"
+        "print({'torch', 'numpy', 'tensorboardX', 'wandb', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
