@@ -19,6 +19,9 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+WITHOUT_CODE = ("docs/findings.md", "docs/how-it-works.md")
+ELSEWHERE = ("docs/tutorial.md",)
+"""Run by tests of their own."""
 
 
 def test_the_table_of_observations_is_that_of_the_code() -> None:
@@ -26,8 +29,16 @@ def test_the_table_of_observations_is_that_of_the_code() -> None:
     assert table in (ROOT / "docs/environment.md").read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/findings.md"])
-def test_the_python_of_a_document_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in DOCUMENTS if name not in (*WITHOUT_CODE, *ELSEWHERE)]
+)
+def test_the_python_of_a_document_runs(
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
     assert blocks
     scope: dict[str, object] = {}
