@@ -181,8 +181,12 @@ def test_a_damaged_best_checkpoint_is_told_and_not_given(tmp_path: Path, file: s
 
 
 def test_a_name_that_is_none_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not named like a checkpoint"):
-        load_checkpoint(tmp_path)
+    folder = _saved(tmp_path, 1)
+    longer = shutil.move(tmp_path / "step-000000001", tmp_path / "step-0000000001")
+    assert folder.names() == []
+    for path in (tmp_path, longer):
+        with pytest.raises(CheckpointError, match="is not named like a checkpoint"):
+            load_checkpoint(path)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load_checkpoint(tmp_path / "step-000000001")
 
