@@ -43,7 +43,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 
 # Nothing here replaces a package that `make test` uses, so one environment serves both.
 $(SLOW_READY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,models,onnx,sb3]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,models,onnx,parquet,sb3,tensorboard,trackio,wandb]" tensorboard
 	touch $@
 
 # The peers bring many packages and stay out of the environment for development; the constraint

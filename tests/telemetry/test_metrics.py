@@ -32,7 +32,7 @@ UPDATE = example(
     was_refused=False,
 )
 TUNING = example(EvaluationRecord, round=4, arm="learned", purpose="tuning", ep_rew_mean=0.75)
-FINAL = example(EvaluationRecord, round=9, arm="random", purpose="evaluation", score_mean=0.5)
+FINAL = example(EvaluationRecord, round=9, arm="random", purpose="final", score_mean=0.5)
 
 
 def explained(name: str) -> list[str]:

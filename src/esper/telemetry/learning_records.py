@@ -30,7 +30,7 @@ class RoundRecord:
     score_mean: float | None
     """Mean final score."""
     static_score: float | None
-    """Mean final score of the same hosts left alone, where it is known."""
+    """Mean final score of held-out hosts left alone, the same in every round."""
     flops_mean: float | None
     """Mean computing spent, as a share of the reference host's."""
     host_parameters_mean: float | None
@@ -126,7 +126,7 @@ class EvaluationRecord:
     arm: str
     """The controller: ``learned``, or the name of one that it is compared with."""
     purpose: str
-    """``tuning`` to follow learning and keep the best, ``evaluation`` to compare at the end."""
+    """``tuning`` to follow learning and keep the best, ``final`` to compare at the end."""
     split: str
     """Which draws of hosts."""
     n_episodes: int

@@ -48,7 +48,7 @@ METRICS: dict[str, str] = {
     "final/<arm>/score": "Mean final score of its hosts.",
     "final/<arm>/flops": "Mean computing it spent, as a share of the reference host's.",
     "growth/score": "Mean final score of the hosts whose episodes ended in the round.",
-    "growth/static_score": "Mean final score of the same hosts left alone, where it is known.",
+    "growth/static_score": "Mean final score of held-out hosts left alone, the same in every round.",
     "growth/host_parameters": "Mean parameters of these hosts as they began.",
     "growth/seed_parameters": "Mean parameters of the seeds that were committed to them.",
     "growth/flops": "Mean computing spent on them, as a share of the reference host's.",
@@ -156,7 +156,7 @@ def _of_update(record: UpdateRecord) -> dict[str, float | None]:
 
 
 def _of_evaluation(record: EvaluationRecord) -> dict[str, float | None]:
-    if record.purpose == "evaluation":
+    if record.purpose == "final":
         group = f"final/{record.arm}"
     elif record.arm == "learned" and record.purpose == "tuning":
         group = "eval"

@@ -28,7 +28,7 @@ FIRST_OP_LOGITS: dict[Op, float] = {
     Op.FOSSILIZE: 2.0,
     Op.PRUNE: -3.0,
     Op.SET_ALPHA_TARGET: -3.0,
-    Op.FINISH: -3.0,
+    Op.FINISH: -1.5,
 }
 """What a policy thinks of ops before it has learned anything. If all were alike, most hosts would
 be finished or pruned within a few epochs, and nothing would be seen of what growing is worth."""
