@@ -65,7 +65,7 @@ def test_help_takes_less_than_half_a_second_of_cpu() -> None:
         (["completion"], "no shell is given; it must be one of bash, zsh, tcsh, fish."),
         (["completion", "fsh"], "Did you mean 'fish'?"),
         (["completion", "bash", "zsh"], "'zsh' is one word too many for esper completion"),
-        (["doctor", "--runs-dir"], "--runs-dir has no value; it must be a text."),
+        (["doctor", "--runs-dir"], "--runs-dir has no value; it must be a text"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -94,7 +94,7 @@ def test_the_help_of_a_command_is_a_success(capsys: pytest.CaptureFixture[str]) 
     [
         (ConfigError("rounds is\n0"), 2, "esper: error: rounds is 0\n"),
         (StorageError("the disk is full"), 1, "esper: error: the disk is full\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "esper: interrupted; nothing was saved\n"),
     ],
 )
 def test_exit_codes_say_what_happened(

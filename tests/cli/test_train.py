@@ -137,13 +137,14 @@ def test_training_gets_the_settings_and_a_view(
 ) -> None:
     called: dict[str, Any] = {}
 
-    def fake_train(config: RunConfig, *, run_dir: Path | None, watchers: list[Any]) -> None:
-        called.update(config=config, run_dir=run_dir, watchers=watchers)
+    def fake_train(config: RunConfig, **others: Any) -> None:
+        called.update(config=config, **others)
 
     monkeypatch.setattr("esper.runs.training.train", fake_train)
-    monkeypatch.setattr("esper.cli.following.show_end", lambda *_, **__: None)
+    monkeypatch.setattr("esper.cli.ending.show_end", lambda *_, **__: None)
     assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
     assert called["config"] == override(load_preset("quick"), {"rounds": 2})
     assert called["run_dir"] == tmp_path / "a"
     assert len(called["watchers"]) == 1
+    assert called["stop"].reason is None
     assert "training on digits-family: 2 rounds" in capsys.readouterr().out

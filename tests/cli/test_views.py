@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from esper.cli.view_state import ViewState
 from esper.cli.views import LineWriter, make_view
 from esper.config.presets import load_preset
 from esper.config.toml import override
+from esper.simic.training.output import TrialProgress
 from esper.telemetry.records import Record
 from tests.cli.sample_records import (
     evaluation_record,
@@ -176,24 +178,91 @@ def test_a_round_without_an_update_is_printed_in_the_end() -> None:
     assert lines[1].startswith("round 1/10")
 
 
-def test_a_quiet_run_prints_one_line() -> None:
-    lines: list[str] = []
-    view = QuietView(ViewState(CONFIG), lines.append)
+def test_a_quiet_view_prints_nothing_but_what_becomes_of_signals(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    view = QuietView()
     for record in FULL:
         view.write(record)
-    view.write(evaluation_record(10, purpose="final", n_episodes=256))
-    view.write(evaluation_record(10, purpose="final", arm="wait", ep_rew_mean=0.5))
-    assert lines == []
+    view.tell("SIGINT: saving")
     view.close()
+    assert capfd.readouterr() == ("", "esper: SIGINT: saving\n")
+
+
+def trial(share: float, arm: str = "wait", **changes: Any) -> TrialProgress:
+    facts: dict[str, Any] = {"purpose": "tuning", "n_hosts": 64} | changes
+    return TrialProgress(arm=arm, share=share, **facts)
+
+
+def test_a_pipe_is_never_silent_for_long() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    view = LineView(ViewState(CONFIG, clock), lines.append, clock)
+    view.watch_trial(trial(0.0))
+    assert lines[1:] == ["  trying hosts left alone on 64 held-out hosts, 0%"]
+    clock.now += 4
+    view.watch_trial(trial(0.4))
+    assert len(lines) == 2
+    clock.now += 7
+    view.watch_trial(trial(0.9))
+    assert lines[2:] == ["  trying hosts left alone on 64 held-out hosts, 90%"]
+    clock.now += 9
+    view.write(step_record(4))
+    assert len(lines) == 3
+    clock.now += 2
+    view.write(step_record(5))
+    view.write(step_record(5, 1))
+    assert lines[3:] == ["  step 5 of 16 of the round"]
+    view.watch_trial(trial(0.0, "learned", purpose="final"))
+    assert len(lines) == 4  # a notice tells of the comparison
+
+
+def test_the_comparison_at_the_end_is_seen_to_move() -> None:
+    clock = Clock()
+    state = ViewState(CONFIG, clock)
+    for record in FULL:
+        state.take(record)
+    assert state.comparison_share is None
+    final: dict[str, Any] = {"purpose": "final", "n_hosts": 256, "n_trials": 4}
+    state.take_trial(trial(0.0, "learned", number=1, **final))
+    assert state.comparison_share == 0.0
+    clock.now += 30
+    state.take(evaluation_record(10, purpose="final"))
+    state.take_trial(trial(0.5, "wait", number=2, **final))
+    assert state.comparison_share == 3 / 8
+    assert state.seconds_left == pytest.approx(30 * 5 / 3)
+    text = picture(state, 80)
+    for piece in ("comparing", "38%", "0:50 left", "hosts left alone on 256 held-out hosts, 50%"):
+        assert piece in text
+    for arm in ("wait", "random", "heuristic"):
+        state.take(evaluation_record(10, purpose="final", arm=arm))
+    assert (state.comparison_share, state.seconds_left) == (1.0, 0.0)
+
+
+def test_the_time_left_counts_the_comparison_at_the_end() -> None:
+    clock = Clock()
+    state = ViewState(CONFIG, clock)
+    state.take(evaluation_record(0, arm="wait", n_episodes=64, seconds=2.0))
+    state.take(step_record(0))
+    clock.now += 10
+    state.take(step_record(80))
+    n_final = 4 * CONFIG.evaluation.n_final_episodes
+    assert state.seconds_left == pytest.approx(10 + 2.0 / 64 * n_final)
+
+
+def test_the_live_view_says_what_becomes_of_a_signal_in_its_panel() -> None:
+    file = io.StringIO()
+    view = LiveView(ViewState(CONFIG), Console(file=file, width=80, force_terminal=True))
+    view.watch_trial(trial(0.25))
+    view.tell("SIGINT: saving")
     view.close()
-    (line,) = lines
-    assert line.startswith("digits-family, 2 rounds, 0:0")
-    assert line.endswith(": return on 256 held-out hosts learned 0.583, wait 0.500")
+    assert "SIGINT: saving" in file.getvalue()
+    assert "hosts left alone on 64 held-out hosts, 25%" in file.getvalue()
 
 
 def test_programs_get_valid_json_in_each_line() -> None:
     lines: list[str] = []
-    view = JsonView(ViewState(CONFIG), lines.append)
+    view = JsonView(lines.append)
     for record in FULL:
         view.write(record)
     view.close()
@@ -205,12 +274,11 @@ def test_programs_get_valid_json_in_each_line() -> None:
     events = [json.loads(line, parse_constant=refuse) for line in lines]
     assert [event["event"] for event in events] == [
         *["round", "update", "round", "update", "governor", "evaluation", "evaluation"],
-        *["notice", "end"],
+        "notice",
     ]
     assert events[0]["ep_rew_mean"] == pytest.approx(0.41)
     assert events[0]["seconds_by_part"] == {"hosts": 1.5}
     assert events[1]["entropy_by_head"] == {"op": None}
-    assert events[-1]["round"] == 2
 
 
 def test_the_view_suits_where_the_output_goes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,13 +287,11 @@ def test_the_view_suits_where_the_output_goes(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.count("\n") == 2
     with make_view(CONFIG, quiet=True, json=False) as view:
         view.write(round_record(1))
-    assert capsys.readouterr().out.count("\n") == 1
+    assert capsys.readouterr().out == ""
     with make_view(CONFIG, quiet=False, json=True) as view:
         view.write(round_record(1))
-    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == [
-        "round",
-        "end",
-    ]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["event"] == "round"
 
 
 def test_a_run_goes_on_when_its_reader_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

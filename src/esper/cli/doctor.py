@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from esper.cli.checkup import Check, Verdict, check_everything
 from esper.cli.output import print_columns, print_json
 from esper.cli.parsing import parse
+from esper.runs.folder import runs_folder
 
 _MARKS = {Verdict.GOOD: "ok", Verdict.NOTE: "note", Verdict.WRONG: "WRONG"}
 
@@ -19,8 +20,8 @@ class Options:
     The exit code is 0 if training can work, and 1 if something is wrong.
     """
 
-    runs_dir: str = "runs"
-    """The folder that runs would be put into."""
+    runs_dir: str | None = None
+    """The folder that runs would be put into; by default runs, or what ESPER_RUNS says."""
 
     json: bool = False
     """Print JSON."""
@@ -29,7 +30,7 @@ class Options:
 def run(words: Sequence[str]) -> int:
     """Print what was found; return 1 if something is wrong."""
     options = parse(Options, words, command="doctor")
-    checks = check_everything(options.runs_dir)
+    checks = check_everything(options.runs_dir or str(runs_folder()))
     wrong = [check for check in checks if check.verdict == Verdict.WRONG]
     if options.json:
         found = [asdict(check) | {"verdict": check.verdict.value} for check in checks]

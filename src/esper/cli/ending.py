@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from esper.cli.output import print_columns
+from esper.cli.output import finite, print_columns, print_wrapped, shell_word
 from esper.reports.comparison import ArmSummary, Comparison, Difference
 from esper.reports.statistics import Interval
 from esper.runs.run import Run
@@ -13,7 +14,7 @@ from esper.runs.run import Run
 _HEADINGS = (
     "controller",
     "return [95 %]",
-    "learned minus it [95 %]",
+    "learned minus it",
     "score",
     "FLOPs",
     "added",
@@ -25,8 +26,7 @@ def show_end(run: Run, *, quiet: bool = False, as_json: bool = False) -> None:
     summary = run.summary
     assert summary is not None, "a run that is done has a summary"
     if as_json:
-        event = {"event": "end", "run": str(run.path), "state": run.state}
-        print(json.dumps(event | {"summary": summary.to_json()}), flush=True)
+        print_end_event(run, state=run.state)
     elif quiet:
         print(f"{run.path}: {summary.sentences[0]}")
     else:
@@ -36,27 +36,48 @@ def show_end(run: Run, *, quiet: bool = False, as_json: bool = False) -> None:
         show_next_steps(run.path)
 
 
+def print_end_event(run: Run | None, *, state: str, message: str | None = None) -> None:
+    """Print as JSON in a line that a process has ended its work on a run.
+
+    Args:
+        run: The run; None if there is none.
+        state: Done, interrupted or failed.
+        message: What went wrong.
+    """
+    event: dict[str, Any] = {"event": "end", "state": state, "message": message}
+    event |= dict.fromkeys(("run", "round", "rounds", "summary"))
+    if run is not None:
+        event |= {"run": str(run.path), "round": run.rounds_done, "rounds": run.config.rounds}
+    if run is not None and state == "done" and run.summary is not None:
+        event["summary"] = run.summary.to_json()
+    print(json.dumps(finite(event), ensure_ascii=False), flush=True)
+
+
 def show_comparison(summary: Comparison) -> None:
     """Print the table of controllers and what it supports."""
     print(f"On the same {summary.n_hosts} held-out hosts, scored on the {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}
     print_columns([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
-    print(
-        "\nReturn is the score minus what computing and added parameters cost. FLOPs are a\n"
-        "share of a reference run's, added parameters a share of the host's."
+    print()
+    print_wrapped(
+        "Return is the score minus what computing and added parameters cost; FLOPs are a share of "
+        "a reference run's, added parameters a share of the host's. In brackets: where the mean "
+        "lies with 95 % confidence."
     )
+    print()
     for sentence in summary.sentences:
-        print(f"- {sentence}")
+        print_wrapped(sentence, first="- ", indent="  ")
 
 
 def show_next_steps(path: Path) -> None:
     """Print commands that can follow."""
+    run = shell_word(path)
     print("Next:")
     print_columns(
         [
-            (f"  esper show {path}", "this again, and how the run went"),
-            (f"  esper grow --controller {path}", "grow one host with this controller and keep it"),
-            (f"  esper export-telemetry {path} --csv", "everything that happened, as tables"),
+            (f"  esper show {run}", "this again, and how the run went"),
+            (f"  esper grow --controller {run}", "grow one host with it and keep it"),
+            (f"  esper export-telemetry {run} --csv", "all that happened, as tables"),
             ("  esper train --preset digits-family", "a longer run, for a better controller"),
         ]
     )

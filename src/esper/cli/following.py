@@ -4,32 +4,68 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from esper.cli.ending import show_end
+from esper.cli.early_signals import early_signals
+from esper.cli.output import shell_word
 from esper.cli.views import View, make_view
 from esper.config.run import RunConfig
+from esper.errors import EsperError
 from esper.runs.run import Run
+from esper.runs.signals import INTERRUPTED
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from esper.simic.training import StopRequest
+
+Work = Callable[[View, "StopRequest"], Run]
+"""Works on a run: takes the view on it and the request that may stop it."""
 
 
-def follow(work: Callable[[View], Run], config: RunConfig, *, quiet: bool, as_json: bool) -> int:
+def follow(
+    work: Work, config: RunConfig, *, begun: Run | None = None, quiet: bool, as_json: bool
+) -> int:
     """Do the work with a view on it, say what came of it, and return the exit code.
 
     Args:
-        work: Takes the view and works on the run.
+        work: Works on the run.
         config: The run's settings.
+        begun: The run, if there is one already.
         quiet: Say one line in the end.
         as_json: Print a JSON object in each line.
     """
-    from esper.runs.training import RunInterrupted
-
     try:
-        with make_view(config, quiet=quiet, json=as_json) as view:
-            run = work(view)
-    except RunInterrupted as interrupted:
-        path = interrupted.run.path
-        print(f"esper: interrupted and saved; go on with: esper resume {path}", file=sys.stderr)
+        # The view comes first: loading PyTorch takes seconds in which nothing would be seen.
+        with (
+            make_view(config, quiet=quiet, json=as_json) as view,
+            early_signals(view.tell) as early,
+        ):
+            run = work(view, early.make_stop_request())
+    except KeyboardInterrupt as interrupted:
+        from esper.cli.ending import print_end_event
+
+        saved: Run | None = getattr(interrupted, "run", None)
+        if as_json:
+            print_end_event(saved or begun, state="interrupted")
+        _tell_interrupted(saved, begun)
         return INTERRUPTED
+    except EsperError as error:
+        from esper.cli.ending import print_end_event
+
+        if as_json:
+            print_end_event(begun, state="failed", message=str(error))
+        raise
+    from esper.cli.ending import show_end
+
     show_end(run, quiet=quiet, as_json=as_json)
     return 0
+
+
+def _tell_interrupted(saved: Run | None, begun: Run | None) -> None:
+    """Say on stderr what is left of the run, and how to go on."""
+    if saved is not None:
+        told = f"interrupted and saved; go on with: esper resume {shell_word(saved.path)}"
+    elif begun is not None:
+        told = f"interrupted; the run is as it was: esper resume {shell_word(begun.path)}"
+    else:
+        told = "interrupted before training began; nothing was saved"
+    print(f"esper: {told}", file=sys.stderr)

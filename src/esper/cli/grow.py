@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import print_columns, print_json
+from esper.cli.output import line_width, print_columns, print_json, print_wrapped
 from esper.cli.parsing import UsageError, parse
+from esper.errors import ConfigError, RunError, did_you_mean
+from esper.runs.run import Run, load_run
 
 if TYPE_CHECKING:
     from esper.runs.growing import GrownHost, TimelineStep
@@ -39,8 +41,7 @@ def run(words: Sequence[str]) -> int:
     options = parse(Options, words, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
-    print_step = _Printer(quiet=options.json)
-    grown = _grow(options, print_step)
+    grown = _grow(options, _Printer(quiet=options.json))
     from esper.runs.saving import save_grown
 
     place = save_grown(grown, options.out)
@@ -51,23 +52,51 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _grow(options: Options, on_step: _Printer) -> GrownHost:
+def _grow(options: Options, printer: _Printer) -> GrownHost:
+    printer.begin(options.controller)
     import torch
 
     from esper.runs.growing import grow_host
-    from esper.runs.run import load_run
-    from esper.simic.training.setup import make_run_task
     from esper.tamiyo import controller_names
 
     torch.set_num_threads(1)  # the hosts are small
     if options.controller in controller_names():
         task = options.task or "digits"
-        on_step.begin(f"{options.controller} on {task}")
-        return grow_host(task, options.controller, seed=options.seed, on_step=on_step)
-    found = load_run(options.controller)
-    task = options.task or make_run_task(found.config)
-    on_step.begin(f"the controller of {found.path} on {options.task or found.config.task}")
-    return grow_host(task, found, seed=options.seed, on_step=on_step)
+        return grow_host(task, options.controller, seed=options.seed, on_step=printer)
+    return _grow_with_run(_find_run(options.controller), options, printer)
+
+
+def _find_run(name: str) -> Run:
+    from esper.tamiyo import controller_names
+
+    try:
+        return load_run(name)
+    except RunError as error:
+        known = controller_names()
+        near = did_you_mean(name, known)
+        raise RunError(
+            f"{error} A controller is the folder of a run, or one of {', '.join(known)}.{near}"
+        ) from error
+
+
+def _grow_with_run(found: Run, options: Options, printer: _Printer) -> GrownHost:
+    """Grow a host with the controller of a run."""
+    from esper.runs.growing import grow_host
+    from esper.simic.training.setup import make_run_task
+    from esper.tasks import make_task
+
+    if options.task is None:
+        task = make_run_task(found.config)
+        return grow_host(task, found, seed=options.seed, on_step=printer)
+    task = make_task(options.task)
+    try:
+        return grow_host(task, found, seed=options.seed, on_step=printer)
+    except ConfigError as error:
+        raise RunError(
+            f"the controller of {found.path} learned on {found.config.task} and cannot grow hosts "
+            f"of {options.task}, whose slots or blueprints are others; leave out --task, or train "
+            f"one: esper train --task {options.task}."
+        ) from error
 
 
 class _Printer:
@@ -75,32 +104,48 @@ class _Printer:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
+        self._has_heading = False
 
-    def begin(self, what: str) -> None:
+    def begin(self, controller: str) -> None:
+        """Say what is done, before PyTorch is loaded."""
         if not self._quiet:
-            print(f"growing a host: {what}\n")
-            print("epoch  score  FLOPs  added  decision and slots", flush=True)
+            print(f"growing a host with {controller}", flush=True)
 
     def __call__(self, step: TimelineStep) -> None:
-        if not self._quiet:
-            print(
-                f"{step.epoch:5}  {step.score:5.3f}  {step.flops:5.2f}  "
-                f"{step.seed_parameters:5}  {_words(step)}",
-                flush=True,
-            )
+        """Print an epoch."""
+        if self._quiet:
+            return
+        if not self._has_heading:
+            print("\nepoch  score  FLOPs  added  decision; slots with their alpha and stage")
+            self._has_heading = True
+        facts = f"{step.epoch:5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
+        slots = [f"{slot} {_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()]
+        first, *others = fit([decision_words(step), *slots], len(facts))
+        print(f"{facts}{first}", flush=True)
+        for line in others:
+            print(f"{'':{len(facts)}}{line}", flush=True)
 
 
-def _words(step: TimelineStep) -> str:
-    """Return what was decided and how the slots are, in a few words."""
+def fit(parts: Sequence[str], indent: int) -> list[str]:
+    """Return parts in as few lines as the terminal lets, none of them broken."""
+    width, lines = line_width(), [parts[0]]
+    for part in parts[1:]:
+        joined = f"{lines[-1]}; {part}"
+        if width is None or indent + len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
+
+
+def decision_words(step: TimelineStep) -> str:
+    """Return what was decided in a few words."""
     decision = step.op.replace("_", " ")
     if step.blueprint:
         decision += f" {step.blueprint}"
     if step.slot:
         decision += f" in {step.slot}"
-    if step.note:
-        decision += f" ({step.note})"
-    slots = [f"{slot} {_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()]
-    return f"{decision:34} {'; '.join(slots)}".rstrip()
+    return f"{decision} ({step.note})" if step.note else decision
 
 
 def _bar(alpha: float) -> str:
@@ -122,14 +167,15 @@ def _facts(grown: GrownHost, place: Path) -> dict[str, Any]:
 
 
 def _show(grown: GrownHost, place: Path) -> None:
-    print(
-        f"\nscore on the test split {grown.score:.3f}, "
-        f"{grown.flops:.2f} of a reference run's FLOPs, "
-        f"{grown.host_parameters:,} parameters + {grown.seed_parameters:,} grown\n"
+    print()
+    print_wrapped(
+        f"score on the test split {grown.score:.3f}, {grown.flops:.2f} of a reference run's FLOPs, "
+        f"{grown.host_parameters:,} parameters + {grown.seed_parameters:,} grown"
     )
+    print()
     print_columns(
         [
-            (f"{place}/model.pt2", "the network: torch.export.load(file).module() runs it"),
+            (f"{place}/model.pt2", "the network: torch.export.load(file).module()"),
             (f"{place}/model.safetensors", "its weights by name"),
             (f"{place}/growth.json", "this timeline"),
         ]

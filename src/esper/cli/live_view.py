@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.live import Live
 
 from esper.cli.panel import RunPanel
 from esper.cli.view_state import ViewState
 from esper.telemetry.records import Record
+
+if TYPE_CHECKING:
+    from esper.simic.training.output import TrialProgress
 
 _REFRESHES_PER_SECOND = 2
 """Enough to see it move; a drawing takes some milliseconds that training then lacks."""
@@ -28,6 +33,14 @@ class LiveView:
     def write(self, record: Record) -> None:
         """Take a record; the next drawing shows it."""
         self._state.take(record)
+
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Take how far a trial is; the next drawing shows it."""
+        self._state.take_trial(trial)
+
+    def tell(self, message: str) -> None:
+        """Show a message in the panel, where it cannot tear it apart."""
+        self._state.messages.append(message)
 
     def close(self) -> None:
         """Draw the panel a last time and leave it there. Closing again does nothing."""

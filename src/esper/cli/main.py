@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TextIO
 
 from esper import __version__
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
+from esper.runs.signals import INTERRUPTED, handling
 
 COMMANDS = {
     "train": "train a controller",
@@ -24,7 +28,7 @@ COMMANDS = {
 }
 """What each command does. It lives in the module of its name, which is imported when it is run."""
 
-DONE, FAILED, USER_MISTAKE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
+DONE, FAILED, USER_MISTAKE, READER_GONE = 0, 1, 2, 141
 
 _EXAMPLES = """\
 examples:
@@ -48,13 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
-        sys.stdout.flush()
-        return code
+        with handling(_interrupt), warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            code = _run(words)
+            sys.stdout.flush()
+            return code
     except EsperError as error:
         print(f"esper: error: {one_line(error)}", file=sys.stderr)
         return FAILED if isinstance(error, (StorageError, TrainingError)) else USER_MISTAKE
     except KeyboardInterrupt:
+        lost = "; nothing was saved" if words[:1] == ["train"] else ""
+        print(f"esper: interrupted{lost}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _forget_output()
@@ -64,6 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def one_line(error: BaseException) -> str:
     """Return an error's message without line breaks."""
     return " ".join(str(error).split())
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning in one line on stderr; where in the code it arose helps no user."""
+    text = " ".join(str(message).split())
+    print(f"esper: warning: {text}", file=sys.stderr if file is None else file)
 
 
 def help_text() -> str:
@@ -104,6 +125,10 @@ def _run(words: list[str]) -> int:
         return find_command(words[0])(words[1:])
     except SystemExit as ended:  # The parser ends so when it has printed a command's help.
         return ended.code if isinstance(ended.code, int) else DONE
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _forget_output() -> None:

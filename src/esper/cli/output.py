@@ -3,35 +3,94 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import Any
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 
 def print_json(value: Any) -> None:
     """Print a value as JSON, indented."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
+
+
+def finite(value: Any) -> Any:
+    """Return a value as JSON can hold it: a number that is not finite is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in aligned columns; on a terminal the last column is wrapped to fit."""
-    if sys.stdout.isatty():
-        _print_wrapped(rows)
-        return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Print rows in aligned columns; on a terminal the last column is wrapped to fit.
+
+    Where the other columns leave too little room for that, the last one gets a line of its own:
+    nothing is ever cut off.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    room = line_width()
+    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        start = "  ".join([*cells, ""])
+        if room is None or indent + len(row[-1]) <= room:
+            print(f"{start}{row[-1]}".rstrip())
+        elif room - indent >= _LEAST_ROOM:
+            lines = _wrap(row[-1], room - indent)
+            print(f"{start}{lines[0]}".rstrip())
+            for line in lines[1:]:
+                print(f"{'':{indent}}{line}")
+        else:
+            print(start.rstrip())
+            print_wrapped(row[-1], indent="    ")
 
 
-def _print_wrapped(rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> None:
+    """Print a paragraph; on a terminal wrapped between words.
 
-    table = Table.grid(padding=(0, 2))
-    for index in range(len(rows[0])):
-        table.add_column(no_wrap=index < len(rows[0]) - 1, style="bold" if index == 0 else "")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    Args:
+        text: The paragraph.
+        indent: Before each line.
+        first: Before the first line, if that differs.
+    """
+    start, room = indent if first is None else first, line_width()
+    if room is None:
+        print(f"{start}{text}")
+    else:
+        lines = _wrap(f"{start}{text}", room, indent)
+        print("\n".join(lines))
+
+
+def line_width() -> int | None:
+    """Return the letters of a line of the terminal; None if the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def shell_word(path: str | Path) -> str:
+    """Return a path as it can be pasted into a shell, where it is no option either."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+_LEAST_ROOM = 16
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text in lines; words are left whole, so that paths can be copied."""
+    lines = textwrap.wrap(
+        text,
+        max(width, 20),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return lines or [""]

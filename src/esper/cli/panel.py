@@ -38,8 +38,9 @@ class RunPanel:
             parts.append(sides)
         else:
             parts.append(_rows([*learning, *controlling]))
-        if state.messages:
-            parts += [Text(), *(Text(message, style="yellow") for message in state.messages)]
+        messages = list(state.messages)  # another thread may add one meanwhile
+        if messages:
+            parts += [Text(), *(Text(message, style="yellow") for message in messages)]
         name = f" {state.name}" if state.name else ""
         title = Text(f"esper{name}, task {state.config.task}", style="bold")
         yield Panel(
@@ -54,19 +55,19 @@ class RunPanel:
 
 def _progress(state: ViewState) -> Table:
     """Return the first line: the round, a bar, the pace and the time left."""
-    left = state.seconds_left
+    left, comparison = state.seconds_left, state.comparison_share
     time_left = "starting" if left is None else f"{words.duration(left)} left"
+    share = state.share if comparison is None else comparison
+    doing = f"round {state.round_number}/{state.config.rounds}"
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     for _ in range(3):
         grid.add_column(no_wrap=True)
     grid.add_row(
-        Text(f"round {state.round_number}/{state.config.rounds}", style="bold"),
-        ProgressBar(
-            total=1.0, completed=state.share, complete_style="cyan", finished_style="green"
-        ),
-        f"{state.share:.0%}",
+        Text(doing if comparison is None else "comparing", style="bold"),
+        ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
+        f"{share:.0%}",
         f"{words.count(state.steps_per_second)} env-steps/s",
         f"{time_left}",
     )
@@ -75,9 +76,11 @@ def _progress(state: ViewState) -> Table:
 
 def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
     """Return how well hosts come out."""
-    row = state.round
+    row, trial = state.round, state.trial
+    trying = [] if trial is None else [("trying", Text(words.trial_words(trial), style="cyan"))]
     if row is None:
-        return [("", Text("collecting the first round"))]
+        waiting = "collecting the first round" if state.name else "loading PyTorch"
+        return trying or [("", Text(waiting))]
     line = Text(words.number(row.ep_rew_mean), style="bold green")
     if not options.ascii_only:
         line.append(f"  {words.bars(state.returns, _MOST_BARS)}", style="green")
@@ -92,7 +95,7 @@ def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
     if state.finals:
         arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
         rows.append(("comparison", Text(f"return of {', '.join(arms)}")))
-    return rows
+    return [*rows, *trying]
 
 
 def _held_out(row: EvaluationRecord) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esper.cli import words
+from esper.cli.output import finite
 from esper.cli.view_state import ViewState
 from esper.telemetry.records import (
     EvaluationRecord,
@@ -18,6 +20,12 @@ from esper.telemetry.records import (
     RoundRecord,
     UpdateRecord,
 )
+
+if TYPE_CHECKING:
+    from esper.simic.training.output import TrialProgress
+
+LONGEST_SILENCE = 10.0
+"""Seconds without a line after which one says how far it is."""
 
 EVENTS: dict[type[Record], str] = {
     RoundRecord: "round",
@@ -41,12 +49,16 @@ Print = Callable[[str], None]
 class LineView:
     """A sink that prints a line when a round is complete: its record and its update's."""
 
-    def __init__(self, state: ViewState, write_line: Print) -> None:
+    def __init__(
+        self, state: ViewState, write_line: Print, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._state = state
         self._print = write_line
         self._waiting: RoundRecord | None = None
+        self._clock = clock
+        self._last_line = clock()
         config = state.config
-        write_line(
+        self._say(
             f"training on {config.task}: {config.rounds} rounds, "
             f"{config.envs} hosts, {config.n_steps} steps of each"
         )
@@ -65,9 +77,31 @@ class LineView:
             self._flush()
             label = "compared" if record.purpose == "final" else "held out"
             said = words.evaluation_words(record)
-            self._print(f"  {label} after round {record.round}, {said}")
+            self._say(f"  {label} after round {record.round}, {said}")
         elif isinstance(record, NoticeRecord):
-            self._print(f"  round {record.round}: {record.message}")
+            self._say(f"  round {record.round}: {record.message}")
+        elif self._is_silent:
+            step = self._state.step % self._state.config.n_steps
+            self._say(f"  step {step} of {self._state.config.n_steps} of the round")
+
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Print who is tried before anything is trained, and later how far a long trial is."""
+        is_first = trial.share == 0.0 and self._state.round is None and trial.purpose != "final"
+        self._state.take_trial(trial)
+        if is_first or self._is_silent:
+            self._say(f"  trying {words.trial_words(trial)}")
+
+    def tell(self, message: str) -> None:
+        """Print a message on stderr."""
+        tell_on_stderr(message)
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._clock() - self._last_line >= LONGEST_SILENCE
+
+    def _say(self, line: str) -> None:
+        self._last_line = self._clock()
+        self._print(line)
 
     def close(self) -> None:
         """Print the round that is waiting for its update, if there is one."""
@@ -75,51 +109,42 @@ class LineView:
 
     def _flush(self) -> None:
         if self._waiting is not None:
-            self._print(round_line(self._state, self._waiting))
+            self._say(round_line(self._state, self._waiting))
             self._waiting = None
 
 
 class QuietView:
-    """A sink that prints one line in the end."""
-
-    def __init__(self, state: ViewState, write_line: Print) -> None:
-        self._state = state
-        self._print = write_line
-        self._is_closed = False
+    """A sink that prints nothing of what it gets."""
 
     def write(self, record: Record) -> None:
-        """Take a record."""
-        self._state.take(record)
+        """Leave a record alone."""
+
+    def tell(self, message: str) -> None:
+        """Print a message on stderr."""
+        tell_on_stderr(message)
 
     def close(self) -> None:
-        """Print how the run went, once; nothing if no round was completed."""
-        if not self._is_closed and self._state.round is not None:
-            self._print(summary_line(self._state))
-        self._is_closed = True
+        """Do nothing."""
 
 
 class JsonView:
     """A sink that prints a JSON object for each round, update, evaluation, rescue and notice."""
 
-    def __init__(self, state: ViewState, write_line: Print) -> None:
-        self._state = state
+    def __init__(self, write_line: Print) -> None:
         self._print = write_line
-        self._is_closed = False
 
     def write(self, record: Record) -> None:
         """Print a record, if it is one of those."""
-        self._state.take(record)
         event = EVENTS.get(type(record))
         if event is not None:
             self._print(json_line(event, asdict(record)))
 
+    def tell(self, message: str) -> None:
+        """Print a message on stderr."""
+        tell_on_stderr(message)
+
     def close(self) -> None:
-        """Print that the process is at its end, once, and how far the run is."""
-        if not self._is_closed:
-            done = self._state.round.round if self._state.round else 0
-            facts = {"round": done, "rounds": self._state.config.rounds}
-            self._print(json_line("end", facts | {"seconds": self._state.seconds}))
-        self._is_closed = True
+        """Do nothing."""
 
 
 def round_line(state: ViewState, row: RoundRecord) -> str:
@@ -145,24 +170,15 @@ def round_line(state: ViewState, row: RoundRecord) -> str:
     return "  ".join(parts)
 
 
-def summary_line(state: ViewState) -> str:
-    """Return how a run went in one line: the comparison at the end, or the last round."""
-    assert state.round is not None, "a summary is of a round or more"
-    head = f"{state.config.task}, {state.round.round} rounds, {words.duration(state.seconds)}"
-    if state.finals:
-        arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
-        n_episodes = next(iter(state.finals.values())).n_episodes
-        return f"{head}: return on {n_episodes} held-out hosts {', '.join(arms)}"
-    return f"{head}: return {words.number(state.round.ep_rew_mean)} in the last round"
-
-
 def json_line(event: str, facts: dict[str, Any]) -> str:
     """Return an event as JSON in one line; a number that is not finite is null."""
-    plain = {name: _plain(name, value) for name, value in facts.items()}
-    return json.dumps({"event": event} | plain, ensure_ascii=False)
+    plain = {
+        name: json.loads(value or "{}") if name in _JSON_FIELDS else value
+        for name, value in facts.items()
+    }
+    return json.dumps(finite({"event": event} | plain), ensure_ascii=False)
 
 
-def _plain(name: str, value: Any) -> Any:
-    if name in _JSON_FIELDS and isinstance(value, str):
-        return {key: _plain("", item) for key, item in json.loads(value or "{}").items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def tell_on_stderr(message: str) -> None:
+    """Print a message on stderr at once; a signal's handler may do so at any moment."""
+    os.write(2, f"esper: {message}\n".encode())

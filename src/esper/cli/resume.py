@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from esper.cli.ending import show_end
+from esper.cli.following import follow
 from esper.cli.parsing import parse
 from esper.cli.views import View
 from esper.runs.run import Run, load_run
+
+if TYPE_CHECKING:
+    from esper.simic.training import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +37,14 @@ def run(words: Sequence[str]) -> int:
     """Go on with the run and return the exit code."""
     options = parse(Options, words, command="resume")
     found = load_run(options.run)
-    from esper.cli.following import follow
+    if found.state == "done" and found.summary is not None:
+        print(f"esper: {found.path} is done; nothing is left to do", file=sys.stderr)
+        show_end(found, quiet=options.quiet, as_json=options.json)
+        return 0
 
-    def work(view: View) -> Run:
+    def work(view: View, stop: StopRequest) -> Run:
         from esper.runs.training import resume
 
-        return resume(found, watchers=[view])
+        return resume(found, watchers=[view], stop=stop)
 
-    return follow(work, found.config, quiet=options.quiet, as_json=options.json)
+    return follow(work, found.config, begun=found, quiet=options.quiet, as_json=options.json)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from esper.cli.ending import show_comparison
-from esper.cli.output import print_columns, print_json
+from esper.cli.output import print_columns, print_json, print_wrapped, shell_word
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.runs.run import Run, load_run
@@ -20,17 +21,18 @@ N_POINTS = 8
 """Rounds that are shown of a run, evenly spread."""
 
 _SHOWN = {
-    "rollout/ep_rew_mean": "return",
-    "growth/score": "score",
-    "growth/flops": "FLOPs",
-    "growth/seed_parameters": "added parameters",
-    "ops/germinate": "germinated",
-    "ops/fossilize": "fossilized",
-    "ops/prune": "pruned",
-    "train/approx_kl": "KL",
-    "train/entropy_loss": "-entropy",
-    "time/fps": "steps/s",
+    "rollout/ep_rew_mean": ("return", ".3f"),
+    "growth/score": ("score", ".3f"),
+    "growth/flops": ("FLOPs", ".2f"),
+    "growth/seed_parameters": ("added", ".4g"),
+    "ops/germinate": ("seeds", ".2f"),
+    "ops/fossilize": ("kept", ".2f"),
+    "ops/prune": ("pruned", ".2f"),
+    "train/approx_kl": ("KL", ".4f"),
+    "train/entropy_loss": ("entropy", ".2f"),
+    "time/fps": ("steps/s", ".0f"),
 }
+"""Metrics, their headings, which are short so that a line fits into 80 letters, and digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,27 +56,50 @@ def run(words: Sequence[str]) -> int:
     facts, summary = facts_of(found.folder), found.summary
     if options.plot is not None:
         _save_figure(found, Path(options.plot))
+    sessions = _sessions(found)
     if options.json:
         comparison = None if summary is None else summary.to_json()
-        print_json(facts | {"sessions": _sessions(found), "summary": comparison})
+        print_json(facts | {"sessions": sessions, "summary": comparison})
         return 0
-    print(f"{found.path}: {facts['state']}, {facts['task']}, ", end="")
-    print(f"round {facts['rounds_done']} of {facts['rounds']}, seed {found.config.seed}")
-    for session in _sessions(found):
-        ended = session["ended_at"] or "(no end was recorded)"
-        message = f": {session['message']}" if session["message"] else ""
-        print(
-            f"  {session['started_at']} to {ended}, {session['outcome'] or 'no outcome'}{message}"
-        )
+    _show_state(found, facts, sessions)
     if facts["rounds_done"]:
         print()
         print_columns(_table(found.metrics()))
+        print()
+        print_wrapped(
+            "Means of the episodes that ended in a round; added parameters, and seeds germinated, "
+            "kept (fossilized) and pruned, are of one episode."
+        )
     if summary is not None:
         print()
         show_comparison(summary)
-    elif facts["state"] != "running":
-        print(f"\nGo on with it: esper resume {found.path}")
+    elif facts["state"] not in ("running", "unreadable"):
+        print(f"\nGo on with it: esper resume {shell_word(found.path)}")
+    if options.plot is not None:
+        print(f"\nThe figure is in {options.plot}")
     return 0
+
+
+def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]]) -> None:
+    """Print how far the run is, and who worked on it."""
+    config = found.config
+    done = "an unknown round" if facts["rounds_done"] is None else f"round {facts['rounds_done']}"
+    print(f"{found.path}: {facts['state']}, {config.task}, {done} of {config.rounds}", end="")
+    print(f", seed {config.seed}")
+    if "problem" in facts:
+        print_wrapped(facts["problem"], indent="  ")
+    for session in sessions:
+        ended = session["ended_at"]
+        end = _local(ended) if ended else "now" if facts["state"] == "running" else "unknown"
+        outcome = session["outcome"] or ("running" if end == "now" else "killed")
+        message = f": {session['message']}" if session["message"] else ""
+        line = f"{_local(session['started_at'])} to {end}, {outcome}{message}"
+        print_wrapped(line, first="  ", indent="    ")
+
+
+def _local(stamp: str) -> str:
+    """Return a recorded time as the clock on the wall shows it."""
+    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -82,15 +107,19 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
     rounds = metrics["time/iterations"].rounds
     last = len(rounds) - 1
     picked = sorted({rounds[round(last * i / (N_POINTS - 1))] for i in range(N_POINTS)})
-    rows = [("round", *_SHOWN.values())]
+    rows: list[tuple[str, ...]] = [("round", *(heading for heading, _ in _SHOWN.values()))]
     by_round = {
         name: dict(zip(metrics[name].rounds, metrics[name].values, strict=True))
         for name in _SHOWN
         if name in metrics
     }
     for number in picked:
-        values = [by_round.get(name, {}).get(number) for name in _SHOWN]
-        rows.append((str(number), *("" if v is None else f"{v:.3g}" for v in values)))
+        cells = [str(number)]
+        for name, (_, digits) in _SHOWN.items():
+            value = by_round.get(name, {}).get(number)
+            sign = -1.0 if name == "train/entropy_loss" else 1.0  # a loss is to be lowered
+            cells.append("" if value is None else f"{sign * value:{digits}}")
+        rows.append(tuple(cells))
     return rows
 
 

@@ -20,6 +20,7 @@ from esper.config.values import key_text, value_text
 if TYPE_CHECKING:
     from esper.cli.views import View
     from esper.runs.run import Run
+    from esper.simic.training import StopRequest
 
 DEFAULT_PRESET = "quick"
 
@@ -74,10 +75,10 @@ def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json
     """Train, showing how it goes, and return the exit code."""
     from esper.cli.following import follow
 
-    def work(view: View) -> Run:
+    def work(view: View, stop: StopRequest) -> Run:
         from esper.runs.training import train
 
-        return train(config, run_dir=run_dir, watchers=[view])
+        return train(config, run_dir=run_dir, watchers=[view], stop=stop)
 
     return follow(work, config, quiet=quiet, as_json=json)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
 from esper.telemetry.records import (
@@ -19,8 +20,14 @@ from esper.telemetry.records import (
     UpdateRecord,
 )
 
+if TYPE_CHECKING:
+    from esper.simic.training.output import TrialProgress
+
 LEARNED = "learned"
 """The controller that is trained, as evaluations call it."""
+
+N_COMPARED = 4
+"""Controllers in the comparison at the end."""
 
 _MESSAGES = 3
 _RETURNS = 200
@@ -37,6 +44,8 @@ class ViewState:
         self.evaluation: EvaluationRecord | None = None
         self.finals: dict[str, EvaluationRecord] = {}
         """The comparison at the end, by controller."""
+        self.trial: TrialProgress | None = None
+        """The trial of a controller that goes on, if one does."""
         self.returns: deque[float] = deque(maxlen=_RETURNS)
         self.messages: deque[str] = deque(maxlen=_MESSAGES)
         self.n_updates = 0
@@ -49,6 +58,8 @@ class ViewState:
         self._step = 0
         self._first_step: int | None = None
         self._first_time = self._start
+        self._final_start: float | None = None
+        self._trial_seconds: float | None = None
         self._takers: dict[type, Callable[..., None]] = {
             RunRecord: self._take_run,
             StepRecord: self._take_step,
@@ -65,10 +76,31 @@ class ViewState:
         if taker is not None:
             taker(record)
 
+    def take_trial(self, trial: TrialProgress) -> None:
+        """Keep how far the trial of a controller is."""
+        self.trial = trial
+        if trial.purpose == "final" and self._final_start is None:
+            self._final_start = self._clock()
+
+    @property
+    def comparison_share(self) -> float | None:
+        """The share of the comparison at the end that is done; None before it begins."""
+        trial = self.trial
+        if self._final_start is None:
+            return None
+        if trial is None:
+            return len(self.finals) / N_COMPARED
+        return (trial.number - 1 + trial.share) / trial.n_trials
+
     @property
     def total_steps(self) -> int:
         """Steps of the run, counting all environments' as one."""
         return self.config.rounds * self.config.n_steps
+
+    @property
+    def step(self) -> int:
+        """Steps that are done, counting all environments' as one."""
+        return self._step
 
     @property
     def share(self) -> float:
@@ -87,12 +119,19 @@ class ViewState:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest of the steps takes at the pace so far; None before there is one."""
+        """How long the rest takes at the pace so far; None before there is one.
+
+        That is the rest of the steps, and the comparison at the end at the pace of evaluations.
+        """
+        share = self.comparison_share
+        if share is not None:
+            passed = self._clock() - (self._final_start or 0.0)
+            return passed * (1.0 - share) / share if share > 0.0 else self._trial_seconds
         done = self._step - (self._first_step or 0)
         if done <= 0:
             return None
         pace = (self._clock() - self._first_time) / done
-        return pace * max(0, self.total_steps - self._step)
+        return pace * max(0, self.total_steps - self._step) + (self._trial_seconds or 0.0)
 
     @property
     def steps_per_second(self) -> float | None:
@@ -125,9 +164,13 @@ class ViewState:
             self.messages.append(f"round {record.round}: update refused, {record.refusal}")
 
     def _take_evaluation(self, record: EvaluationRecord) -> None:
+        self.trial = None
         if record.purpose == "final":
-            self.finals[record.arm] = record
-        elif record.arm == LEARNED:
+            self.finals = self.finals | {record.arm: record}
+            return
+        hosts = N_COMPARED * self.config.evaluation.n_final_episodes
+        self._trial_seconds = record.seconds / max(1, record.n_episodes) * hosts
+        if record.arm == LEARNED:
             self.evaluation = record
 
     def _take_governor(self, record: GovernorRecord) -> None:
@@ -135,7 +178,8 @@ class ViewState:
         self.last_restored = record.reason
 
     def _take_notice(self, record: NoticeRecord) -> None:
-        self.messages.append(f"round {record.round}: {record.message}")
+        if record.kind != "comparison":  # its progress is shown
+            self.messages.append(f"round {record.round}: {record.message}")
 
     def _move(self, step: int) -> None:
         """Note how far the run is; the first step that is seen is where the pace is taken from."""

@@ -20,6 +20,10 @@ class View(Protocol):
         """Take a record."""
         ...
 
+    def tell(self, message: str) -> None:
+        """Say at once what becomes of a signal."""
+        ...
+
     def close(self) -> None:
         """Show what is left to be shown. Closing again does nothing."""
         ...
@@ -58,11 +62,11 @@ def make_view(config: RunConfig, *, quiet: bool, json: bool) -> Generator[View]:
 
 
 def _view(config: RunConfig, *, quiet: bool, json: bool) -> View:
-    state = ViewState(config)
     if json:
-        return JsonView(state, LineWriter())
+        return JsonView(LineWriter())
     if quiet:
-        return QuietView(state, LineWriter())
+        return QuietView()
+    state = ViewState(config)
     if not sys.stdout.isatty():
         return LineView(state, LineWriter())
     from esper.cli.live_view import LiveView

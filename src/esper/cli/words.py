@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from esper.telemetry.records import EvaluationRecord, RoundRecord
+
+if TYPE_CHECKING:
+    from esper.simic.training.output import TrialProgress
 
 OPS = (
     ("op_germinate", "germinate"),
@@ -70,6 +74,21 @@ def evaluation_words(row: EvaluationRecord) -> str:
         f"{row.arm}: return {row.ep_rew_mean:.3f}, score {row.score_mean:.3f}, "
         f"FLOPs {row.flops_mean:.2f} on {row.n_episodes} hosts{best}"
     )
+
+
+ARMS = {
+    "learned": "the learned controller",
+    "wait": "hosts left alone",
+    "random": "random legal growth",
+    "heuristic": "the heuristic",
+}
+"""Controllers as a person calls them."""
+
+
+def trial_words(trial: TrialProgress) -> str:
+    """Return who is being tried, and how far that is."""
+    arm = ARMS.get(trial.arm, trial.arm)
+    return f"{arm} on {trial.n_hosts} held-out hosts, {trial.share:.0%}"
 
 
 def bars(values: Sequence[float], width: int) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config.run import RunConfig
 from esper.errors import StorageError
 from esper.reports.comparison import ArmResults, Comparison, compare_arms
 from esper.runs.folder import RunFolder, write_whole
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults
 from esper.simic.training import RecordOutput, Trainer
+from esper.simic.training.output import TrialProgress
 from esper.simic.training.round_records import evaluation_record
 from esper.simic.training.trials import run_final_trials
 from esper.tamiyo import Controller, LearnedController, make_controller
@@ -36,7 +39,13 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     actions: NDArray[np.int64] | None = None
     for arm in ("learned", *OTHERS):
         start = perf_counter()
-        found, taken = run_final_trials(config, trainer.task, _maker(trainer, arm), trainer.stop)
+        found, taken = run_final_trials(
+            config,
+            trainer.task,
+            _maker(trainer, arm),
+            trainer.stop,
+            on_share=_teller(output, config, arm),
+        )
         record = evaluation_record(
             found,
             round_number=progress.round,
@@ -55,6 +64,19 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     except OSError as error:
         raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
     return comparison
+
+
+def _teller(output: RecordOutput, config: RunConfig, arm: str) -> Callable[[float], None]:
+    """Return what tells those who watch how far the trial of a controller is."""
+    trial = TrialProgress(
+        arm=arm,
+        purpose="final",
+        n_hosts=config.evaluation.n_final_episodes,
+        share=0.0,
+        number=1 + ("learned", *OTHERS).index(arm),
+        n_trials=1 + len(OTHERS),
+    )
+    return lambda share: output.show_trial(replace(trial, share=share))
 
 
 def as_arm(results: EpisodeResults) -> ArmResults:

@@ -14,7 +14,7 @@ from esper.errors import NonFiniteError, RolloutError, TrainingError
 from esper.simic.evaluation import EpisodeResults
 from esper.simic.rollout import VectorCollector
 from esper.simic.stopwatch import Stopwatch
-from esper.simic.training.output import RecordOutput
+from esper.simic.training.output import RecordOutput, TrialProgress
 from esper.simic.training.round_records import (
     RoundTiming,
     evaluation_record,
@@ -121,7 +121,7 @@ class Trainer:
     def _begin(self) -> None:
         """Say what the run is, find out what hosts come to that are left alone, and start."""
         self._write(run_record(self.config, self.parts.envs.slot_config, self._name))
-        results, seconds = self._try(WaitController())
+        results, seconds = self._try(WaitController(), "wait")
         self._write(
             evaluation_record(
                 results,
@@ -220,7 +220,7 @@ class Trainer:
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
         controller = LearnedController(parts.policy, deterministic=config.deterministic)
-        results, seconds = self._try(controller)
+        results, seconds = self._try(controller, "learned")
         mean = float(results.returns.mean())
         best = progress.best_return
         is_best = best is None or mean > best + config.min_improvement
@@ -260,13 +260,19 @@ class Trainer:
         self._write(NoticeRecord(round=progress.round, kind="early stop", message=message))
         return True
 
-    def _try(self, controller: Controller) -> tuple[EpisodeResults, float]:
+    def _try(self, controller: Controller, arm: str) -> tuple[EpisodeResults, float]:
         """Return how a controller does on the hosts of evaluations, and the seconds it took."""
-        start = perf_counter()
+        start, n_hosts = perf_counter(), self.config.evaluation.n_eval_episodes
+
+        def tell(share: float) -> None:
+            self._output.show_trial(
+                TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
+            )
+
         with self.stopwatch.measure("trials"):
             if self._trials is None:
                 self._trials = Trials(self.config, self.task, self.stop)
-            results = self._trials.run(controller)
+            results = self._trials.run(controller, tell)
         return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:

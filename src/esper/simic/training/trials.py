@@ -28,14 +28,23 @@ class Trials:
 
     def __init__(self, config: RunConfig, task: Task, stop: StopRequest) -> None:
         n_hosts = config.evaluation.n_eval_episodes
-        self._stop = stop
+        self._stop, self._n_steps = stop, config.budget.n_epochs
         self.envs: GrowthVectorEnv = make_trial_envs(
             config, task, n_hosts, purpose="tuning", final_split="validation"
         )
 
-    def run(self, controller: Controller) -> EpisodeResults:
-        """Return how a controller does."""
-        return run_episodes(self.envs, StoppableController(controller, self._stop), seed=TRIAL_SEED)
+    def run(
+        self, controller: Controller, on_share: Callable[[float], None] = lambda _: None
+    ) -> EpisodeResults:
+        """Return how a controller does.
+
+        Args:
+            controller: The controller.
+            on_share: Told before each step which share of the trial is done.
+        """
+        n_steps = self._n_steps
+        stoppable = StoppableController(controller, self._stop, lambda n: on_share(n / n_steps))
+        return run_episodes(self.envs, stoppable, seed=TRIAL_SEED)
 
 
 def run_final_trials(
@@ -44,7 +53,7 @@ def run_final_trials(
     make: Callable[[GrowthVectorEnv], Controller],
     stop: StopRequest,
     *,
-    on_hosts: Callable[[int], None] = lambda _: None,
+    on_share: Callable[[float], None] = lambda _: None,
 ) -> tuple[EpisodeResults, NDArray[np.int64]]:
     """Return how a controller does on the draws for evaluation, scored on the test split.
 
@@ -57,7 +66,7 @@ def run_final_trials(
         task: Of the run.
         make: Makes the controller for environments.
         stop: Checked at every step.
-        on_hosts: Told, after each part, how many hosts are done.
+        on_share: Told before each step which share of the trial is done.
     """
     n_hosts = config.evaluation.n_final_episodes
     n_parts = math.ceil(n_hosts / max(config.envs, 1))
@@ -71,12 +80,15 @@ def run_final_trials(
             made[size] = make_trial_envs(
                 config, task, size, purpose="evaluation", final_split="test"
             )
-        controller = StoppableController(make(made[size]), stop)
+
+        def tell(step: int, first: int = first, size: int = size) -> None:
+            on_share((first + size * step / config.budget.n_epochs) / n_hosts)
+
+        controller = StoppableController(make(made[size]), stop, tell)
         results.append(run_episodes(made[size], controller, seed=TRIAL_SEED + first))
         taken = np.stack(controller.actions, axis=1)
         taken[np.arange(taken.shape[1])[None] >= controller_steps(results[-1])[:, None]] = -1
         actions[first:end, : taken.shape[1]] = taken
-        on_hosts(end)
     return join_results(results), actions
 
 
