@@ -48,7 +48,9 @@ METRICS: dict[str, str] = {
     "final/<arm>/score": "Mean final score of its hosts.",
     "final/<arm>/flops": "Mean computing it spent, as a share of the reference host's.",
     "growth/score": "Mean final score of the hosts whose episodes ended in the round.",
-    "growth/static_score": "Mean final score of held-out hosts left alone, the same in every round.",
+    "growth/static_score": (
+        "Mean final score of held-out hosts left alone, the same in every round."
+    ),
     "growth/host_parameters": "Mean parameters of these hosts as they began.",
     "growth/seed_parameters": "Mean parameters of the seeds that were committed to them.",
     "growth/flops": "Mean computing spent on them, as a share of the reference host's.",
