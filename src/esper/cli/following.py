@@ -36,7 +36,7 @@ def follow(
     try:
         # The view comes first: loading PyTorch takes seconds in which nothing would be seen.
         with (
-            make_view(config, quiet=quiet, json=as_json) as view,
+            make_view(config, quiet=quiet, json=as_json, begun=begun) as view,
             early_signals(view.tell) as early,
         ):
             run = work(view, early.make_stop_request())

@@ -78,9 +78,11 @@ def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
     """Return how well hosts come out."""
     row, trial = state.round, state.trial
     trying = [] if trial is None else [("trying", Text(words.trial_words(trial), style="cyan"))]
+    compared = _comparison_rows(state)
+    if not state.has_begun:
+        trying = [("", Text("loading PyTorch"))]
     if row is None:
-        waiting = "collecting the first round" if state.name else "loading PyTorch"
-        return trying or [("", Text(waiting))]
+        return [*compared, *trying] or [("", Text("collecting the first round"))]
     line = Text(words.number(row.ep_rew_mean), style="bold green")
     if not options.ascii_only:
         line.append(f"  {words.bars(state.returns, _MOST_BARS)}", style="green")
@@ -92,10 +94,12 @@ def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
     ]
     if state.evaluation is not None:
         rows.append(("held out", Text(_held_out(state.evaluation))))
-    if state.finals:
-        arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
-        rows.append(("comparison", Text(f"return of {', '.join(arms)}")))
-    return [*rows, *trying]
+    return [*rows, *compared, *trying]
+
+
+def _comparison_rows(state: ViewState) -> list[Row]:
+    arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
+    return [("comparison", Text(f"return of {', '.join(arms)}"))] if arms else []
 
 
 def _held_out(row: EvaluationRecord) -> str:

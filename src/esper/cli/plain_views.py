@@ -58,8 +58,9 @@ class LineView:
         self._clock = clock
         self._last_line = clock()
         config = state.config
+        doing = f"going on with {state.name}, training" if state.name else "training"
         self._say(
-            f"training on {config.task}: {config.rounds} rounds, "
+            f"{doing} on {config.task}: {config.rounds} rounds, "
             f"{config.envs} hosts, {config.n_steps} steps of each"
         )
 

@@ -6,9 +6,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
+from esper.errors import TelemetryError
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -21,6 +23,7 @@ from esper.telemetry.records import (
 )
 
 if TYPE_CHECKING:
+    from esper.runs.run import Run
     from esper.simic.training.output import TrialProgress
 
 LEARNED = "learned"
@@ -39,6 +42,8 @@ class ViewState:
     def __init__(self, config: RunConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.name = ""
+        self.has_begun = False
+        """Whether anything was heard of the run in this process."""
         self.round: RoundRecord | None = None
         self.update: UpdateRecord | None = None
         self.evaluation: EvaluationRecord | None = None
@@ -72,12 +77,30 @@ class ViewState:
 
     def take(self, record: Record) -> None:
         """Keep what a record tells."""
+        self.has_begun = True
         taker = self._takers.get(type(record))
         if taker is not None:
             taker(record)
 
+    def recall(self, run: Run) -> None:
+        """Keep what is recorded of a run that is to be gone on with."""
+        self.name = run.name
+        with suppress(TelemetryError), run.telemetry() as telemetry:
+            rounds = telemetry.rows(RoundRecord)
+            self.returns.extend(
+                row.ep_rew_mean
+                for row in rounds
+                if row.ep_rew_mean is not None and math.isfinite(row.ep_rew_mean)
+            )
+            self.round = rounds[-1] if rounds else None
+            self._step = len(rounds) * self.config.n_steps
+            self.update = telemetry.last(UpdateRecord)
+            evaluations = telemetry.rows(EvaluationRecord, arm=LEARNED, purpose="tuning")
+            self.evaluation = evaluations[-1] if evaluations else None
+
     def take_trial(self, trial: TrialProgress) -> None:
         """Keep how far the trial of a controller is."""
+        self.has_begun = True
         self.trial = trial
         if trial.purpose == "final" and self._final_start is None:
             self._final_start = self._clock()
@@ -185,4 +208,4 @@ class ViewState:
         """Note how far the run is; the first step that is seen is where the pace is taken from."""
         if self._first_step is None:
             self._first_step, self._first_time = step, self._clock()
-        self._step = max(self._step, step)
+        self._step = step

@@ -10,6 +10,7 @@ from typing import Protocol
 from esper.cli.plain_views import JsonView, LineView, QuietView
 from esper.cli.view_state import ViewState
 from esper.config.run import RunConfig
+from esper.runs.run import Run
 from esper.telemetry.records import Record
 
 
@@ -46,27 +47,32 @@ class LineWriter:
 
 
 @contextmanager
-def make_view(config: RunConfig, *, quiet: bool, json: bool) -> Generator[View]:
+def make_view(
+    config: RunConfig, *, quiet: bool, json: bool, begun: Run | None = None
+) -> Generator[View]:
     """Give the view that suits where the output goes, and close it in the end.
 
     Args:
         config: The run's settings.
-        quiet: One line in the end.
+        quiet: Nothing.
         json: One JSON object in each line.
+        begun: The run, if there is one already.
     """
-    view = _view(config, quiet=quiet, json=json)
+    view = _view(config, begun, quiet=quiet, json=json)
     try:
         yield view
     finally:
         view.close()
 
 
-def _view(config: RunConfig, *, quiet: bool, json: bool) -> View:
+def _view(config: RunConfig, begun: Run | None, *, quiet: bool, json: bool) -> View:
     if json:
         return JsonView(LineWriter())
     if quiet:
         return QuietView()
     state = ViewState(config)
+    if begun is not None:
+        state.recall(begun)
     if not sys.stdout.isatty():
         return LineView(state, LineWriter())
     from esper.cli.live_view import LiveView

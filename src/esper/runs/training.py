@@ -138,9 +138,9 @@ def _session(
     first_round, message = 1, None
     if loaded is not None:
         first_round = split(loaded.state)["progress"].facts["round"] + 1
-        message = f"resumed from {loaded.path.name}"
+        message = f"Resumed from {loaded.path.name}."
         if loaded.skipped:
-            message += f"; damaged and left out: {', '.join(p.name for p in loaded.skipped)}"
+            message += f" Damaged and left out: {', '.join(p.name for p in loaded.skipped)}."
     writer.start_session(
         first_round=first_round,
         threads=config.threads,
@@ -150,7 +150,7 @@ def _session(
     try:
         yield
     except Stopped as stopped:
-        writer.end_session("interrupted", str(stopped))
+        writer.end_session("interrupted", f"Stopped by {stopped}.")
         raise RunInterrupted(Run(folder)) from None
     except BaseException as error:
         # What went wrong is what matters; a disk that is full cannot take this note either.

@@ -27,13 +27,15 @@ class RoundTiming:
 
     seconds: float
     seconds_by_part: dict[str, float]
+    n_steps: int
+    """Steps that this process took of it; in a resumed run others may have been taken before."""
 
-    def columns(self, n_steps: int) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         """Return the columns of a round's record that are about time and memory."""
         parts = {part: round(seconds, 6) for part, seconds in self.seconds_by_part.items()}
         return {
             "seconds": self.seconds,
-            "steps_per_second": n_steps / max(self.seconds, 1e-9),
+            "steps_per_second": self.n_steps / max(self.seconds, 1e-9),
             "seconds_by_part": json.dumps(parts),
             "rss_bytes": used_memory(),
         }
@@ -173,5 +175,5 @@ def round_record(
         static_score=static_score,
         **tally_columns(tally),
         **rates,
-        **timing.columns(int(tally.n_steps)),
+        **timing.columns(),
     )

@@ -141,7 +141,7 @@ class Trainer:
     def _run_round(self) -> None:
         """Fill the buffer, from wherever it is, improve the policy and say how it went."""
         parts, progress, start = self.parts, self.parts.progress, perf_counter()
-        before = self._seconds_by_part()
+        before, first = self._seconds_by_part(), progress.step
         while not parts.buffer.is_full:
             self.stop.check()
             self._step()
@@ -158,7 +158,9 @@ class Trainer:
             env_steps=progress.step * self.config.envs,
             static_score=progress.static_score,
             rates=rates,
-            timing=RoundTiming(perf_counter() - start, by_part),
+            timing=RoundTiming(
+                perf_counter() - start, by_part, (progress.step - first) * self.config.envs
+            ),
         )
         self._write(update, record)
         parts.tally.begin_round()
