@@ -23,14 +23,15 @@ from esper.telemetry import open_run
 from esper.telemetry.records import Record
 
 WISHES = {
+    Op.WAIT: 0.0,
     Op.GERMINATE: 2.0,
     Op.FOSSILIZE: 2.5,
     Op.ADVANCE: 2.0,
     Op.PRUNE: 0.5,
-    Op.SET_ALPHA_TARGET: -1.0,
+    Op.SET_ALPHA_TARGET: 1.0,
     Op.FINISH: -2.5,
 }
-"""Added to the first logits of ops, so that short episodes see every stage of a seed's life."""
+"""The first logits of ops, so that short episodes see every stage of a seed's life."""
 
 
 def tiny_config(**changes: Any) -> RunConfig:
@@ -58,7 +59,7 @@ def lively(make: Callable[..., Any]) -> Callable[..., Any]:
         with torch.no_grad():
             ops = policy.outputs.bias[-1 - len(Op) : -1]
             for op, wish in WISHES.items():
-                ops[op] += wish
+                ops[op] = wish
         return policy
 
     return make_policy
