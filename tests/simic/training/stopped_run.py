@@ -72,9 +72,10 @@ def as_text(record: Record) -> str:
     return repr((record.table, *values))
 
 
-def make_trainer(config: RunConfig) -> tuple[Trainer, Records, Checkpoints]:
+def make_trainer(config: RunConfig, *watchers: Any) -> tuple[Trainer, Records, Checkpoints]:
+    """Return a trainer that writes nothing to the disk, and what stands in for that."""
     records, checkpoints = Records(), Checkpoints()
-    output: Any = RecordOutput(records, [])  # pyright: ignore[reportArgumentType]
+    output: Any = RecordOutput(records, watchers)  # pyright: ignore[reportArgumentType]
     folder: Any = checkpoints
     with liveliness():
         trainer = Trainer(config, output=output, checkpoints=folder, stop=records.stop)

@@ -71,7 +71,7 @@ class Trainer:
         self.stopwatch = Stopwatch()
         self._recorder = StepRecorder(envs, agent.spec, record_steps=config.telemetry.record_steps)
         self._trials: Trials | None = None
-        self._saved_at: tuple[int, str] | None = None
+        self._saved_at: tuple[int, int, str] | None = None
 
     def load(self, state: State) -> None:
         """Go on from a checkpoint."""
@@ -114,9 +114,10 @@ class Trainer:
         self._saved_at = self._place
 
     @property
-    def _place(self) -> tuple[int, str]:
+    def _place(self) -> tuple[int, int, str]:
+        # The round too: a state before an update is not the one after it.
         progress = self.parts.progress
-        return progress.step, progress.phase
+        return progress.step, progress.round, progress.phase
 
     def _begin(self) -> None:
         """Say what the run is, find out what hosts come to that are left alone, and start."""
