@@ -1,0 +1,138 @@
+"""Evaluations are on the same hosts each time, choose the best policy and may end the run."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.evaluation import EpisodeResults, run_episodes
+from esper.simic.training import StopRequest, trials
+from esper.simic.training.setup import make_run_task
+from esper.simic.training.trials import run_final_trials
+from esper.tamiyo import WaitController
+from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
+from tests.runs.tiny import Seen, tiny_config
+from tests.simic.training.stopped_run import make_trainer
+
+
+def config_of(**changes: Any) -> Any:
+    small = {"budget__n_epochs": 4, "n_steps": 4, "envs": 2}
+    return tiny_config(**{**small, **changes})
+
+
+def spoil_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
+    """Let evaluations, after the first look, have these mean returns; return what they had."""
+    found: list[EpisodeResults] = []
+
+    def run(*args: Any, **kwargs: Any) -> EpisodeResults:
+        results = run_episodes(*args, **kwargs)
+        found.append(results)
+        if 0 < len(found) - 1 <= len(returns):
+            results.returns[:] = returns[len(found) - 2]
+        return results
+
+    monkeypatch.setattr(trials, "run_episodes", run)
+    return found
+
+
+def test_hosts_of_evaluations_are_the_same_each_time_and_met_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = spoil_returns(monkeypatch, [0.0, 1.0])
+    seen, config = Seen(), config_of(rounds=2)
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    evaluated = [set(results.draw_seeds.tolist()) for results in found]
+    assert len(evaluated) == 3
+    assert evaluated[0] == evaluated[1] == evaluated[2]
+    trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
+    final, _ = run_final_trials(config, trainer.task, lambda _: WaitController(), StopRequest())
+    assert len(trained) == 4
+    assert len(evaluated[0]) == config.evaluation.n_eval_episodes
+    assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
+    assert not evaluated[0] & trained
+    assert not evaluated[0] & set(final.draw_seeds.tolist())
+    assert not trained & set(final.draw_seeds.tolist())
+
+
+def test_final_trials_in_parts_are_those_of_all_hosts_at_once() -> None:
+    config = config_of(evaluation__n_final_episodes=5)
+    task, told = make_run_task(config), list[float]()
+    found, actions = run_final_trials(
+        config, task, lambda _: WaitController(), StopRequest(), on_share=told.append
+    )
+    envs = GrowthVectorEnv(
+        task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
+    )
+    whole = run_episodes(envs, WaitController(), seed=0)
+    assert told == sorted(told)
+    assert 0.0 == told[0] < told[-1] < 1.0
+    np.testing.assert_array_equal(found.draw_seeds, whole.draw_seeds)
+    np.testing.assert_allclose(found.returns, whole.returns, atol=1e-5)
+    assert actions.shape == (5, 5, 8)
+    assert (actions[:, :4] >= 0).all()
+    assert (actions[:, 4] == -1).all()
+
+
+def test_the_static_score_is_that_of_hosts_left_alone() -> None:
+    config = config_of(rounds=1)
+    seen = Seen()
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    n_hosts = config.evaluation.n_eval_episodes
+    envs = GrowthVectorEnv(
+        trainer.task, n_hosts, reward=config.rewards, purpose="tuning", autoreset=False
+    )
+    alone = run_episodes(envs, WaitController(), seed=trials.TRIAL_SEED)
+    first = next(record for record in seen.records if isinstance(record, EvaluationRecord))
+    assert first.arm == "wait"
+    assert trainer.parts.progress.static_score == first.score_mean == alone.scores.mean()
+
+
+def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_returns(monkeypatch, [0.0, 2.0, 2.0, 1.0])
+    policies: list[dict[str, torch.Tensor]] = []
+
+    def look(record: Any) -> None:
+        if isinstance(record, EvaluationRecord) and record.arm == "learned":
+            weights = trainer.parts.policy.state_dict()
+            policies.append({name: tensor.clone() for name, tensor in weights.items()})
+
+    seen = Seen(look)
+    trainer, _, _ = make_trainer(config_of(rounds=4), seen)
+    trainer.run()
+    parts = trainer.parts
+    assert parts.progress.best_round == 2
+    assert parts.progress.best_return == 2.0
+    assert parts.progress.evaluations_since_best == 2
+    for name, tensor in parts.best_policy.items():
+        assert torch.equal(tensor, policies[1][name]), name
+    assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
+    is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
+    assert is_best == [False, True, True, False, False]
+
+
+def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spoil_returns(monkeypatch, [0.0, 1.0, 1.05, 0.5, 9.0])
+    seen = Seen()
+    config = config_of(rounds=9, evaluation__patience=2, evaluation__min_improvement=0.1)
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    assert trainer.parts.progress.phase == "done"
+    assert trainer.parts.progress.round == 4
+    notices = [record for record in seen.records if isinstance(record, NoticeRecord)]
+    assert [notice.kind for notice in notices] == ["early stop"]
+    assert "after round 4 of 9" in notices[0].message
+    assert "after round 2" in notices[0].message
+
+
+def test_evaluations_are_every_few_rounds_and_after_the_last() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(config_of(rounds=3, evaluation__eval_freq=2), seen)
+    trainer.run()
+    rounds = [r.round for r in seen.records if isinstance(r, EvaluationRecord)]
+    assert rounds == [0, 2, 3]
