@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import esper
+from esper.cli.output import existing_folder
 from esper.errors import EsperError, MissingDataError
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich", "tyro")
@@ -120,7 +121,7 @@ def check_tasks() -> Iterator[Check]:
 
 def check_folder(about: str, folder: Path) -> Check:
     """Look whether files can be written to a folder, or to the one that it would be made in."""
-    place = _existing(folder)
+    place = existing_folder(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=place) as file:
             file.write(b"esper")
@@ -132,7 +133,7 @@ def check_folder(about: str, folder: Path) -> Check:
 
 def check_disk(folder: Path) -> Check:
     """Look how much room there is where runs would be."""
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(existing_folder(folder)).free
     if free < LEAST_FREE_BYTES:
         found = f"{free / 2**20:.0f} MiB free; make room for {LEAST_FREE_BYTES / 2**20:.0f} MiB"
         return Check("disk", found, Verdict.WRONG)
@@ -159,12 +160,6 @@ def extras() -> dict[str, list[str]]:
         if matched and matched[2] not in _OTHER_EXTRAS:
             found.setdefault(matched[2], []).append(matched[1])
     return found
-
-
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that there is."""
-    absolute = folder.expanduser().absolute()
-    return next(place for place in (absolute, *absolute.parents) if place.exists())
 
 
 def _is_installed(name: str) -> bool:

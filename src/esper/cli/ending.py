@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.cli.output import finite, print_columns, print_wrapped, shell_word
+from esper.cli.output import finite, print_columns, print_wrapped
 from esper.reports.comparison import ArmSummary, Comparison, Difference
 from esper.reports.statistics import Interval
+from esper.runs.folder import shell_word
 from esper.runs.run import Run
 
 _HEADINGS = (

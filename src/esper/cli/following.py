@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from esper.cli.early_signals import early_signals
-from esper.cli.output import shell_word
 from esper.cli.views import View, make_view
 from esper.config.run import RunConfig
 from esper.errors import EsperError
+from esper.runs.folder import shell_word
 from esper.runs.run import Run
 from esper.runs.signals import INTERRUPTED
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import line_width, print_columns, print_json, print_wrapped
+from esper.cli.output import existing_folder, line_width, print_columns, print_json, print_wrapped
 from esper.cli.parsing import UsageError, parse
-from esper.errors import ConfigError, RunError, did_you_mean
+from esper.errors import ConfigError, RunError, StorageError, did_you_mean
 from esper.runs.run import Run, load_run
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def run(words: Sequence[str]) -> int:
     options = parse(Options, words, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
+    require_writable(Path(options.out))
     grown = _grow(options, _Printer(quiet=options.json))
     from esper.runs.saving import save_grown
 
@@ -50,6 +52,19 @@ def run(words: Sequence[str]) -> int:
     else:
         _show(grown, place)
     return 0
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that nothing can be saved in, before anything is grown.
+
+    Raises:
+        StorageError: If it cannot be made or written.
+    """
+    place = existing_folder(folder)
+    if not place.is_dir():
+        raise StorageError(f"--out is {str(folder)!r}, and {place} is no folder; choose another.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise StorageError(f"{place} cannot be written; choose another folder with --out.")
 
 
 def _grow(options: Options, printer: _Printer) -> GrownHost:

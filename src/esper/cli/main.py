@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TextIO
 
 from esper import __version__
+from esper.cli.output import one_line
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.runs.signals import INTERRUPTED, handling
 
@@ -69,11 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's message without line breaks."""
-    return " ".join(str(error).split())
-
-
 def show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -83,8 +79,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning in one line on stderr; where in the code it arose helps no user."""
-    text = " ".join(str(message).split())
-    print(f"esper: warning: {text}", file=sys.stderr if file is None else file)
+    print(f"esper: warning: {one_line(message)}", file=sys.stderr if file is None else file)
 
 
 def help_text() -> str:

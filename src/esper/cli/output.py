@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 import sys
 import textwrap
@@ -54,6 +53,11 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
             print_wrapped(row[-1], indent="    ")
 
 
+def one_line(text: object) -> str:
+    """Return a text, or the message of an error, without line breaks."""
+    return " ".join(str(text).split())
+
+
 def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> None:
     """Print a paragraph; on a terminal wrapped between words.
 
@@ -70,15 +74,15 @@ def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> N
         print("\n".join(lines))
 
 
+def existing_folder(path: Path) -> Path:
+    """Return a path, or the nearest one above it that there is."""
+    absolute = path.expanduser().absolute()
+    return next(place for place in (absolute, *absolute.parents) if place.exists())
+
+
 def line_width() -> int | None:
     """Return the letters of a line of the terminal; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def shell_word(path: str | Path) -> str:
-    """Return a path as it can be pasted into a shell, where it is no option either."""
-    text = str(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 _LEAST_ROOM = 16

@@ -124,7 +124,8 @@ def _controller_rows(state: ViewState) -> list[Row]:
     update = state.update
     if update is not None:
         text = f"KL {words.number(update.approx_kl, 4)}, entropy {words.number(update.entropy, 2)}"
-        text += f", stopped early {state.n_early_stops} of {state.n_updates}"
+        if state.n_updates:
+            text += f", stopped early {state.n_early_stops} of {state.n_updates}"
         rows.append(("update", Text(text)))
         explained = words.number(update.explained_variance, 2)
         rows.append(("critic", Text(f"explains {explained} of the returns' variance")))

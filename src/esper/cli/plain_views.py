@@ -60,8 +60,8 @@ class LineView:
         config = state.config
         doing = f"going on with {state.name}, training" if state.name else "training"
         self._say(
-            f"{doing} on {config.task}: {config.rounds} rounds, "
-            f"{config.envs} hosts, {config.n_steps} steps of each"
+            f"{doing} on {config.task}: {words.many(config.rounds, 'round')}, "
+            f"{words.many(config.envs, 'host')}, {words.many(config.n_steps, 'step')} of each"
         )
 
     def write(self, record: Record) -> None:

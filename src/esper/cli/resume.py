@@ -42,6 +42,9 @@ def run(words: Sequence[str]) -> int:
         show_end(found, quiet=options.quiet, as_json=options.json)
         return 0
 
+    with found.folder.locked():
+        pass  # refuses a run that another process works on before PyTorch is loaded
+
     def work(view: View, stop: StopRequest) -> Run:
         from esper.runs.training import resume
 

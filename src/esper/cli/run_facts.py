@@ -9,6 +9,13 @@ from esper.runs.folder import RunFolder
 from esper.runs.run import Run
 
 
+def _has_nothing(folder: RunFolder) -> bool:
+    """Return whether a run had written nothing but its settings when it was stopped."""
+    file = folder.telemetry_file
+    has_records = file.exists() and file.stat().st_size > 0
+    return not has_records and not folder.summary_file.exists()
+
+
 def facts_of(folder: RunFolder) -> dict[str, Any]:
     """Return a run's name, state, task, progress and newest held-out results; None is unknown.
 
@@ -18,7 +25,7 @@ def facts_of(folder: RunFolder) -> dict[str, Any]:
     names = ("task", "rounds", "rounds_done", "ep_rew", "score", "static_score")
     try:
         run = Run(folder)
-        metrics = {} if run.state == "empty" else run.metrics()
+        metrics = {} if _has_nothing(folder) else run.metrics()
         facts |= {
             "state": run.state,
             "task": run.config.task,

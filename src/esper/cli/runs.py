@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from esper.cli.output import print_columns, print_json
+from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.runs.folder import list_folders, runs_folder
@@ -37,7 +37,13 @@ def run(words: Sequence[str]) -> int:
         place = options.folder or runs_folder()
         print(f"there are no runs in {place}; start one with esper train")
     else:
-        print_columns([_HEADINGS, *(_row(facts_of(folder)) for folder in folders)])
+        known = [facts_of(folder) for folder in folders]
+        print_columns([_HEADINGS, *map(_row, known)])
+        for facts in known:
+            if "problem" in facts:
+                print_wrapped(
+                    f"{facts['run']}: {one_line(facts['problem'])}", indent="  ", first=""
+                )
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,28 +11,30 @@ from typing import Annotated, Any
 import tyro
 
 from esper.cli.ending import show_comparison
-from esper.cli.output import print_columns, print_json, print_wrapped, shell_word
+from esper.cli.output import print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
+from esper.cli.words import count
+from esper.runs.folder import shell_word
 from esper.runs.run import Run, load_run
 from esper.telemetry import Metrics
 
 N_POINTS = 8
 """Rounds that are shown of a run, evenly spread."""
 
-_SHOWN = {
-    "rollout/ep_rew_mean": ("return", ".3f"),
-    "growth/score": ("score", ".3f"),
-    "growth/flops": ("FLOPs", ".2f"),
-    "growth/seed_parameters": ("added", ".4g"),
-    "ops/germinate": ("seeds", ".2f"),
-    "ops/fossilize": ("kept", ".2f"),
-    "ops/prune": ("pruned", ".2f"),
-    "train/approx_kl": ("KL", ".4f"),
-    "train/entropy_loss": ("entropy", ".2f"),
-    "time/fps": ("steps/s", ".0f"),
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "rollout/ep_rew_mean": ("return", "{:.3f}".format),
+    "growth/score": ("score", "{:.3f}".format),
+    "growth/flops": ("FLOPs", "{:.2f}".format),
+    "growth/seed_parameters": ("added", count),
+    "ops/germinate": ("seeds", "{:.2f}".format),
+    "ops/fossilize": ("kept", "{:.2f}".format),
+    "ops/prune": ("pruned", "{:.2f}".format),
+    "train/approx_kl": ("KL", "{:.3f}".format),
+    "train/entropy_loss": ("entropy", lambda loss: f"{-loss:.2f}"),
+    "time/fps": ("steps/s", count),
 }
-"""Metrics, their headings, which are short so that a line fits into 80 letters, and digits."""
+"""Metrics, their headings, which are short so that a line fits into 80 letters, and their words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +117,9 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
     }
     for number in picked:
         cells = [str(number)]
-        for name, (_, digits) in _SHOWN.items():
+        for name, (_, shown) in _SHOWN.items():
             value = by_round.get(name, {}).get(number)
-            sign = -1.0 if name == "train/entropy_loss" else 1.0  # a loss is to be lowered
-            cells.append("" if value is None else f"{sign * value:{digits}}")
+            cells.append("" if value is None else shown(value))
         rows.append(tuple(cells))
     return rows
 

@@ -74,6 +74,10 @@ def run(words: Sequence[str]) -> int:
 def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json: bool) -> int:
     """Train, showing how it goes, and return the exit code."""
     from esper.cli.following import follow
+    from esper.runs.folder import RunFolder
+
+    if run_dir is not None:
+        RunFolder(run_dir).require_unused()  # before PyTorch is loaded
 
     def work(view: View, stop: StopRequest) -> Run:
         from esper.runs.training import train

@@ -47,6 +47,11 @@ def count(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def many(number: int, thing: str) -> str:
+    """Return a number of things: ``1 round``, ``2 rounds``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def score_words(row: RoundRecord) -> str:
     """Return the score, and how it compares with the same hosts left alone."""
     if row.score_mean is None or row.static_score is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -61,11 +62,7 @@ class RunFolder:
             StorageError: If it cannot be made.
         """
         folder = cls(_unused_path(config) if path is None else path)
-        if folder.holds_run:
-            raise RunError(
-                f"{folder.path} holds a run already; go on with it (esper resume {folder.path}) "
-                "or choose another folder."
-            )
+        folder.require_unused()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             write_whole(folder.config_file, write_toml(config))
@@ -75,6 +72,18 @@ class RunFolder:
                 "choose another folder with --run-dir."
             ) from error
         return folder
+
+    def require_unused(self) -> None:
+        """Refuse a folder that a run cannot begin in.
+
+        Raises:
+            RunError: If there is a run in it already.
+        """
+        if self.holds_run:
+            raise RunError(
+                f"{self.path} holds a run already; go on with it (esper resume "
+                f"{shell_word(self.path)}) or choose another folder."
+            )
 
     @classmethod
     def find(cls, run: str | os.PathLike[str]) -> RunFolder:
@@ -115,8 +124,16 @@ class RunFolder:
 
         Raises:
             RunError: If another process works on it.
+            StorageError: If the folder cannot be written.
         """
-        with open(self.lock_file, "a+") as file:
+        try:
+            lock = open(self.lock_file, "a+")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written: {error.strerror or error}; "
+                "a run goes on where it is."
+            ) from error
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -126,11 +143,18 @@ class RunFolder:
                     f"{self.path} is being worked on by process {process}; "
                     "wait for it, or stop it first."
                 ) from error
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+            with suppress(OSError):  # the lock counts; who holds it is a courtesy
+                file.seek(0)
+                file.truncate()
+                file.write(str(os.getpid()))
+                file.flush()
             yield
+
+
+def shell_word(path: str | os.PathLike[str]) -> str:
+    """Return a path as it can be pasted into a shell, where it is no option either."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder]:

@@ -20,6 +20,7 @@ from esper.runs.folder import RunFolder
 from esper.runs.run import Run
 from esper.runs.signals import signals_ask
 from esper.simic.training import RecordOutput, Stopped, StopRequest, Trainer, Watcher
+from esper.simic.training.setup import make_run_task
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.sinks import make_sink
 
@@ -64,6 +65,7 @@ def train(
         raise ConfigError(f"both config and preset {preset!r} are given; give one of them.")
     chosen = config or load_preset(preset or DEFAULT_PRESET)
     chosen = override(chosen, settings)
+    make_run_task(chosen)  # refuses a task that there is not before anything is written
     folder = RunFolder.create(run_dir, chosen)
     return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
 

@@ -1,0 +1,266 @@
+"""Runs are listed, shown, exported and gone on with; what is wrong with one is told in a line."""
+
+import csv
+import json
+import shlex
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import esper
+from esper.checkpoints import CheckpointWarning
+from esper.cli.main import main
+from esper.runs.folder import RunFolder
+from esper.telemetry import open_run
+from esper.telemetry.records import StepRecord
+from tests.cli.conftest import TINY
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 2) -> str:
+    """Return the one line that a command says against its words."""
+    assert main(words) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("esper: error: ")
+    return line
+
+
+def test_a_run_ends_with_a_comparison_and_commands_that_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's my run"
+    assert main(["train", *TINY, "--run-dir", str(folder)]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    lines = told.out.splitlines()
+    assert lines[0] == "training on spirals: 2 rounds, 4 hosts, 6 steps of each"
+    assert lines[1] == "  trying hosts left alone on 2 held-out hosts, 0%"
+    summary = json.loads((folder / "summary.json").read_text())
+    for arm in summary["arms"]:
+        row = next(line for line in lines if line.startswith(f"{arm['name']}  "))
+        assert f"{arm['ep_rew']['mean']:.3f} [" in row
+    for sentence in summary["sentences"]:
+        assert f"- {sentence}" in lines
+    commands = [shlex.split(line) for line in lines if line.startswith("  esper ")]
+    assert [words[1] for words in commands] == ["show", "grow", "export-telemetry", "train"]
+    assert main(["show", commands[0][2]]) == 0
+    assert main(["export-telemetry", *commands[2][2:4]]) == 0
+
+
+def test_a_quiet_run_prints_one_line_and_a_program_gets_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *TINY, "--json", "--run-dir", "a run"]) == 0
+    told = capsys.readouterr()
+    events = [json.loads(line) for line in told.out.splitlines()]
+    assert told.err == ""
+    assert [event["event"] for event in events].count("round") == 2
+    assert [event["event"] for event in events].count("end") == 1
+    end = events[-1]
+    assert (end["event"], end["state"], end["run"]) == ("end", "done", "a run")
+    assert end["summary"] == json.loads((tmp_path / "a run/summary.json").read_text())
+    assert main(["resume", "a run", "--quiet"]) == 0
+    told = capsys.readouterr()
+    (line,) = told.out.splitlines()
+    assert line == f"a run: {end['summary']['sentences'][0]}"
+    assert told.err == "esper: a run is done; nothing is left to do\n"
+
+
+def test_runs_are_listed_with_their_states(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "there are no runs in runs; start one with esper train\n"
+    monkeypatch.setenv("ESPER_RUNS", str(finished_run.parent))
+    assert main(["runs"]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split("  ")[0] == str(finished_run)
+    assert "done" in row
+    assert "2 of 2" in row
+    assert main(["runs", str(finished_run.parent), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    metrics = esper.load_run(finished_run.name).metrics()
+    assert facts["score"] == metrics["eval/score"].values[-1]
+    assert (facts["state"], facts["rounds_done"]) == ("done", 2)
+
+
+def test_a_run_is_shown_within_eighty_columns(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("esper.cli.output.sys", terminal)
+    assert main(["show", str(finished_run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(": done, spirals, round 2 of 2, seed 0")
+    assert max(map(len, lines[1:])) <= 80
+    heading = next(line for line in lines if line.startswith("round"))
+    assert heading.split() == [
+        *["round", "return", "score", "FLOPs", "added", "seeds", "kept", "pruned"],
+        *["KL", "entropy", "steps/s"],
+    ]
+    metrics = esper.load_run(finished_run).metrics()
+    row = lines[lines.index(heading) + 2].split()
+    assert row[:2] == ["2", f"{metrics['rollout/ep_rew_mean'].values[-1]:.3f}"]
+    assert row[-2] == f"{-metrics['train/entropy_loss'].values[-1]:.2f}"
+
+
+def test_a_run_is_shown_as_json_and_as_a_figure(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(finished_run), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["sessions"][0]["outcome"] == "done"
+    assert facts["summary"]["n_hosts"] == 4
+    pytest.importorskip("matplotlib")
+    assert main(["show", str(finished_run), "--plot", "figure.png"]) == 0
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "png" in refused(["show", str(finished_run), "--plot", "figure.xyz"], capsys)
+    words = ["show", str(finished_run), "--plot", "nowhere/figure.png"]
+    assert "nowhere/figure.png cannot be written" in refused(words, capsys, code=1)
+
+
+def test_without_matplotlib_the_way_to_install_it_is_told(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    told = refused(["show", str(finished_run), "--plot", "figure.png"], capsys)
+    assert 'pip install "esper-lite[plot]"' in told
+
+
+def test_telemetry_is_exported_row_by_row(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export-telemetry", str(finished_run), "--csv", "--out", "tables"]) == 0
+    assert "tables/steps.csv" in capsys.readouterr().out.splitlines()
+    with (tmp_path / "tables/steps.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open_run(finished_run) as telemetry:
+        steps = telemetry.rows(StepRecord)
+    assert [float(row["reward"]) for row in rows] == [step.reward for step in steps]
+    for words in ([], ["--csv", "--parquet"]):
+        told = refused(["export-telemetry", str(finished_run), *words], capsys)
+        assert "one of --csv and --parquet is needed" in told
+
+
+def test_what_is_no_run_or_holds_one_is_told(
+    finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["show", "x"], ["resume", "x"], ["export-telemetry", "x", "--csv"]):
+        assert "there is no run 'x'" in refused(words, capsys)
+    told = refused(["train", *TINY, "--run-dir", str(finished_run)], capsys)
+    assert f"(esper resume {shlex.quote(str(finished_run))})" in told
+
+
+def test_a_task_that_there_is_not_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Did you mean 'digits'?" in refused(["train", "--task", "digts"], capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    told = refused(["train", *TINY, "--run-dir", "file/run"], capsys, code=1)
+    assert "file/run cannot be written: Not a directory; choose another folder" in told
+
+
+def test_a_run_that_is_worked_on_is_left_alone(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / "summary.json").unlink()
+    with RunFolder(copied_run).locked():
+        assert main(["runs", str(copied_run.parent)]) == 0
+        assert "  running  " in capsys.readouterr().out
+        assert "is being worked on by process" in refused(["resume", str(copied_run)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.toml", "task = [", "config.toml is not valid TOML"),
+        ("summary.json", "{", "summary.json is damaged; delete it and resume the run."),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(
+    file: str, content: str, told: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / file).write_text(content)
+    assert told in refused(["show", str(copied_run)], capsys)
+    assert told in refused(["resume", str(copied_run)], capsys)
+    assert main(["runs", str(copied_run.parent)]) == 0
+
+
+def test_damaged_telemetry_is_named_and_the_rest_is_shown(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for leftover in copied_run.glob("telemetry.sqlite*"):
+        leftover.unlink()
+    (copied_run / "telemetry.sqlite").write_bytes(b"no database" * 99)
+    assert main(["show", str(copied_run)]) == 0
+    shown = capsys.readouterr().out
+    assert "unreadable, spirals, an unknown round of 2" in shown
+    assert "file is not a database" in shown
+    assert "On the same 4 held-out hosts" in shown
+    assert main(["runs", str(copied_run.parent)]) == 0
+    assert "file is not a database" in capsys.readouterr().out
+    assert "telemetry.sqlite" in refused(["resume", str(copied_run)], capsys)
+
+
+def test_a_run_whose_comparison_is_missing_is_compared_again(
+    finished_run: Path, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / "summary.json").unlink()
+    assert main(["show", str(copied_run)]) == 0
+    assert f"Go on with it: esper resume {shlex.quote(str(copied_run))}" in capsys.readouterr().out
+    assert main(["resume", str(copied_run)]) == 0
+    assert capsys.readouterr().out.startswith("going on with copied run, training on spirals")
+    summaries = [(path / "summary.json").read_bytes() for path in (copied_run, finished_run)]
+    assert summaries[0] == summaries[1]
+
+
+def test_a_warning_is_one_line_without_code(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / "summary.json").unlink()
+    newest = max((copied_run / "checkpoints").glob("step-*"))
+    (newest / "state.json").write_text("{}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", CheckpointWarning)
+        assert main(["resume", str(copied_run), "--quiet"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"esper: warning: checkpoint {newest} is damaged: state.json")
+
+
+def test_a_run_that_fails_says_so_to_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise esper.errors.StorageError("the disk is full")
+
+    monkeypatch.setattr("esper.runs.training.train", fail)
+    assert main(["train", *TINY, "--json"]) == 1
+    told = capsys.readouterr()
+    end = json.loads(told.out)
+    assert (end["state"], end["message"]) == ("failed", "the disk is full")
+    assert told.err == "esper: error: the disk is full\n"
+
+
+def test_odd_names_of_folders_work(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("-x", "a 'b' \"c\" $d", "ünï [bold]", "%s{x}"):
+        shutil.copytree(finished_run, tmp_path / name)
+    assert main(["runs", "."]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) == 4
+    for row in rows:
+        path = row.partition("  ")[0]
+        words = shlex.split(f"esper show {esper.runs.folder.shell_word(path)}")
+        assert main(words[1:]) == 0
