@@ -28,6 +28,10 @@ def test_bash_completes_commands_flags_and_presets() -> None:
     assert complete_in_bash("esper", "tr") == {"train"}
     assert set(COMMANDS) <= complete_in_bash("esper", "")
     assert complete_in_bash("esper", "train", "--ppo.learn") == {"--ppo.learning-rate"}
+    assert complete_in_bash("esper", "grow", "--contr") == {"--controller"}
+    assert complete_in_bash("esper", "export-telemetry", "--") >= {"--csv", "--parquet", "--out"}
+    assert complete_in_bash("esper", "resume", "--q") == {"--quiet"}
+    assert complete_in_bash("esper", "show", "--p") == {"--plot"}
     assert {"quick", "text"} <= complete_in_bash("esper", "train", "--preset", "")
 
 

@@ -1,0 +1,82 @@
+"""A host is grown by a run's controller or a simple one, and kept where Esper is not needed."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from esper.cli.grow import decision_words, fit
+from esper.cli.main import main
+from esper.runs.growing import TimelineStep
+from tests.cli.test_run_commands import refused
+
+
+def test_a_host_is_grown_and_its_model_can_be_loaded(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grow", "--controller", str(finished_run), "--seed", "3", "--out", "my host"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"growing a host with {finished_run}"
+    story = json.loads((tmp_path / "my host/growth.json").read_text())
+    heading = next(i for i, line in enumerate(lines) if line.startswith("epoch"))
+    rows = lines[heading + 1 : heading + 1 + len(story["timeline"])]
+    for row, step in zip(rows, story["timeline"], strict=True):
+        assert row.split()[:2] == [str(step["epoch"]), f"{step['score']:.3f}"]
+        assert step["op"].replace("_", " ") in row
+    assert any(line.startswith(f"score on the test split {story['score']:.3f}") for line in lines)
+    assert "my host/model.pt2" in lines[-3]
+    model = torch.export.load(tmp_path / "my host/model.pt2").module()
+    assert len(model(torch.randn(7, 2))) == 7
+
+
+def test_programs_get_the_same_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.runs.saving._save_program", lambda *_: None)
+    words = ["grow", "--task", "spirals", "--controller", "wait", "--json"]
+    assert main(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    story = json.loads((tmp_path / "grown/growth.json").read_text())
+    assert facts == story | {"folder": "grown"}
+    assert {step["op"] for step in facts["timeline"]} == {"wait"}
+    assert facts["seed_parameters"] == 0
+
+
+def test_what_cannot_grow_is_told(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(finished_run)
+    told = refused(["grow", "--controller", "huristic"], capsys)
+    assert "there is no run 'huristic'" in told
+    assert "one of wait, random, fixed, heuristic. Did you mean 'heuristic'?" in told
+    assert "there is no task 'spirls'" in refused(["grow", "--task", "spirls"], capsys)
+    told = refused(["grow", "--controller", run, "--task", "text"], capsys)
+    assert f"the controller of {run} learned on spirals and cannot grow hosts of text" in told
+    assert "--seed is -1" in refused(["grow", "--seed", "-1"], capsys)
+    (tmp_path / "file").write_text("")
+    told = refused(["grow", "--out", "file/grown"], capsys, code=1)
+    assert "file is no folder; choose another." in told
+
+
+def test_an_epoch_is_told_in_words_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = TimelineStep(
+        epoch=1,
+        op="set_alpha_target",
+        slot="blocks.0",
+        blueprint="",
+        note="alpha is moving",
+        score=0.5,
+        flops=0.1,
+        seed_parameters=0,
+        stages={},
+        alphas={},
+    )
+    assert decision_words(step) == "set alpha target in blocks.0 (alpha is moving)"
+    parts = ["a" * 10, "b" * 10, "c" * 10]
+    assert fit(parts, 28) == ["; ".join(parts)]
+    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("esper.cli.output.sys", terminal)
+    monkeypatch.setenv("COLUMNS", "51")
+    assert fit(parts, 28) == ["; ".join(parts[:2]), parts[2]]
