@@ -1,0 +1,71 @@
+"""Intervals are those of the percentile bootstrap."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from esper.errors import ShapeError
+from esper.reports.statistics import Interval, mean_interval, paired_interval
+
+
+@pytest.mark.parametrize("n", [5, 40, 150])
+def test_intervals_agree_with_scipy(n: int) -> None:
+    values = np.random.default_rng(n).gamma(2.0, size=n)
+    found = mean_interval(values)
+    other = stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    slack = 0.04 * (other.high - other.low)
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(other.low, abs=slack)
+    assert found.high == pytest.approx(other.high, abs=slack)
+
+
+def test_two_values_worked_by_hand() -> None:
+    # A resample of 0 and 4 has the mean 0 or 4 with 1/4 each: the middle 95 % reach both ends.
+    assert mean_interval([0.0, 4.0]) == Interval(2.0, 0.0, 4.0)
+    assert mean_interval([3.0]) == Interval(3.0, 3.0, 3.0)
+
+
+def test_large_samples_are_resampled_in_blocks_and_agree_with_the_normal_law() -> None:
+    values = np.random.default_rng(0).normal(1.0, 2.0, size=3000)
+    found, half = mean_interval(values), 1.96 * values.std() / np.sqrt(3000)
+    assert found.low == pytest.approx(values.mean() - half, abs=0.05 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.05 * half)
+
+
+def test_pairs_are_resampled_together() -> None:
+    rng = np.random.default_rng(0)
+    hosts = rng.normal(scale=100.0, size=50)
+    better = hosts + rng.normal(1.0, 0.5, size=50)
+    found = paired_interval(better, hosts)
+    assert found == mean_interval(better - hosts)
+    assert found.excludes_zero
+    assert found.high - found.low < 0.5
+    assert not paired_interval(better, rng.permutation(hosts)).excludes_zero
+
+
+def test_the_same_values_have_the_same_interval_each_time() -> None:
+    values = np.arange(20.0)
+    assert mean_interval(values) == mean_interval(values)
+    assert mean_interval(values) != mean_interval(values, seed=1)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [1.0, float("nan")], 3.0])
+def test_what_is_no_list_of_numbers_is_refused(values: object) -> None:
+    with pytest.raises(ShapeError, match="at least one finite number"):
+        mean_interval(values)  # pyright: ignore[reportArgumentType]
+
+
+def test_pairs_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ShapeError, match="the same hosts in the same order"):
+        paired_interval([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "excludes"), [(0.1, 0.2, True), (-0.2, -0.1, True), (0.0, 1.0, False)]
+)
+def test_an_interval_that_touches_zero_does_not_stand_out(
+    low: float, high: float, excludes: bool
+) -> None:
+    assert Interval((low + high) / 2, low, high).excludes_zero is excludes
