@@ -293,8 +293,8 @@ PLANS: dict[str, Plan] = {
             "evaluation": [at_call(StoppableController, "act", 15)],
         },
     ),
-    "every step": Plan({}, MANY),
-    "every seventh step": Plan({"checkpoints__save_freq": 7}, MANY),
+    "every step": Plan({"rounds": 4}, MANY),
+    "every seventh step": Plan({"rounds": 4, "checkpoints__save_freq": 7}, MANY),
     "images": Plan(
         {
             "task": "digits",

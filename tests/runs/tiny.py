@@ -25,7 +25,7 @@ from esper.telemetry.records import Record
 WISHES = {
     Op.WAIT: 0.0,
     Op.GERMINATE: 2.0,
-    Op.FOSSILIZE: 2.5,
+    Op.FOSSILIZE: 4.0,
     Op.ADVANCE: 2.0,
     Op.PRUNE: 0.5,
     Op.SET_ALPHA_TARGET: 1.0,
@@ -39,6 +39,7 @@ def tiny_config(**changes: Any) -> RunConfig:
     config = RunConfig(
         task="spirals",
         task_options={"batches_per_epoch": 2},
+        seed=3,
         rounds=3,
         envs=4,
         n_steps=6,

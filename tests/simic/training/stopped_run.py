@@ -90,6 +90,7 @@ class StoppedRun:
 
     def __init__(self, stop: int = 17, **changes: Any) -> None:
         config = tiny_config(
+            seed=0,
             rounds=4,
             budget__n_epochs=7,
             evaluation__min_improvement=10.0,
