@@ -1,0 +1,109 @@
+"""Signals and full disks stop a run with everything saved, and it goes on as the same run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.checkpoints import CheckpointFolder
+from esper.runs.run import Run, load_run
+from esper.runs.training import resume
+from tests.runs import signalled
+from tests.runs.tiny import liveliness, run_digests
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, signalled.__file__, folder, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if found.strip() == line:
+            return
+    raise AssertionError(process.communicate()[1])
+
+
+def finish(folder: Path) -> dict[str, str]:
+    with liveliness():
+        assert resume(folder).state == "done"
+    return run_digests(folder)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_saves_the_run_and_a_second_one_changes_nothing(
+    number: signal.Signals, tmp_path: Path, done_run: Run
+) -> None:
+    folder = tmp_path / "done"
+    with start(folder) as process:
+        wait_for(process, "step 8")
+        began = time.monotonic()
+        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10.0
+    assert process.returncode == 130, errors
+    assert "finishing the step, then saving" in errors
+    assert load_run(folder).state == "interrupted"
+    assert CheckpointFolder(folder / "checkpoints").latest().step >= 8
+    assert finish(folder) == run_digests(done_run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.1, 0.3])
+def test_three_signals_in_a_row_damage_nothing(delay: float, tmp_path: Path, done_run: Run) -> None:
+    folder = tmp_path / "done"
+    with start(folder) as process:
+        wait_for(process, "step 8")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            if process.poll() is None:
+                process.send_signal(number)
+            time.sleep(delay)
+        process.communicate(timeout=60)
+    assert process.returncode in (130, 0)
+    assert load_run(folder).state in ("interrupted", "killed", "done")
+    assert finish(folder) == run_digests(done_run.path)
+
+
+def _sizes(run: Run) -> dict[str, int]:
+    newest = CheckpointFolder(run.path / "checkpoints").latest().path
+    return {
+        "checkpoint": (newest / "state.safetensors").stat().st_size,
+        "telemetry": run.folder.telemetry_file.stat().st_size,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["checkpoint", "telemetry"])
+def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
+    what: str, tmp_path: Path, done_run: Run
+) -> None:
+    sizes, folder = _sizes(done_run), tmp_path / "done"
+    # Checkpoints grow with what is grown; telemetry grows with every step.
+    limit = sizes["checkpoint"] - 2000 if what == "checkpoint" else sizes["telemetry"] * 6 // 10
+    with start(folder, str(limit)) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    lines = output.splitlines()
+    said = next(line for line in lines if line.startswith("StorageError: "))
+    assert "done" in said
+    assert lines[-1] == run_digests(done_run.path)["telemetry"]
+    assert run_digests(folder) == run_digests(done_run.path)
+    with load_run(folder).telemetry() as telemetry:
+        assert [session.outcome for session in telemetry.sessions()][-1] == "done"
+        assert len(telemetry.sessions()) == 2
