@@ -1,0 +1,21 @@
+"""Every preset trains, from its first round to the comparison, with fewer rounds and hosts."""
+
+from pathlib import Path
+
+import pytest
+
+import esper
+from esper.cli.main import main
+from esper.config.presets import preset_names
+
+pytestmark = pytest.mark.slow
+
+_WORDS = "--rounds 1 --envs 2 --evaluation.n-eval-episodes 2 --evaluation.n-final-episodes 2"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / name
+    assert main(["train", "--preset", name, *_WORDS.split(), "--run-dir", str(folder)]) == 0
+    assert esper.load_run(folder).state == "done"
+    assert capsys.readouterr().err == ""
