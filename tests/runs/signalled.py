@@ -1,8 +1,9 @@
 """A process that trains a tiny run: run as a script by tests that signal it or fill its disk.
 
-    signalled.py FOLDER [LIMIT]
+    signalled.py FOLDER [telemetry|checkpoint LIMIT]
 
-With a limit no file may become larger than so many bytes. Says on stdout when it has taken steps.
+With a limit no file of that kind may become larger than so many bytes; once that has stopped the
+run it is resumed without. Says on stdout which steps it has taken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from esper.checkpoints import CheckpointFolder
 from esper.errors import StorageError
 from esper.runs.training import RunInterrupted, resume, train
 from tests.runs.tiny import Seen, liveliness, run_digests, tiny_config
@@ -26,10 +28,31 @@ def tell(record: Any) -> None:
         print(f"step {record.step}", flush=True)
 
 
-def main(folder: Path, limit: int | None) -> int:
-    if limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails instead
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+def set_limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def limit_saves(size: int) -> None:
+    """Have the limit while a checkpoint is saved; telemetry waits for nothing then."""
+    save = CheckpointFolder.save
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        set_limit(size)
+        try:
+            return save(*args, **kwargs)
+        finally:
+            set_limit(resource.RLIM_INFINITY)
+
+    CheckpointFolder.save = limited
+
+
+def main(folder: Path, what: str, limit: int) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails instead
+    save = CheckpointFolder.save
+    if what == "telemetry":
+        set_limit(limit)
+    if what == "checkpoint":
+        limit_saves(limit)
     try:
         with liveliness():
             train(tiny_config(), run_dir=folder, watchers=[Seen(tell)])
@@ -37,7 +60,8 @@ def main(folder: Path, limit: int | None) -> int:
         return 130
     except StorageError as error:
         print(f"StorageError: {error}", flush=True)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        set_limit(resource.RLIM_INFINITY)
+        CheckpointFolder.save = save
         with liveliness():
             resume(folder)
         print(run_digests(folder)["telemetry"], flush=True)
@@ -48,4 +72,5 @@ def main(folder: Path, limit: int | None) -> int:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None))
+    _, place, what, size = [*sys.argv, "", "0"][:4]
+    sys.exit(main(Path(place), what, int(size)))

@@ -12,6 +12,7 @@ import pytest
 from esper.checkpoints import CheckpointFolder
 from esper.runs.run import Run, load_run
 from esper.runs.training import resume
+from esper.telemetry import TelemetryWriter
 from tests.runs import signalled
 from tests.runs.tiny import liveliness, run_digests
 
@@ -80,12 +81,15 @@ def test_three_signals_in_a_row_damage_nothing(delay: float, tmp_path: Path, don
     assert finish(folder) == run_digests(done_run.path)
 
 
-def _sizes(run: Run) -> dict[str, int]:
+def limit_for(what: str, run: Run, folder: Path) -> int:
+    """Return a size that checkpoints, or the log of telemetry, reach after some steps."""
     newest = CheckpointFolder(run.path / "checkpoints").latest().path
-    return {
-        "checkpoint": (newest / "state.safetensors").stat().st_size,
-        "telemetry": run.folder.telemetry_file.stat().st_size,
-    }
+    if what == "checkpoint":
+        return (newest / "state.safetensors").stat().st_size - 2000
+    with TelemetryWriter(folder / "telemetry.sqlite") as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="")
+        empty = sum(path.stat().st_size for path in folder.glob("telemetry.sqlite*"))
+    return empty + 150_000
 
 
 @pytest.mark.slow
@@ -93,15 +97,14 @@ def _sizes(run: Run) -> dict[str, int]:
 def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
     what: str, tmp_path: Path, done_run: Run
 ) -> None:
-    sizes, folder = _sizes(done_run), tmp_path / "done"
-    # Checkpoints grow with what is grown; telemetry grows with every step.
-    limit = sizes["checkpoint"] - 2000 if what == "checkpoint" else sizes["telemetry"] * 6 // 10
-    with start(folder, str(limit)) as process:
+    folder, limit = tmp_path / "done", limit_for(what, done_run, tmp_path)
+    with start(folder, what, str(limit)) as process:
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 3, errors
     lines = output.splitlines()
     said = next(line for line in lines if line.startswith("StorageError: "))
-    assert "done" in said
+    assert ("telemetry.sqlite" if what == "telemetry" else "step-0") in said
+    assert lines[0] == "step 1"
     assert lines[-1] == run_digests(done_run.path)["telemetry"]
     assert run_digests(folder) == run_digests(done_run.path)
     with load_run(folder).telemetry() as telemetry:
