@@ -17,7 +17,7 @@ grow: $(READY)  ## grow a model of your own on real data
 	$(BIN)/python examples/grow_your_own_model.py
 
 test: check  ## everything that must pass before a change lands
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/ruff check .
@@ -27,7 +27,7 @@ check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/python tools/size_report.py src
 
 slow-test: $(SLOW_READY)  ## the campaigns that take minutes, with models and formats of others
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)

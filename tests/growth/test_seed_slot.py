@@ -32,7 +32,7 @@ EVERY_SEED = [
     (name, slot, blueprint)
     for name in HOSTS
     for slot in HOSTS[name][1]
-    for blueprint in make_host(name)[1].slot_config.fits[slot]
+    for blueprint in sorted(make_host(name)[1].slot_config.fits[slot])
 ]
 
 
