@@ -129,3 +129,21 @@ def test_a_comparison_comes_back_from_json_as_it_was() -> None:
     for given in (actions, None):
         found = compare_arms({"learned": learned, "wait": wait}, actions=given)
         assert Comparison.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_growth_that_costs_more_than_it_brings_is_said_to() -> None:
+    wait = arm(0.6 + noise())
+    scores = wait.scores + 0.1 + noise(0.02, 1)
+    learned = arm(scores, returns=wait.returns - 0.05 + noise(0.02, 2), seed_parameters=HALF_GROWN)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith("Growth raised the score and cost more than it brought: in the 20")
+    assert "the return -0.0" in sentence
+
+
+def test_a_few_hosts_prove_nothing() -> None:
+    wait = arm(0.6 + noise())
+    few = np.where(np.arange(N) < 9, 30.0, 0.0)
+    learned = arm(wait.scores + 0.1, seed_parameters=few)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith("Growth was not shown to help: in the 9 of 40 hosts that it grew")
+    assert "too few to tell" in sentence

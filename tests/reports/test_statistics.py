@@ -23,8 +23,8 @@ def test_intervals_agree_with_scipy(n: int) -> None:
 
 def test_two_values_worked_by_hand() -> None:
     # A resample of 0 and 4 has the mean 0 or 4 with 1/4 each: the middle 95 % reach both ends.
-    assert mean_interval([0.0, 4.0]) == Interval(2.0, 0.0, 4.0)
-    assert mean_interval([3.0]) == Interval(3.0, 3.0, 3.0)
+    assert mean_interval([0.0, 4.0]) == Interval(2.0, 0.0, 4.0, 2)
+    assert mean_interval([3.0]) == Interval(3.0, 3.0, 3.0, 1)
 
 
 def test_large_samples_are_resampled_in_blocks_and_agree_with_the_normal_law() -> None:
@@ -68,4 +68,5 @@ def test_pairs_that_do_not_match_are_refused() -> None:
 def test_an_interval_that_touches_zero_does_not_stand_out(
     low: float, high: float, excludes: bool
 ) -> None:
-    assert Interval((low + high) / 2, low, high).excludes_zero is excludes
+    assert Interval((low + high) / 2, low, high, 10).excludes_zero is excludes
+    assert not Interval((low + high) / 2, low, high, 9).excludes_zero  # too few to tell

@@ -138,6 +138,8 @@ def compare_arms(
 def difference_in_words(interval: Interval) -> str:
     """Return what an interval of differences supports."""
     spread = _change(interval)
+    if not interval.is_from_enough:
+        return f"{interval.n} hosts are too few to tell, {spread}"
     if not interval.excludes_zero:
         return f"no difference that stands out from noise, {spread}"
     return f"{'better' if interval.mean > 0 else 'worse'}, {spread}"
@@ -205,7 +207,12 @@ def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
     score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
     value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
     there = f"in the {grown} that it grew, the score was {_change(score)} against hosts left alone"
-    if score.excludes_zero and score.mean > 0:
+    if not score.is_from_enough:
+        verdict = f"Growth was not shown to help: {there}; so few hosts are too few to tell"
+    elif score.excludes_zero and score.mean > 0 and value.excludes_zero and value.mean < 0:
+        verdict = f"Growth raised the score and cost more than it brought: {there}"
+        verdict += f" and the return {_change(value)}"
+    elif score.excludes_zero and score.mean > 0:
         verdict = f"Growth helped: {there}"
     elif score.excludes_zero:
         verdict = f"Growth did not help: {there}"

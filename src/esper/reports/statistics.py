@@ -11,6 +11,8 @@ from esper.errors import ShapeError
 
 N_RESAMPLES = 10_000
 CONFIDENCE = 0.95
+FEWEST = 10
+"""Values below which a bootstrap interval is much too narrow to decide anything."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,18 @@ class Interval:
     mean: float
     low: float
     high: float
+    n: int
+    """Values that it is from."""
+
+    @property
+    def is_from_enough(self) -> bool:
+        """Whether there are enough values for the interval to be believed."""
+        return self.n >= FEWEST
 
     @property
     def excludes_zero(self) -> bool:
         """Whether the difference stands out from noise."""
-        return self.low > 0.0 or self.high < 0.0
+        return self.is_from_enough and (self.low > 0.0 or self.high < 0.0)
 
 
 def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
@@ -45,7 +54,7 @@ def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
         )
     edge = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(_resampled_means(sample, seed), [edge, 1.0 - edge])
-    return Interval(float(sample.mean()), float(low), float(high))
+    return Interval(float(sample.mean()), float(low), float(high), len(sample))
 
 
 def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
