@@ -1,8 +1,10 @@
 """Runs begin once, go on where they were, belong to one process, and never start afresh unsaid."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,15 @@ def test_a_watcher_that_fails_is_told_about_once_and_does_not_end_the_run(tmp_pa
     assert len(warned) == 1
     assert len(seen.records) == 1
     assert len(other.records) > 10
+
+
+def test_looking_at_a_run_does_not_keep_others_from_working_on_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", tiny_config())
+    folder.lock_file.touch()
+    with open(folder.lock_file, "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as is_in_use does for a moment
+        letting_go = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        letting_go.start()
+        with folder.locked():
+            assert folder.is_in_use
+        letting_go.join()

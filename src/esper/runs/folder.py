@@ -14,14 +14,19 @@ import os
 import re
 import shlex
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
+
+LOCK_TRIES = 5
+"""How often a lock is tried for before somebody is taken to work on the run."""
 
 RUNS_VARIABLE = "ESPER_RUNS"
 """The environment variable that says where runs are kept."""
@@ -135,7 +140,7 @@ class RunFolder:
             ) from error
         with lock as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take_lock(file)
             except BlockingIOError as error:
                 file.seek(0)
                 process = file.read().strip() or "unknown"
@@ -149,6 +154,15 @@ class RunFolder:
                 file.write(str(os.getpid()))
                 file.flush()
             yield
+
+
+def _take_lock(file: IO[str]) -> None:
+    """Lock a file for this process alone; whoever only looks holds it for a moment."""
+    for _ in range(LOCK_TRIES - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.05)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def shell_word(path: str | os.PathLike[str]) -> str:
