@@ -12,6 +12,7 @@ from tests.checkpoints import killed_saves
 from tests.checkpoints.states import exact, state_of
 
 ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 
 
 def _run(kind: str, folder: Path) -> int:
@@ -20,7 +21,7 @@ def _run(kind: str, folder: Path) -> int:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -150,6 +150,7 @@ print(folder.latest().step)
 
 def test_a_folder_that_may_not_be_written_to_is_told_and_can_be_read() -> None:
     root = Path(__file__).parents[2]
+    sources = f"{root / 'src'}{os.pathsep}{root}"
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
         folder = _saved(Path(place))
@@ -159,7 +160,7 @@ def test_a_folder_that_may_not_be_written_to_is_told_and_can_be_read() -> None:
             capture_output=True,
             text=True,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"},
         )
         folder.path.chmod(0o755)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 from tests.runs import killing
 
 ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 STAGES = {"germinated", "training", "blending", "holding", "fossilized", "embargoed"}
 
 
@@ -22,7 +23,7 @@ def carry_out(plan: str, folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -17,6 +17,7 @@ from tests.runs import signalled
 from tests.runs.tiny import liveliness, run_digests
 
 ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -26,7 +27,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
     )
 
 
