@@ -10,6 +10,7 @@ from esper.cli.output import finite, print_columns, print_wrapped
 from esper.reports.comparison import ArmSummary, Comparison, Difference
 from esper.reports.statistics import Interval
 from esper.runs.folder import shell_word
+from esper.runs.invocation import program
 from esper.runs.run import Run
 
 _HEADINGS = (
@@ -72,14 +73,14 @@ def show_comparison(summary: Comparison) -> None:
 
 def show_next_steps(path: Path) -> None:
     """Print commands that can follow."""
-    run = shell_word(path)
+    esper, run = program(), shell_word(path)
     print("Next:")
     print_columns(
         [
-            (f"  esper show {run}", "this again, and how the run went"),
-            (f"  esper grow --controller {run}", "grow one host with it and keep it"),
-            (f"  esper export-telemetry {run} --csv", "all that happened, as tables"),
-            ("  esper train --preset digits-family", "a longer run, for a better controller"),
+            (f"  {esper} show {run}", "this again, and how the run went"),
+            (f"  {esper} grow --controller {run}", "grow one host with it and keep it"),
+            (f"  {esper} export-telemetry {run} --csv", "all that happened, as tables"),
+            (f"  {esper} train --preset digits-family", "a longer run, for a better controller"),
         ]
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from esper.cli.output import existing_folder, line_width, print_columns, print_json, print_wrapped
 from esper.cli.parsing import UsageError, parse
 from esper.errors import ConfigError, RunError, StorageError, did_you_mean
+from esper.runs.invocation import program
 from esper.runs.run import Run, load_run
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _grow_with_run(found: Run, options: Options, printer: _Printer) -> GrownHost
         raise RunError(
             f"the controller of {found.path} learned on {found.config.task} and cannot grow hosts "
             f"of {options.task}, whose slots or blueprints are others; leave out --task, or train "
-            f"one: esper train --task {options.task}."
+            f"one: {program()} train --task {options.task}."
         ) from error
 
 

@@ -12,6 +12,7 @@ from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.runs.folder import list_folders, runs_folder
+from esper.runs.invocation import program
 
 _HEADINGS = ("run", "state", "task", "rounds", "return", "score", "left alone")
 
@@ -35,7 +36,7 @@ def run(words: Sequence[str]) -> int:
         print_json([facts_of(folder) for folder in folders])
     elif not folders:
         place = options.folder or runs_folder()
-        print(f"there are no runs in {place}; start one with esper train")
+        print(f"there are no runs in {place}; start one with {program()} train")
     else:
         known = [facts_of(folder) for folder in folders]
         print_columns([_HEADINGS, *map(_row, known)])

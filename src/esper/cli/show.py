@@ -16,6 +16,7 @@ from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.cli.words import count
 from esper.runs.folder import shell_word
+from esper.runs.invocation import program
 from esper.runs.run import Run, load_run
 from esper.telemetry import Metrics
 
@@ -76,7 +77,7 @@ def run(words: Sequence[str]) -> int:
         print()
         show_comparison(summary)
     elif facts["state"] not in ("running", "unreadable"):
-        print(f"\nGo on with it: esper resume {shell_word(found.path)}")
+        print(f"\nGo on with it: {program()} resume {shell_word(found.path)}")
     if options.plot is not None:
         print(f"\nThe figure is in {options.plot}")
     return 0

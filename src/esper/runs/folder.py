@@ -24,6 +24,7 @@ from typing import IO
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
+from esper.runs.invocation import program
 
 LOCK_TRIES = 5
 """How often a lock is tried for before somebody is taken to work on the run."""
@@ -86,7 +87,7 @@ class RunFolder:
         """
         if self.holds_run:
             raise RunError(
-                f"{self.path} holds a run already; go on with it (esper resume "
+                f"{self.path} holds a run already; go on with it ({program()} resume "
                 f"{shell_word(self.path)}) or choose another folder."
             )
 
