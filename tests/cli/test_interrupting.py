@@ -13,8 +13,11 @@ import pytest
 from esper.cli import views
 from esper.cli.early_signals import EarlySignals, early_signals
 from esper.cli.main import main
+from esper.cli.plain_views import QuietView
+from esper.runs.signals import SIGNALS
 from esper.simic.training import StopRequest
 from esper.telemetry import open_run
+from esper.telemetry.records import Record, UpdateRecord
 from tests.cli.conftest import TINY
 
 
@@ -125,3 +128,33 @@ def test_any_command_ends_without_a_traceback(
     )
     assert main(["tasks"]) == 130
     assert capsys.readouterr().err == "esper: interrupted\n"
+
+
+def test_signals_after_a_run_is_saved_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Closing(QuietView):
+        def close(self) -> None:
+            for number in SIGNALS:
+                os.kill(os.getpid(), number)
+
+        def write(self, record: Record) -> None:
+            if isinstance(record, UpdateRecord):
+                os.kill(os.getpid(), signal.SIGHUP)
+
+    before = [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr(views, "QuietView", Closing)
+    assert main(["train", *TINY, "--quiet", "--run-dir", "run"]) == 130
+    told = capfd.readouterr().err.splitlines()
+    assert told[-1] == "esper: interrupted and saved; go on with: esper resume run"
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_process_that_has_said_goodbye_hears_nothing_more(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom esper.cli import main as module\n"
+        "from esper.runs.signals import ignore_signals\n"
+        "module.find_command = lambda _: lambda _: ignore_signals() or 130\n"
+        "code = module.main()\nos.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, "train"]).returncode == 130

@@ -79,7 +79,7 @@ def test_the_panel_shows_everything_within_its_width(width: int) -> None:
         "20%",
         "512 env-steps/s",
         "0.420 ▁█",
-        "0.861, static host 0.842 (+0.019)",
+        "0.861; held-out hosts left alone 0.842",
         "1.87k host + 412 seeds",
         "return 0.583, score 0.872 after round 2",
         "KL 0.0123, entropy 4.56, stopped early 1 of 2",

@@ -11,7 +11,9 @@ import pytest
 
 from esper.checkpoints import CheckpointFolder
 from esper.runs.run import Run, load_run
+from esper.runs.signals import SIGNALS, signals_ask
 from esper.runs.training import resume
+from esper.simic.training import StopRequest
 from esper.telemetry import TelemetryWriter
 from tests.runs import signalled
 from tests.runs.tiny import liveliness, run_digests
@@ -77,7 +79,8 @@ def test_three_signals_in_a_row_damage_nothing(delay: float, tmp_path: Path, don
                 process.send_signal(number)
             time.sleep(delay)
         process.communicate(timeout=60)
-    assert process.returncode in (130, 0)
+    # Once train has ended, signals are handled as before it, and by default SIGTERM kills.
+    assert process.returncode in (130, 0, -signal.SIGTERM)
     assert load_run(folder).state in ("interrupted", "killed", "done")
     assert finish(folder) == run_digests(done_run.path)
 
@@ -111,3 +114,31 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
     with load_run(folder).telemetry() as telemetry:
         assert [session.outcome for session in telemetry.sessions()][-1] == "done"
         assert len(telemetry.sessions()) == 2
+
+
+def test_signals_that_are_not_pythons_or_ignored_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = StopRequest(tell=lambda _: None)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr("esper.runs.signals.SIGNALS", (signal.SIGUSR1, signal.SIGUSR2))
+    kept = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "getsignal", {signal.SIGUSR1: signal.SIG_IGN}.get)
+            with signals_ask(stop):
+                os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.reason is None
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, kept)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_closed_terminal_asks_for_a_stop() -> None:
+    stop = StopRequest(tell=lambda _: None)
+    before = signal.getsignal(signal.SIGHUP)
+    with signals_ask(stop):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.reason == "SIGHUP"
+    assert signal.getsignal(signal.SIGHUP) is before

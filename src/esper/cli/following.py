@@ -11,8 +11,9 @@ from esper.cli.views import View, make_view
 from esper.config.run import RunConfig
 from esper.errors import EsperError
 from esper.runs.folder import shell_word
+from esper.runs.invocation import program
 from esper.runs.run import Run
-from esper.runs.signals import INTERRUPTED
+from esper.runs.signals import INTERRUPTED, ignore_signals
 
 if TYPE_CHECKING:
     from esper.simic.training import StopRequest
@@ -39,7 +40,11 @@ def follow(
             make_view(config, quiet=quiet, json=as_json, begun=begun) as view,
             early_signals(view.tell) as early,
         ):
-            run = work(view, early.make_stop_request())
+            try:
+                run = work(view, early.make_stop_request())
+            except KeyboardInterrupt:
+                ignore_signals()
+                raise
     except KeyboardInterrupt as interrupted:
         from esper.cli.ending import print_end_event
 
@@ -62,10 +67,11 @@ def follow(
 
 def _tell_interrupted(saved: Run | None, begun: Run | None) -> None:
     """Say on stderr what is left of the run, and how to go on."""
+    esper = program()
     if saved is not None:
-        told = f"interrupted and saved; go on with: esper resume {shell_word(saved.path)}"
+        told = f"interrupted and saved; go on with: {esper} resume {shell_word(saved.path)}"
     elif begun is not None:
-        told = f"interrupted; the run is as it was: esper resume {shell_word(begun.path)}"
+        told = f"interrupted; the run is as it was: {esper} resume {shell_word(begun.path)}"
     else:
         told = "interrupted before training began; nothing was saved"
     print(f"esper: {told}", file=sys.stderr)

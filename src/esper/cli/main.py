@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with handling(_interrupt), warnings.catch_warnings():
+        # A process of its own may end as deaf as it has become; another program's may not.
+        with handling(_interrupt, ends_ignoring=argv is not None), warnings.catch_warnings():
             warnings.showwarning = show_warning
             code = _run(words)
             sys.stdout.flush()

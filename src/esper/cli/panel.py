@@ -88,7 +88,7 @@ def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
         line.append(f"  {words.bars(state.returns, _MOST_BARS)}", style="green")
     rows = [
         ("return", line),
-        ("score", _score(state)),
+        ("score", Text(words.score_words(row))),
         ("parameters", Text(words.parameter_words(row))),
         ("FLOPs", Text(f"{words.number(row.flops_mean, 2)} of the reference host's")),
     ]
@@ -106,14 +106,6 @@ def _held_out(row: EvaluationRecord) -> str:
     best = ", best so far" if row.is_best else ""
     scores = f"return {row.ep_rew_mean:.3f}, score {row.score_mean:.3f}"
     return f"{scores} after round {row.round}{best}"
-
-
-def _score(state: ViewState) -> Text:
-    row = state.round
-    assert row is not None, "a score is that of a round"
-    if row.score_mean is None or row.static_score is None:
-        return Text(words.score_words(row))
-    return Text(words.score_words(row), style="green" if row.score_mean >= row.static_score else "")
 
 
 def _controller_rows(state: ViewState) -> list[Row]:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -182,4 +183,5 @@ def json_line(event: str, facts: dict[str, Any]) -> str:
 
 def tell_on_stderr(message: str) -> None:
     """Print a message on stderr at once; a signal's handler may do so at any moment."""
-    os.write(2, f"esper: {message}\n".encode())
+    with suppress(OSError):  # the terminal may be the one that was closed
+        os.write(2, f"esper: {message}\n".encode())

@@ -53,11 +53,13 @@ def many(number: int, thing: str) -> str:
 
 
 def score_words(row: RoundRecord) -> str:
-    """Return the score, and how it compares with the same hosts left alone."""
+    """Return the score of a round's hosts, and that of others which were left alone.
+
+    They are not the same hosts, so that a difference of the two would mean little.
+    """
     if row.score_mean is None or row.static_score is None:
         return number(row.score_mean)
-    gain = row.score_mean - row.static_score
-    return f"{row.score_mean:.3f}, static host {row.static_score:.3f} ({gain:+.3f})"
+    return f"{row.score_mean:.3f}; held-out hosts left alone {row.static_score:.3f}"
 
 
 def parameter_words(row: RoundRecord) -> str:
