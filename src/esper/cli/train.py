@@ -67,6 +67,8 @@ def run(words: Sequence[str]) -> int:
     if options.print_config:
         print(write_toml(config), end="")
         return 0
+    if options.run_dir == "":
+        raise UsageError("--run-dir is ''; it must be a folder, or left out.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
     return train_and_show(config, run_dir, quiet=options.quiet, json=options.json)
 

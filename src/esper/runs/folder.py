@@ -48,6 +48,7 @@ class RunFolder:
         self.telemetry_file = self.path / "telemetry.sqlite"
         self.summary_file = self.path / "summary.json"
         self.lock_file = self.path / "lock"
+        self._was_made = False
 
     @property
     def name(self) -> str:
@@ -64,11 +65,14 @@ class RunFolder:
         """Make the folder of a run that begins, and write its settings.
 
         Raises:
-            RunError: If there is a run in it already.
+            RunError: If there is a run in it already, or no folder is named.
             StorageError: If it cannot be made.
         """
+        if path is not None and not os.fspath(path):
+            raise RunError("the folder of a run is named ''; name one, or none at all.")
         folder = cls(_unused_path(config) if path is None else path)
         folder.require_unused()
+        folder._was_made = not folder.path.exists()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             write_whole(folder.config_file, write_toml(config))
@@ -83,13 +87,37 @@ class RunFolder:
         """Refuse a folder that a run cannot begin in.
 
         Raises:
-            RunError: If there is a run in it already.
+            RunError: If there is a run in it already, or what is left of one.
         """
         if self.holds_run:
             raise RunError(
                 f"{self.path} holds a run already; go on with it ({program()} resume "
                 f"{shell_word(self.path)}) or choose another folder."
             )
+        for left in (self.telemetry_file, self.checkpoints):
+            if left.is_file() or (left.is_dir() and any(left.iterdir())):
+                raise RunError(
+                    f"{self.path} has the {left.name} of a run and no {self.config_file.name}; "
+                    "choose another folder."
+                )
+
+    def forget(self) -> None:
+        """Remove what was made for a run that failed before it saved anything, and nothing else.
+
+        The folder itself goes if it was made for the run and is empty then. A run that has a
+        checkpoint, or that another process works on, is left as it is.
+        """
+        if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            return
+        with suppress(RunError, StorageError, OSError), self.locked():
+            records = self.telemetry_file
+            beside = [records.with_name(f"{records.name}{end}") for end in ("-wal", "-shm")]
+            for file in (self.config_file, records, *beside, self.lock_file):
+                file.unlink(missing_ok=True)
+            if self.checkpoints.is_dir():
+                self.checkpoints.rmdir()
+            if self._was_made:
+                self.path.rmdir()
 
     @classmethod
     def find(cls, run: str | os.PathLike[str]) -> RunFolder:

@@ -14,7 +14,7 @@ from esper.checkpoints import CheckpointFolder, CheckpointWarning, Loaded, split
 from esper.config.presets import load_preset
 from esper.config.run import RunConfig
 from esper.config.toml import override
-from esper.errors import ConfigError, EsperError
+from esper.errors import ConfigError, EsperError, StorageError
 from esper.runs.concluding import conclude
 from esper.runs.folder import RunFolder
 from esper.runs.run import Run
@@ -67,7 +67,13 @@ def train(
     chosen = override(chosen, settings)
     make_run_task(chosen)  # refuses a task that there is not before anything is written
     folder = RunFolder.create(run_dir, chosen)
-    return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
+    try:
+        return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
+    except StorageError:
+        raise  # with room on the disk the run can go on
+    except Exception:
+        folder.forget()
+        raise
 
 
 def resume(
