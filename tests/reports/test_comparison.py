@@ -147,3 +147,19 @@ def test_a_few_hosts_prove_nothing() -> None:
     sentence = first_sentence(learned, wait)
     assert sentence.startswith("Growth was not shown to help: in the 9 of 40 hosts that it grew")
     assert "too few to tell" in sentence
+
+
+def test_growth_that_helps_some_hosts_and_harms_the_others_is_not_called_a_help() -> None:
+    wait = arm(0.6 + noise())
+    scores = wait.scores + np.where(HALF_GROWN > 0, 0.02, -0.2) + noise(0.002, 1)
+    sentence = first_sentence(arm(scores, seed_parameters=HALF_GROWN), wait)
+    assert sentence.startswith("Growth helped some hosts and not all of them together")
+
+
+def test_a_saving_is_named_only_where_there_is_one() -> None:
+    wait = arm(0.6 + noise())
+    better = arm(wait.scores + 0.1, flops=1.2)
+    sentence = first_sentence(better, wait)
+    assert "20% more computing" in sentence
+    assert "saved" not in sentence
+    assert "its return is +0.100" in sentence

@@ -1,11 +1,11 @@
-"""Intervals are those of the percentile bootstrap."""
+"""Intervals are those of the percentile bootstrap, widened for few values."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from esper.errors import ShapeError
-from esper.reports.statistics import Interval, mean_interval, paired_interval
+from esper.reports.statistics import Interval, expansion, mean_interval, paired_interval
 
 
 @pytest.mark.parametrize("n", [5, 40, 150])
@@ -16,14 +16,30 @@ def test_intervals_agree_with_scipy(n: int) -> None:
         (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
     slack = 0.04 * (other.high - other.low)
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(other.low, abs=slack)
-    assert found.high == pytest.approx(other.high, abs=slack)
+    mean, wider = values.mean(), expansion(n)
+    assert found.mean == pytest.approx(mean)
+    assert found.low == pytest.approx(mean + wider * (other.low - mean), abs=slack)
+    assert found.high == pytest.approx(mean + wider * (other.high - mean), abs=slack)
+
+
+@pytest.mark.parametrize("n", [5, 10, 40, 1000])
+def test_intervals_are_widened_to_students(n: int) -> None:
+    ratio = stats.t.ppf(0.975, n - 1) / stats.norm.ppf(0.975)
+    assert expansion(n) == pytest.approx(np.sqrt(n / (n - 1)) * ratio, rel=0.005)
+
+
+@pytest.mark.parametrize("n", [10, 20])
+def test_noise_is_seldom_taken_for_a_difference(n: int) -> None:
+    samples = np.random.default_rng(n).normal(size=(400, n))
+    claims = np.mean([mean_interval(sample).excludes_zero for sample in samples])
+    assert claims < 0.08  # nominally 0.05, give or take 0.011
 
 
 def test_two_values_worked_by_hand() -> None:
     # A resample of 0 and 4 has the mean 0 or 4 with 1/4 each: the middle 95 % reach both ends.
-    assert mean_interval([0.0, 4.0]) == Interval(2.0, 0.0, 4.0, 2)
+    found = mean_interval([0.0, 4.0])
+    assert (found.mean, found.n) == (2.0, 2)
+    assert (found.high - 2.0, 2.0 - found.low) == pytest.approx((2 * expansion(2),) * 2)
     assert mean_interval([3.0]) == Interval(3.0, 3.0, 3.0, 1)
 
 
@@ -63,7 +79,8 @@ def test_pairs_that_do_not_match_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "excludes"), [(0.1, 0.2, True), (-0.2, -0.1, True), (0.0, 1.0, False)]
+    ("low", "high", "excludes"),
+    [(0.1, 0.2, True), (-0.2, -0.1, True), (0.0, 1.0, False), (1e-9, 1e-9, False)],
 )
 def test_an_interval_that_touches_zero_does_not_stand_out(
     low: float, high: float, excludes: bool

@@ -117,6 +117,7 @@ def test_only_the_fields_that_a_clock_or_process_decides_are_left_out_of_the_dig
         if is_clock_field(field)
     }
     assert marked == {
+        (RunRecord, "name"),
         (RunRecord, "esper_version"),
         (RunRecord, "created_at"),
         (RoundRecord, "seconds"),

@@ -174,6 +174,13 @@ class RunConfig:
         require_int("n_steps", self.n_steps, least=1)
         require_int("seed", self.seed, least=0)
         require_int("threads", self.threads, least=1)
+        length = self.ppo.sequence_length or self.n_steps
+        n_sequences = self.envs * -(-self.n_steps // length)
+        if self.ppo.n_minibatches > n_sequences:
+            raise ConfigError(
+                f"ppo.n_minibatches is {self.ppo.n_minibatches}; a rollout of {self.envs} hosts "
+                f"has {n_sequences} sequences, so it must be at most that."
+            )
         if self.ppo.gamma != self.rewards.gamma and self.rewards.shaping:
             raise ConfigError(
                 f"ppo.gamma is {self.ppo.gamma} and rewards.gamma is {self.rewards.gamma}; "

@@ -142,7 +142,7 @@ def difference_in_words(interval: Interval) -> str:
         return f"{interval.n} hosts are too few to tell, {spread}"
     if not interval.excludes_zero:
         return f"no difference that stands out from noise, {spread}"
-    return f"{'better' if interval.mean > 0 else 'worse'}, {spread}"
+    return f"{'better' if interval.is_above_zero else 'worse'}, {spread}"
 
 
 def _find_best(own: ArmResults, actions: NDArray[np.int64]) -> BestHost:
@@ -198,29 +198,42 @@ def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
     is_grown = own.seed_parameters > 0
     grown = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
     if is_grown.mean() < SELDOM:
-        value = paired_interval(own.returns, wait.returns)
-        gain = "it gains nothing over them that stands out from noise"
-        if value.excludes_zero and value.mean > 0:
-            gain = "what it gains over them is computing saved by stopping in time"
-        verdict = f"Growth was not shown to help: the controller grew {grown}"
-        return [f"{verdict}. {_computing(own, wait)}; {gain}."]
+        gain = _gain(own, wait)
+        return [
+            f"Growth was not shown to help: the controller grew {grown}. "
+            f"{_computing(own, wait)}; {gain}."
+        ]
     score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
     value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
+    overall = paired_interval(own.scores, wait.scores)
     there = f"in the {grown} that it grew, the score was {_change(score)} against hosts left alone"
     if not score.is_from_enough:
         verdict = f"Growth was not shown to help: {there}; so few hosts are too few to tell"
-    elif score.excludes_zero and score.mean > 0 and value.excludes_zero and value.mean < 0:
+    elif score.is_below_zero:
+        verdict = f"Growth did not help: {there}"
+    elif not score.is_above_zero:
+        verdict = f"Growth was not shown to help: {there}, which is within noise"
+    elif value.is_below_zero:
         verdict = f"Growth raised the score and cost more than it brought: {there}"
         verdict += f" and the return {_change(value)}"
-    elif score.excludes_zero and score.mean > 0:
-        verdict = f"Growth helped: {there}"
-    elif score.excludes_zero:
-        verdict = f"Growth did not help: {there}"
+    elif overall.is_below_zero:
+        verdict = f"Growth helped some hosts and not all of them together: {there}"
+        verdict += f", but over all hosts {_change(overall)}"
     else:
-        verdict = f"Growth was not shown to help: {there}, which is within noise"
-    if value.excludes_zero and value.mean > 0 and not (score.excludes_zero and score.mean > 0):
-        verdict += f" (the return was {_change(value)}, by what stopping in time saves)"
+        verdict = f"Growth helped: {there}"
+    if value.is_above_zero and not score.is_above_zero:
+        verdict += f" (the return was {_change(value)})"
     return [f"{verdict}. {_computing(own, wait)}."]
+
+
+def _gain(own: ArmResults, wait: ArmResults) -> str:
+    """Say what a controller that hardly grows gains over hosts left alone, and by what."""
+    value = paired_interval(own.returns, wait.returns)
+    if not value.is_above_zero:
+        return "it gains nothing over them that stands out from noise"
+    if paired_interval(wait.flops, own.flops).is_above_zero:
+        return "what it gains over them is computing saved by stopping in time"
+    return f"its return is {_change(value)} of theirs"
 
 
 def _change(interval: Interval) -> str:
@@ -229,7 +242,8 @@ def _change(interval: Interval) -> str:
 
 def _computing(own: ArmResults, wait: ArmResults) -> str:
     """Say how much computing all hosts took, beside hosts left alone."""
-    share = float(own.flops.mean()) / max(float(wait.flops.mean()), 1e-12)
+    theirs = float(wait.flops.mean())
+    share = float(own.flops.mean()) / theirs if theirs > 0 else 1.0
     if abs(share - 1.0) < 0.005:
         return "All hosts together took as much computing as hosts left alone"
     more = "more" if share > 1.0 else "less"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,9 @@ from esper.errors import ShapeError
 N_RESAMPLES = 10_000
 CONFIDENCE = 0.95
 FEWEST = 10
-"""Values below which a bootstrap interval is much too narrow to decide anything."""
+"""Values below which no interval decides anything."""
+LEAST = 0.0005
+"""Differences in score, return or share of computing below this are shown as zero, and are."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,31 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the difference stands out from noise."""
-        return self.is_from_enough and (self.low > 0.0 or self.high < 0.0)
+        """Whether the difference stands out from noise, and from what is shown as zero."""
+        return self.is_from_enough and (self.low >= LEAST or self.high <= -LEAST)
+
+    @property
+    def is_above_zero(self) -> bool:
+        """Whether it is shown to be greater than zero."""
+        return self.excludes_zero and self.mean > 0.0
+
+    @property
+    def is_below_zero(self) -> bool:
+        """Whether it is shown to be less than zero."""
+        return self.excludes_zero and self.mean < 0.0
 
 
 def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
-    """Return the mean of values ``[N]`` with its percentile bootstrap interval.
+    """Return the mean of values ``[N]`` with its expanded percentile bootstrap interval.
 
-    Resamples have N values drawn with replacement; the interval holds the middle 95 % of their
-    means.
+    Resamples have N values drawn with replacement; the middle 95 % of their means are the plain
+    interval. It is too narrow for few values, by as much as a normal interval is than Student's,
+    and is widened around the mean by that.
 
     Raises:
         ShapeError: If the values are not a list of at least one finite number.
 
-    Reference: Efron and Tibshirani (1993), chapter 13.
+    References: Efron and Tibshirani (1993), chapter 13; Hesterberg (2015), section 3.2.
     """
     sample = np.asarray(values, np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
@@ -54,7 +68,32 @@ def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
         )
     edge = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(_resampled_means(sample, seed), [edge, 1.0 - edge])
-    return Interval(float(sample.mean()), float(low), float(high), len(sample))
+    mean, wider = float(sample.mean()), expansion(len(sample))
+    return Interval(
+        mean, mean + wider * (float(low) - mean), mean + wider * (float(high) - mean), len(sample)
+    )
+
+
+def expansion(n: int) -> float:
+    """Return how much wider a 95 % interval of the mean of n values is than its bootstrap's.
+
+        sqrt(n / (n - 1)) * t / z
+
+    with Student's 97.5 % quantile t for n - 1 degrees of freedom and the normal one z. The first
+    factor is because resamples vary around the sample's own mean.
+
+    Reference for t: Abramowitz and Stegun (1964), 26.7.5.
+    """
+    if n < 2:
+        return 1.0
+    z, freedom = 1.959963984540054, n - 1
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    t = z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return math.sqrt(n / freedom) * t / z
 
 
 def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from esper.checkpoints import CheckpointFolder, split
@@ -175,7 +176,17 @@ def _grow(
     seed: int,
     on_step: Callable[[TimelineStep], None],
 ) -> GrownHost:
-    """Steer one host through its episode."""
+    """Steer one host through its episode; a caller's random numbers stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        return _steer(envs, controller, seed, on_step)
+
+
+def _steer(
+    envs: GrowthVectorEnv,
+    controller: Controller,
+    seed: int,
+    on_step: Callable[[TimelineStep], None],
+) -> GrownHost:
     observations, _ = envs.reset(seed=seed)
     controller.start(1, seed=seed)
     starts, steps, total = np.ones(1, np.bool_), list[TimelineStep](), 0.0

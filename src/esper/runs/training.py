@@ -13,14 +13,14 @@ import torch
 from esper.checkpoints import CheckpointFolder, CheckpointWarning, Loaded, split
 from esper.config.presets import load_preset
 from esper.config.run import RunConfig
-from esper.config.toml import override
+from esper.config.toml import override, read_toml_file
 from esper.errors import ConfigError, EsperError, StorageError
 from esper.runs.concluding import conclude
 from esper.runs.folder import RunFolder
 from esper.runs.run import Run
 from esper.runs.signals import signals_ask
 from esper.simic.training import RecordOutput, Stopped, StopRequest, Trainer, Watcher
-from esper.simic.training.setup import make_run_task
+from esper.simic.training.setup import with_task_budget
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.sinks import make_sink
 
@@ -36,7 +36,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 def train(
-    config: RunConfig | None = None,
+    config: RunConfig | str | os.PathLike[str] | None = None,
     *,
     preset: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -49,7 +49,7 @@ def train(
     SIGINT and SIGTERM finish the step, save, and end in :class:`RunInterrupted`.
 
     Args:
-        config: All settings; or
+        config: All settings, or a TOML file of them; or
         preset: the name of a preset, ``"quick"`` if neither is given.
         run_dir: The folder of the run; by default one in ``runs`` named after task and time.
         watchers: Shown every record as it is made.
@@ -63,9 +63,10 @@ def train(
     """
     if config is not None and preset is not None:
         raise ConfigError(f"both config and preset {preset!r} are given; give one of them.")
-    chosen = config or load_preset(preset or DEFAULT_PRESET)
-    chosen = override(chosen, settings)
-    make_run_task(chosen)  # refuses a task that there is not before anything is written
+    if isinstance(config, (str, os.PathLike)):
+        config = read_toml_file(config)
+    chosen = override(config or load_preset(preset or DEFAULT_PRESET), settings)
+    chosen = with_task_budget(chosen)  # refuses a task that there is not, too
     folder = RunFolder.create(run_dir, chosen)
     try:
         return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
@@ -104,7 +105,7 @@ def _work(
     is_new: bool,
 ) -> Run:
     """Bring a run to its end, from wherever it is."""
-    with folder.locked(), _threads(config.threads), signals_ask(stop), ExitStack() as stack:
+    with folder.locked(), _torch_set_up(config.threads), signals_ask(stop), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
         writer = stack.enter_context(TelemetryWriter(folder.telemetry_file))
         loaded = None if is_new else _load(checkpoints, writer)
@@ -179,11 +180,22 @@ def _sink(name: str, folder: RunFolder) -> Generator[Watcher]:
 
 
 @contextmanager
-def _threads(n_threads: int) -> Generator[None]:
-    """Let PyTorch use so many threads while the context lasts."""
-    before = torch.get_num_threads()
+def _torch_set_up(n_threads: int) -> Generator[None]:
+    """Let PyTorch use so many threads, and be as it is by default, while the context lasts.
+
+    Layers that are made draw from torch's default generator; a caller's numbers stay as they are.
+    """
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(n_threads)
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)

@@ -14,7 +14,7 @@ class RunRecord:
 
     table: ClassVar[str] = "runs"
 
-    name: str
+    name: str = clock_field()
     """The run's name."""
     task: str
     """What hosts learn."""

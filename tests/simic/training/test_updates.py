@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from esper.checkpoints import State, from_nested
+from esper.config.toml import override
 from esper.errors import TrainingError
 from esper.runs.run import load_run
 from esper.runs.training import resume, train
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.adam import Adam
-from esper.telemetry.records import UpdateRecord
+from esper.telemetry.records import RoundRecord, UpdateRecord
 from tests.runs.tiny import Seen, tiny_config
 from tests.simic.training.stopped_run import make_trainer
 
@@ -84,6 +85,36 @@ def test_a_refused_update_leaves_every_bit_of_the_agent_and_the_run_goes_on(
     assert after[2] != after[1]
 
 
+def test_every_update_has_the_rates_of_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[float, float]] = []
+    update = PPOAgent.update
+
+    def looked_at(agent: PPOAgent, buffer: Any) -> Any:
+        (rate,) = {group["lr"] for group in agent.optimizer.param_groups}
+        used.append((rate, agent.config.ent_coef))
+        return update(agent, buffer)
+
+    monkeypatch.setattr(PPOAgent, "update", looked_at)
+    changes = {
+        "rounds": 3,
+        "evaluation.eval_freq": 3,
+        "ppo.learning_rate": 4e-3,
+        "ppo.ent_coef": 0.02,
+        "schedule.learning_rate": "linear",
+        "schedule.learning_rate_end": 0.5,
+        "schedule.ent_coef": "linear",
+        "schedule.ent_coef_end": 0.0,
+    }
+    seen = Seen()
+    trainer, _, _ = make_trainer(override(config_of(), changes), seen)
+    trainer.run()
+    rates, weights = zip(*used, strict=True)
+    assert rates == pytest.approx([4e-3, 3e-3, 2e-3])
+    assert weights == pytest.approx([0.02, 0.01, 0.0], abs=1e-12)
+    rounds = [record for record in seen.records if isinstance(record, RoundRecord)]
+    assert [(record.learning_rate, record.ent_coef) for record in rounds] == used
+
+
 def test_a_weight_that_the_last_gradient_step_makes_infinite_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,7 +133,7 @@ def test_a_weight_that_the_last_gradient_step_makes_infinite_is_refused(
     trainer.run()
     found = [record for record in seen.records if isinstance(record, UpdateRecord)]
     assert [record.was_refused for record in found] == [True, False, False, False]
-    assert "weight" in (found[0].refusal or "")
+    assert "is not finite after the update's last gradient step" in (found[0].refusal or "")
     assert all(bool(p.isfinite().all()) for p in trainer.parts.policy.parameters())
 
 

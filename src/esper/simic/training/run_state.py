@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from torch import Tensor
 
 from esper.checkpoints import State, from_nested, merge, split, to_nested
+from esper.config.run import RunConfig
+from esper.config.toml import read_toml, write_toml
 from esper.errors import CheckpointError, EsperError
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.environment import GrowthVectorEnv
@@ -19,7 +22,10 @@ from esper.tamiyo.policy import RecurrentPolicy
 class RunParts:
     """The parts of a run that change as it goes on; each saves and loads its own state."""
 
-    def __init__(self, collector: VectorCollector, buffer: TamiyoRolloutBuffer) -> None:
+    def __init__(
+        self, config: RunConfig, collector: VectorCollector, buffer: TamiyoRolloutBuffer
+    ) -> None:
+        self.config = config
         envs = collector.envs
         assert isinstance(envs, GrowthVectorEnv), "a run grows hosts"
         self.agent: PPOAgent = collector.agent
@@ -46,6 +52,7 @@ class RunParts:
                 "tally": State(self.tally.state_dict()),
                 "best_policy": State(dict(self.best_policy)),
                 "progress": State({}, self.progress.to_facts()),
+                "config": State({}, {"toml": write_toml(self.config)}),
             }
         )
 
@@ -57,6 +64,7 @@ class RunParts:
         """
         try:
             parts = split(state)
+            require_same_config(self.config, parts["config"].facts["toml"])
             self.agent.load_state_dict(to_nested(parts["agent"]))
             envs: dict[str, Any] = vars(parts["envs"])
             self.envs.load_state_dict(envs)
@@ -69,3 +77,33 @@ class RunParts:
             raise
         except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint is not one of this run: {error}") from error
+
+
+MAY_CHANGE = ("checkpoints", "telemetry")
+"""Sections that a run may be resumed with others of: they do not change what is computed."""
+
+
+def require_same_config(config: RunConfig, saved: str) -> None:
+    """Refuse settings that are not those of the run that was saved.
+
+    Raises:
+        CheckpointError: Naming the first setting that differs.
+    """
+    now, then = asdict(config), asdict(read_toml(saved, source="the checkpoint's settings"))
+    for path, value in _leaves(then).items():
+        if path.partition(".")[0] not in MAY_CHANGE and _leaves(now).get(path, value) != value:
+            raise CheckpointError(
+                f"{path} was {value!r} when the run was saved and is {_leaves(now)[path]!r} in "
+                "config.toml now; put it back, or start another run (esper train --config)."
+            )
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return all settings by their paths."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _leaves(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

@@ -28,7 +28,7 @@ def scheduled(kind: str, start: float, end_share: float, progress: float) -> flo
 
 def rates_of(config: RunConfig, round_number: int) -> dict[str, float]:
     """Return ``learning_rate`` and ``ent_coef`` of a round, counted from 1."""
-    progress = (round_number - 1) / max(1, config.rounds - 1)
+    progress = min(1.0, (round_number - 1) / max(1, config.rounds - 1))
     schedule, ppo = config.schedule, config.ppo
     return {
         "learning_rate": scheduled(

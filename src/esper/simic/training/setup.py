@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from esper.config.run import RunConfig
+from esper.config.tasks import Budget
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
@@ -40,8 +41,8 @@ def stream_seed(seed: int, stream: str) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
-def make_run_task(config: RunConfig) -> Task:
-    """Return the task of a run, with the run's budget.
+def make_run_task(config: RunConfig, *, keeps_budget: bool = False) -> Task:
+    """Return the task of a run, with the run's budget unless it keeps its own.
 
     Raises:
         ConfigError: If the task's options name what the budget decides.
@@ -51,7 +52,14 @@ def make_run_task(config: RunConfig) -> Task:
             f"task_options.n_epochs is {config.task_options['n_epochs']!r}; "
             "set budget.n_epochs instead."
         )
-    return replace(make_task(config.task, **config.task_options), budget=config.budget)
+    task = make_task(config.task, **config.task_options)
+    return task if keeps_budget else replace(task, budget=config.budget)
+
+
+def with_task_budget(config: RunConfig) -> RunConfig:
+    """Return settings with the task's own budget, if it has one and the settings have none."""
+    own = make_run_task(config, keeps_budget=True).budget
+    return replace(config, budget=own) if config.budget == Budget() else config
 
 
 def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:

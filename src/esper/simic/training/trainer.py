@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from time import perf_counter
 
 import torch
-from torch import nn
 
 from esper.checkpoints import CheckpointFolder, State
 from esper.config.run import RunConfig
@@ -67,7 +66,7 @@ class Trainer:
         envs = make_envs(config, self.task)
         agent = make_agent(config, envs.slot_config)
         collector = VectorCollector(envs, agent, seed=stream_seed(config.seed, "episodes"))
-        self.parts = RunParts(collector, agent.make_buffer(config.envs, config.n_steps))
+        self.parts = RunParts(config, collector, agent.make_buffer(config.envs, config.n_steps))
         self.stopwatch = Stopwatch()
         self._recorder = StepRecorder(envs, agent.spec, record_steps=config.telemetry.record_steps)
         self._trials: Trials | None = None
@@ -166,10 +165,10 @@ class Trainer:
         self._write(update, record)
         parts.tally.begin_round()
         parts.buffer.reset()
-        self._require_updates()
         is_due = progress.round % self.config.evaluation.eval_freq == 0
         if is_due or progress.round == self.config.rounds:
             progress.phase = "evaluating"
+        self._require_updates()
 
     def _step(self) -> None:
         """Take one step of all environments and record it."""
@@ -193,7 +192,7 @@ class Trainer:
             try:
                 parts.collector.finish(parts.buffer)
                 report = agent.update(parts.buffer)
-                _require_finite(agent.policy.parameters())
+                self._require_sound_policy()
             except (NonFiniteError, RolloutError) as error:
                 agent.load_state_dict(before)
                 progress.refusals_in_a_row += 1
@@ -202,6 +201,17 @@ class Trainer:
         progress.refusals_in_a_row = 0
         progress.n_updates += 1
         return update_record(number, progress.n_updates, report)
+
+    def _require_sound_policy(self) -> None:
+        """Refuse a policy that the update's last step made useless on the steps it learned from."""
+        policy, buffer = self.parts.policy, self.parts.buffer
+        is_finite = all(bool(torch.isfinite(weight).all()) for weight in policy.parameters())
+        seen = buffer.flat("observations"), buffer.flat("hidden_states")
+        if not is_finite or not policy.is_finite(*seen):
+            raise NonFiniteError(
+                "the policy is not finite after the update's last gradient step; "
+                "learning_rate is too high."
+            )
 
     def _require_updates(self) -> None:
         """Stop a run that has learned nothing for too long."""
@@ -227,6 +237,7 @@ class Trainer:
         mean = float(results.returns.mean())
         best = progress.best_return
         is_best = best is None or mean > best + config.min_improvement
+        assert math.isfinite(mean), "a host that is ruined has the worst score, which is finite"
         progress.evaluations_since_best += 1
         if is_best:
             progress.best_return, progress.best_round = mean, progress.round
@@ -285,10 +296,5 @@ class Trainer:
     def _seconds_by_part(self) -> dict[str, float]:
         """Return where the time of collecting and learning went so far."""
         parts = self.parts
-        return {**parts.envs.seconds, **parts.collector.stopwatch.seconds, **self.stopwatch.seconds}
-
-
-def _require_finite(parameters: Iterable[nn.Parameter]) -> None:
-    """Refuse weights that the last gradient step made NaN or infinite."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
-        raise NonFiniteError("a weight of the policy is not finite after the update's last step.")
+        own = {part: s for part, s in self.stopwatch.seconds.items() if part != "trials"}
+        return {**parts.envs.seconds, **parts.collector.stopwatch.seconds, **own}

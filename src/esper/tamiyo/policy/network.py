@@ -140,6 +140,11 @@ class RecurrentPolicy(nn.Module):
         """Return the value ``[B]`` of observations ``[B, D]`` in states ``[B, 2 * M]``."""
         return self._step(observations, state)[0][:, -1]
 
+    @torch.no_grad()
+    def is_finite(self, observations: Tensor, state: Tensor) -> bool:
+        """Return whether logits and values of observations ``[B, D]`` are all finite."""
+        return bool(torch.isfinite(self._step(observations, state)[0]).all())
+
     def lay_out_masks(self, legal: Tensor) -> LegalChoices:
         """Return masks ``[N, H, K]`` in the form that :meth:`evaluate` reads."""
         # A log-probability needs at least single precision, whatever the weights are in.
