@@ -1,19 +1,25 @@
 """Evaluations are on the same hosts each time, choose the best policy and may end the run."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from esper.checkpoints import CheckpointFolder, split, to_nested
+from esper.lifecycle.factored_actions import Op
+from esper.runs.training import train
+from esper.simic.agent import PPOAgent, UpdateReport
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults, run_episodes
 from esper.simic.training import StopRequest, trials
-from esper.simic.training.setup import make_run_task
-from esper.simic.training.trials import run_final_trials
-from esper.tamiyo import WaitController
+from esper.simic.training.setup import make_policy, make_run_task
+from esper.simic.training.trials import Trials, run_final_trials
+from esper.tamiyo import LearnedController, WaitController
 from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
-from tests.runs.tiny import Seen, tiny_config
+from tests.runs.tiny import Seen, liveliness, tiny_config
 from tests.simic.training.stopped_run import make_trainer
 
 
@@ -112,6 +118,71 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
     assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
     is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
     assert is_best == [False, True, True, False, False]
+
+
+def told(results: EpisodeResults) -> tuple[float, ...]:
+    """Return what a record says of results, but their returns, which tests may have changed."""
+    return (*results.op_counts.mean(0).tolist(), results.flops.mean(), results.scores.mean())
+
+
+def said(record: EvaluationRecord) -> tuple[float, ...]:
+    return (*json.loads(record.ops).values(), record.flops_mean, record.score_mean)
+
+
+def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the update of a number lead to a policy that only waits."""
+    update, reports = PPOAgent.update, list[UpdateReport]()
+
+    def changed(agent: PPOAgent, buffer: Any) -> UpdateReport:
+        reports.append(update(agent, buffer))
+        if len(reports) == number:
+            with torch.no_grad():
+                agent.policy.outputs.bias[-1 - len(Op) : -1][Op.WAIT] = 50.0
+        return reports[-1]
+
+    monkeypatch.setattr(PPOAgent, "update", changed)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_as_told(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = {"evaluation__n_eval_episodes": 4, "evaluation__n_final_episodes": 4}
+    config = config_of(rounds=2, evaluation__deterministic=deterministic, **hosts)
+    seen = Seen()
+    with monkeypatch.context() as patch, liveliness():
+        spoil_returns(patch, [1.0, 0.0])
+        wait_after_update(patch, 2)
+        run = train(config, run_dir=tmp_path / "run", watchers=[seen])
+    saved = split(CheckpointFolder(run.path / "checkpoints").latest().state)
+    best, last = saved["best_policy"].tensors, to_nested(saved["agent"])["policy"]
+    task, stop = make_run_task(config), StopRequest()
+
+    def controller(
+        envs: GrowthVectorEnv, weights: dict[str, torch.Tensor], takes_likeliest: bool
+    ) -> LearnedController:
+        policy = make_policy(config, envs.slot_config)
+        policy.load_state_dict(weights)
+        return LearnedController(policy, deterministic=takes_likeliest)
+
+    def final(weights: dict[str, torch.Tensor], takes_likeliest: bool) -> tuple[float, ...]:
+        def make(envs: GrowthVectorEnv) -> LearnedController:
+            return controller(envs, weights, takes_likeliest)
+
+        return told(run_final_trials(config, task, make, stop)[0])
+
+    records = [r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "learned"]
+    assert [record.purpose for record in records] == ["tuning", "tuning", "final"]
+    assert said(records[2]) == pytest.approx(final(best, deterministic))
+    assert said(records[2]) != pytest.approx(final(last, deterministic))
+    assert said(records[2]) != pytest.approx(final(best, not deterministic))
+    tuning = Trials(config, task, stop)
+    first, other = (
+        told(tuning.run(controller(tuning.envs, best, takes)))
+        for takes in (deterministic, not deterministic)
+    )
+    assert said(records[0]) == pytest.approx(first)
+    assert said(records[0]) != pytest.approx(other)
 
 
 def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
