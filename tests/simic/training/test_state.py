@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from esper.checkpoints import State
-from tests.runs.tiny import state_digest
+from tests.runs.tiny import state_digest, tiny_config
 from tests.simic.training.stopped_run import Leaf, StoppedRun, make_trainer
 
 EVERY_STEP = "every step enters it anew before anything reads it"
@@ -126,3 +126,26 @@ def test_nothing_can_be_left_out_of_a_state_but_what_is_listed() -> None:
     assert set(unmissed) <= set(NOT_MISSED)
     assert len(kinds) > 200
     assert run.outcome_of(run.state) == other.outcome_of(other.state) == "same"
+
+
+def test_no_checkpoint_is_ahead_of_the_telemetry_that_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = tiny_config(rounds=1, n_steps=3, budget__n_epochs=3, checkpoints__save_freq=2)
+    trainer, records, checkpoints = make_trainer(config)
+    acknowledged, saved = [0], list[int]()
+
+    def flush() -> None:
+        acknowledged.append(records.position)
+
+    def save(state: State, **_: object) -> None:
+        position = state.facts["progress"]["telemetry_position"]
+        assert position == records.position == acknowledged[-1]
+        saved.append(position)
+
+    monkeypatch.setattr(records, "flush", flush)
+    monkeypatch.setattr(checkpoints, "save", save)
+    trainer.run()
+    assert len(saved) >= 3
+    assert saved == sorted(saved)
+    assert saved[-1] == len(records.kept)
