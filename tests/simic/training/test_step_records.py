@@ -1,0 +1,99 @@
+"""Steps are recorded as they were decided, and what the governor did is recorded with them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
+from esper.simic.rollout import VectorCollector
+from esper.simic.rollout.collector import CollectedStep
+from esper.simic.training import setup
+from esper.tasks import Task, make_task
+from esper.telemetry.records import EpisodeRecord, GovernorRecord, RoundRecord, StepRecord
+from tests.runs.tiny import Seen, tiny_config
+from tests.simic.training.stopped_run import make_trainer
+
+CONFIG = tiny_config(
+    rounds=2,
+    n_steps=4,
+    budget__n_epochs=5,
+    evaluation__eval_freq=2,
+    evaluation__n_eval_episodes=1,
+)
+"""Two rounds of four steps of four hosts; episodes end in the second."""
+
+
+class Steps:
+    """Keeps every step of a collector, and what the critic thought of the hosts before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[CollectedStep] = []
+        self.values: list[torch.Tensor] = []
+        step = VectorCollector.step
+
+        def kept(collector: VectorCollector, buffer: Any) -> CollectedStep:
+            before = collector.state_dict()
+            state = before["state"].masked_fill(before["starts"].unsqueeze(-1), 0.0)
+            self.values.append(collector.agent.value(before["observations"], state))
+            self.taken.append(step(collector, buffer))
+            return self.taken[-1]
+
+        monkeypatch.setattr(VectorCollector, "step", kept)
+
+
+def of(seen: Seen, kind: type) -> list[Any]:
+    return [record for record in seen.records if isinstance(record, kind)]
+
+
+def test_log_probabilities_are_over_the_heads_an_op_reads_and_values_are_the_critics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    recorded = of(seen, StepRecord)
+    assert len(recorded) == 32
+    n_unread = 0
+    for record in recorded:
+        decision = steps.taken[record.step - 1].decision
+        by_head = dict(zip(HEAD_NAMES, decision.log_probs[record.env].tolist(), strict=True))
+        read = HEADS_READ_BY[Op(record.op)]
+        assert record.log_prob == pytest.approx(sum(by_head[head] for head in read), abs=1e-6)
+        n_unread += abs(record.log_prob - sum(by_head.values())) > 0.1
+        value = steps.values[record.step - 1][record.env].item()
+        assert record.value == pytest.approx(value, abs=1e-6)
+    assert n_unread > 10
+    assert len({record.value for record in recorded}) > 28
+
+
+def test_hosts_that_diverge_are_recorded_as_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(name: str, **options: Any) -> Task:
+        task = make_task(name, **options)
+        wild = dataclasses.replace(task.training, optimizer="sgd", learning_rate=1e6)
+        return dataclasses.replace(task, training=wild)
+
+    monkeypatch.setattr(setup, "make_task", diverging)
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    found = of(seen, GovernorRecord)
+    infos = [step.info for step in steps.taken]
+    expected = [
+        (number, env, infos[number - 1]["intervention"][env])
+        for number in range(1, 9)
+        for env in range(4)
+        if infos[number - 1]["was_restored"][env]
+    ]
+    assert len(expected) > 4
+    assert [(record.step, record.env, record.reason) for record in found] == expected
+    assert all(record.reason for record in found)
+    by_round = [sum(record.round == number for record in found) for number in (1, 2)]
+    assert [record.n_restored for record in of(seen, RoundRecord)] == by_round
+    epochs = {(record.step, record.env): record.epoch for record in of(seen, StepRecord)}
+    assert all(record.epoch == epochs[record.step, record.env] for record in found)
+    draws = {(r.env, r.episode): r.draw_seed for r in of(seen, EpisodeRecord)}
+    known = [r for r in found if (r.env, r.episode) in draws]
+    assert known
+    assert all(record.draw_seed == draws[record.env, record.episode] for record in known)
