@@ -70,6 +70,25 @@ def test_a_sqlite_that_takes_few_values_in_a_statement_gets_shorter_ones(
         assert [row.step for row in telemetry.rows(StepRecord)] == list(range(200))
 
 
+def test_a_transaction_is_on_the_disk_when_it_ends_whatever_the_default_of_sqlite_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def connect_carelessly(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connections.append(connect(*arguments, **options))
+        connections[-1].execute("PRAGMA synchronous = OFF")
+        return connections[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connect_carelessly)
+    for _ in range(2):  # a file that is made, and one that is there
+        opened = database.WriterDatabase(tmp_path / FILE)
+        assert connections[-1].execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert connections[-1].execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        opened.close()
+
+
 def test_writing_waits_when_too_many_rows_are_on_their_way(tmp_path: Path) -> None:
     writer = TelemetryWriter(tmp_path / FILE, max_queued_rows=50)
     blocker = lock(tmp_path / FILE)
