@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from esper.checkpoints import CheckpointFolder, CheckpointWarning
 from esper.errors import CheckpointError, RunError, TelemetryError
@@ -64,6 +65,21 @@ def test_runs_are_found_by_path_and_by_name(done_run: Run, monkeypatch: pytest.M
     assert [run.name for run in list_runs()] == ["done"]
     with pytest.raises(RunError, match="Did you mean 'done'"):
         load_run("don")
+
+
+def test_a_run_uses_the_threads_of_its_settings_and_gives_them_back(tmp_path: Path) -> None:
+    stop, used, before = StopRequest(), set[int](), torch.get_num_threads()
+
+    def look(record: Any) -> None:
+        used.add(torch.get_num_threads())
+        if isinstance(record, EvaluationRecord):
+            stop.ask("enough")
+
+    config = tiny_config(threads=before + 2, budget__n_epochs=2)
+    with pytest.raises(RunInterrupted):
+        train(config, run_dir=tmp_path / "run", watchers=[Seen(look)], stop=stop)
+    assert used == {before + 2}
+    assert torch.get_num_threads() == before
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(done_run: Run) -> None:
