@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from esper.cli.output import finite, print_columns, print_wrapped
+from esper.cli.output import json_text, print_columns, print_wrapped
 from esper.reports.comparison import ArmSummary, Comparison, Difference
 from esper.reports.statistics import Interval
 from esper.runs.folder import shell_word
@@ -52,7 +51,7 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
         event |= {"run": str(run.path), "round": run.rounds_done, "rounds": run.config.rounds}
     if run is not None and state == "done" and run.summary is not None:
         event["summary"] = run.summary.to_json()
-    print(json.dumps(finite(event), ensure_ascii=False), flush=True)
+    print(json_text(event), flush=True)
 
 
 def show_comparison(summary: Comparison) -> None:

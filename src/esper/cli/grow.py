@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.output import existing_folder, line_width, print_columns, print_json, print_wrapped
 from esper.cli.parsing import UsageError, parse
+from esper.cli.streams import shows
 from esper.errors import ConfigError, RunError, StorageError, did_you_mean
 from esper.runs.invocation import program
 from esper.runs.run import Run, load_run
@@ -121,6 +122,7 @@ class _Printer:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._has_heading = False
+        self._last_epoch = 0
 
     def begin(self, controller: str) -> None:
         """Say what is done, before PyTorch is loaded."""
@@ -134,8 +136,13 @@ class _Printer:
         if not self._has_heading:
             print("\nepoch  score  FLOPs  added  decision; slots with their alpha and stage")
             self._has_heading = True
-        facts = f"{step.epoch:5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
-        slots = [f"{slot} {_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()]
+        # An end trains no epoch; the number of the one before would look like a second one.
+        epoch = "end" if step.epoch == self._last_epoch else step.epoch
+        self._last_epoch = step.epoch
+        facts = f"{epoch:>5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
+        slots = [
+            f"{slot} {alpha_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()
+        ]
         first, *others = fit([decision_words(step), *slots], len(facts))
         print(f"{facts}{first}", flush=True)
         for line in others:
@@ -164,10 +171,11 @@ def decision_words(step: TimelineStep) -> str:
     return f"{decision} ({step.note})" if step.note else decision
 
 
-def _bar(alpha: float) -> str:
+def alpha_bar(alpha: float) -> str:
     """Return alpha as a bar of four cells."""
-    full = round(4 * alpha)
-    return "▮" * full + "▯" * (4 - full)
+    full, empty = "▮▯" if shows("▮▯") else "#."
+    n_full = round(4 * alpha)
+    return full * n_full + empty * (4 - n_full)
 
 
 def _facts(grown: GrownHost, place: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +20,27 @@ _REFRESHES_PER_SECOND = 2
 """Enough to see it move; a drawing takes some milliseconds that training then lacks."""
 
 
+class _Screen:
+    """A terminal that may go away; what is drawn then is lost, and the run goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Draw a text, if that can be."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Show what is drawn, if that can be."""
+        with suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class LiveView:
     """A sink of records that shows them in a panel; what is printed meanwhile appears above it."""
 
@@ -25,7 +48,7 @@ class LiveView:
         self._state = state
         self._live = Live(
             RunPanel(state),
-            console=Console() if console is None else console,
+            console=Console(file=cast(TextIO, _Screen(sys.stdout))) if console is None else console,
             refresh_per_second=_REFRESHES_PER_SECOND,
         )
         self._live.start(refresh=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TextIO
 
 from esper import __version__
 from esper.cli.output import one_line
+from esper.cli.streams import forget_output, is_output_broken, prepare_streams, settle_output
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.runs.signals import INTERRUPTED, handling
 
@@ -52,12 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``esper``; None for those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return _answer(words, ends_ignoring=True)
+    if not prepare_streams():
+        return _tell_no_output("it is closed")
     try:
-        # A process of its own may end as deaf as it has become; another program's may not.
-        with handling(_interrupt, ends_ignoring=argv is not None), warnings.catch_warnings():
+        # A process of its own may end as deaf to signals as it has become.
+        return _answer(words, ends_ignoring=False)
+    finally:
+        settle_output()
+
+
+def _answer(words: list[str], *, ends_ignoring: bool) -> int:
+    """Run a command, say in a line what went wrong, and return the exit code."""
+    try:
+        with handling(_interrupt, ends_ignoring=ends_ignoring), warnings.catch_warnings():
             warnings.showwarning = show_warning
             code = _run(words)
-            sys.stdout.flush()
+            if code != INTERRUPTED:  # what was saved counts more than what cannot be shown
+                sys.stdout.flush()
             return code
     except EsperError as error:
         print(f"esper: error: {one_line(error)}", file=sys.stderr)
@@ -67,8 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"esper: interrupted{lost}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        _forget_output()
+        forget_output()
         return READER_GONE
+    except OSError as error:
+        if not is_output_broken():
+            raise
+        forget_output()
+        return _tell_no_output(error.strerror or str(error))
 
 
 def show_warning(
@@ -127,7 +145,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _forget_output() -> None:
-    """Let nothing be written any more, also not when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+def _tell_no_output(reason: str) -> int:
+    print(f"esper: error: the output cannot be written: {reason}", file=sys.stderr)
+    return FAILED

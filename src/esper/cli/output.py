@@ -11,10 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from esper.cli.streams import shows
+
 
 def print_json(value: Any) -> None:
     """Print a value as JSON, indented."""
-    print(json.dumps(finite(value), indent=2, ensure_ascii=False))
+    print(json_text(value, indent=2))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON, with escapes where the output does not have a letter."""
+    text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
+    return text if shows(text) else json.dumps(finite(value), indent=indent)
 
 
 def finite(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from esper.cli import words
-from esper.cli.output import finite
+from esper.cli.output import json_text
 from esper.cli.view_state import ViewState
 from esper.telemetry.records import (
     EvaluationRecord,
@@ -178,7 +178,7 @@ def json_line(event: str, facts: dict[str, Any]) -> str:
         name: json.loads(value or "{}") if name in _JSON_FIELDS else value
         for name, value in facts.items()
     }
-    return json.dumps(finite({"event": event} | plain), ensure_ascii=False)
+    return json_text({"event": event} | plain)
 
 
 def tell_on_stderr(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from esper.cli.view_state import ViewState
 from esper.config.run import RunConfig
 from esper.runs.run import Run
 from esper.telemetry.records import Record
+
+_SIMPLE_TERMINALS = ("dumb", "unknown")
+"""Terminals that cannot draw a panel anew."""
 
 
 class View(Protocol):
@@ -31,19 +35,19 @@ class View(Protocol):
 
 
 class LineWriter:
-    """Prints lines at once; when their reader has gone, nothing more, and the run goes on."""
+    """Prints lines at once; when none can be written, nothing more, and the run goes on."""
 
     def __init__(self) -> None:
-        self._has_reader = True
+        self._has_output = True
 
     def __call__(self, line: str) -> None:
         """Print a line."""
-        if not self._has_reader:
+        if not self._has_output:
             return
         try:
             print(line, flush=True)
-        except BrokenPipeError:
-            self._has_reader = False
+        except OSError:
+            self._has_output = False
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def _view(config: RunConfig, begun: Run | None, *, quiet: bool, json: bool) -> V
     state = ViewState(config)
     if begun is not None:
         state.recall(begun)
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or os.environ.get("TERM") in _SIMPLE_TERMINALS:
         return LineView(state, LineWriter())
     from esper.cli.live_view import LiveView
 

@@ -1,0 +1,99 @@
+"""An output that is closed, full, gone or only ASCII costs nobody a run or a traceback."""
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import esper
+from esper.cli.grow import alpha_bar
+from esper.cli.live_view import LiveView
+from esper.cli.plain_views import LineView
+from esper.cli.views import make_view
+from esper.config.presets import load_preset
+from tests.cli.conftest import TINY
+
+ROOT = Path(__file__).parents[2]
+COMMAND = f"{shlex.quote(sys.executable)} -m esper"
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def run(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        f"{COMMAND} {words}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")]
+)
+@pytest.mark.parametrize("words", ["--help", "train --print-config"])
+def test_an_output_that_cannot_be_written_is_told_in_one_line(
+    words: str, where: str, why: str
+) -> None:
+    done = run(f"{words} {where}")
+    assert done.returncode == 1
+    assert done.stderr == f"esper: error: the output cannot be written: {why}\n"
+
+
+def test_a_run_goes_on_when_its_output_is_full() -> None:
+    done = run(f"train {shlex.join(TINY)} --run-dir run >/dev/full")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "the output cannot be written" in line
+    assert esper.load_run("run").state == "done"
+
+
+def test_what_is_told_without_a_place_for_it_goes_nowhere() -> None:
+    done = run("nothing 2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_letters_that_the_output_lacks_are_escaped(finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/ünï").symlink_to(finished_run)
+    done = run("runs", **ASCII)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "runs/ünï" in done.stdout  # a file's name is shown by its bytes
+    (facts,) = json.loads(run("runs --json", **ASCII).stdout)
+    assert os.fsencode(facts["run"]) == "runs/ünï".encode()
+
+
+def test_alpha_is_a_bar_in_letters_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, bar in (("utf-8", "▮▮▮▯"), ("ascii", "###.")):
+        output = SimpleNamespace(stdout=SimpleNamespace(encoding=encoding))
+        monkeypatch.setattr("esper.cli.streams.sys", output)
+        assert alpha_bar(0.75) == bar
+
+
+def test_a_simple_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for term, kind in (("dumb", LineView), ("xterm", LiveView)):
+        monkeypatch.setenv("TERM", term)
+        with make_view(load_preset("quick"), quiet=False, json=False) as view:
+            assert isinstance(view, kind)
+
+
+def test_a_panel_whose_terminal_is_gone_is_drawn_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        with make_view(load_preset("quick"), quiet=False, json=False) as view:
+            assert isinstance(view, LiveView)
+            os.close(ours)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.write(theirs, b"x")
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, theirs)
+        os.close(nowhere)
