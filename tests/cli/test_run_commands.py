@@ -4,8 +4,11 @@ import csv
 import json
 import shlex
 import shutil
+import sqlite3
 import sys
 import warnings
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +78,7 @@ def test_runs_are_listed_with_their_states(
 ) -> None:
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == "there are no runs in runs; start one with esper train\n"
+    assert "there is no folder 'nowhere'" in refused(["runs", "nowhere"], capsys)
     monkeypatch.setenv("ESPER_RUNS", str(finished_run.parent))
     assert main(["runs"]) == 0
     _, row = capsys.readouterr().out.splitlines()
@@ -142,9 +146,24 @@ def test_telemetry_is_exported_row_by_row(
     with open_run(finished_run) as telemetry:
         steps = telemetry.rows(StepRecord)
     assert [float(row["reward"]) for row in rows] == [step.reward for step in steps]
-    for words in ([], ["--csv", "--parquet"]):
-        told = refused(["export-telemetry", str(finished_run), *words], capsys)
-        assert "one of --csv and --parquet is needed" in told
+    words = ["export-telemetry", str(finished_run)]
+    assert "one of --csv and --parquet is needed" in refused(words, capsys)
+    told = refused([*words, "--csv", "--parquet"], capsys)
+    assert "--csv and --parquet are both given; choose one of them." in told
+
+
+def test_the_query_for_what_the_controller_does_counts_each_op_of_a_round_once(
+    finished_run: Path,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/telemetry.md").read_text()
+    query = page.partition("What the controller does")[2].partition("```sql")[2].partition("```")[0]
+    with closing(sqlite3.connect(finished_run / "telemetry.sqlite")) as database:
+        found = [(number, op, n) for number, op, n in database.execute(query)]
+    with open_run(finished_run) as telemetry:
+        names = json.loads(telemetry.run.ops)
+        counted = Counter((row.round, names[row.op_done]) for row in telemetry.rows(StepRecord))
+    assert {(number, op): n for number, op, n in found} == counted
+    assert len(found) == len(counted)
 
 
 def test_what_is_no_run_or_holds_one_is_told(

@@ -110,6 +110,14 @@ def test_without_flags_the_settings_of_a_file_stay_as_they_are(config: RunConfig
         ("--ppo.gamma 0.5", "ppo.gamma is 0.5 and rewards.gamma is 1.0"),
         ("--task-options host", "--task-options has 'host'; it must be NAME=VALUE."),
         ("--task-options x=nan", "task_options.x is nan"),
+        ("--bogus", "--bogus is not an option of esper train. See esper train --help."),
+        (
+            "--run-dir -dash",
+            "--run-dir is followed by -dash; if that is its value, write --run-dir=-dash.",
+        ),
+        ("--run-dir --rounds 3", '--run-dir has no value; it must be a text, or "none".'),
+        ("--run-dir=", "--run-dir is ''; it must be a folder, or left out."),
+        ("--task nope --run-dir x", "there is no task 'nope'; there are digits,"),
         ("extra", "'extra' is one word too many for esper train"),
     ],
 )

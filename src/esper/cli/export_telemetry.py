@@ -33,7 +33,9 @@ class Options:
 def run(words: Sequence[str]) -> int:
     """Write the tables and print the files."""
     options = parse(Options, words, command="export-telemetry")
-    if options.csv == options.parquet:
+    if options.csv and options.parquet:
+        raise UsageError("--csv and --parquet are both given; choose one of them.")
+    if not options.csv and not options.parquet:
         raise UsageError("one of --csv and --parquet is needed.")
     found = load_run(options.run)
     folder = Path(options.out) if options.out else found.path / "tables"

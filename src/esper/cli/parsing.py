@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import re
 import sys
@@ -105,7 +106,12 @@ def _unknown(kind: type[Any], word: str, command: str) -> str:
     if same:
         near = f" Did you mean {' or '.join(repr(each) for each in same)}?"
     else:
-        near = did_you_mean(flag, known) or f" See esper {command} --help."
+        # The dashes are left out: all flags have them, and they would make all of them near.
+        bare = {each.lstrip("-"): each for each in known}
+        nearest = difflib.get_close_matches(flag.lstrip("-"), bare, n=1)
+        near = f" See esper {command} --help."
+        if nearest:
+            near = f" Did you mean {bare[nearest[0]]!r}?"
     return f"{flag} is not an option of esper {command}.{near}"
 
 
@@ -115,6 +121,11 @@ def _refusal(kind: type[Any], words: Sequence[str], box: str, command: str) -> s
     named = re.search(r"--[\w.-]+", said)
     hint = flags_of(kind).get(named[0]) if named else None
     value = _value_of(named[0], words) if named else None
+    if named and value is not None and value.startswith("-") and _takes_text(hint):
+        if value.partition("=")[0].replace("_", "-") not in flags_of(kind):
+            told = f"{named[0]} is followed by {value}; if that is its value, write "
+            return f"{told}{named[0]}={value}."
+        value = None
     if named and hint is not None and value is None:
         return f"{named[0]} has no value; it must be {allowed_words(hint)}."
     choices = re.search(r"invalid choice '(.*)' for", said)
@@ -140,6 +151,11 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
         if spelled.replace("_", "-") == flag:
             value = given if equals else after
     return value or None
+
+
+def _takes_text(hint: Any) -> bool:
+    """Return whether a flag of a type takes any text."""
+    return hint is str or str in get_args(hint)
 
 
 def _choices(hint: Any) -> list[str]:

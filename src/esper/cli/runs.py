@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -11,6 +12,7 @@ import tyro
 from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
+from esper.errors import RunError
 from esper.runs.folder import list_folders, runs_folder
 from esper.runs.invocation import program
 
@@ -31,6 +33,8 @@ class Options:
 def run(words: Sequence[str]) -> int:
     """Print a line for each run."""
     options = parse(Options, words, command="runs")
+    if options.folder is not None and not Path(options.folder).is_dir():
+        raise RunError(f"there is no folder {options.folder!r}; name one that holds runs.")
     folders = list_folders(options.folder)
     if options.json:
         print_json([facts_of(folder) for folder in folders])

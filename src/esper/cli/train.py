@@ -80,6 +80,7 @@ def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json
 
     if run_dir is not None:
         RunFolder(run_dir).require_unused()  # before PyTorch is loaded
+    _require_task(config.task)
 
     def work(view: View, stop: StopRequest) -> Run:
         from esper.runs.training import train
@@ -87,6 +88,19 @@ def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json
         return train(config, run_dir=run_dir, watchers=[view], stop=stop)
 
     return follow(work, config, quiet=quiet, as_json=json)
+
+
+def _require_task(name: str) -> None:
+    """Refuse a task that there is not, before anything is said of training on it.
+
+    The names of tasks come with PyTorch, which takes seconds to load. Those of presets are known.
+    """
+    if ":" in name or name in {load_preset(preset).task for preset in preset_names()}:
+        return
+    from esper.tasks import make_task, task_names
+
+    if name not in task_names():
+        make_task(name)
 
 
 def options_class(config: RunConfig, source: Source) -> type[Any]:
