@@ -147,8 +147,9 @@ def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_as_told(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = {"evaluation__n_eval_episodes": 4, "evaluation__n_final_episodes": 4}
-    config = config_of(rounds=2, evaluation__deterministic=deterministic, **hosts)
+    hosts = {"envs": 3, "evaluation__n_eval_episodes": 3, "evaluation__n_final_episodes": 3}
+    small = {"rounds": 2, "n_steps": 3, "budget__n_epochs": 3, "checkpoints__save_freq": 100}
+    config = config_of(evaluation__deterministic=deterministic, **hosts, **small)
     seen = Seen()
     with monkeypatch.context() as patch, liveliness():
         spoil_returns(patch, [1.0, 0.0])
