@@ -14,6 +14,7 @@ import pytest
 import esper
 from esper.cli.grow import alpha_bar
 from esper.cli.live_view import LiveView
+from esper.cli.main import main
 from esper.cli.plain_views import LineView
 from esper.cli.views import make_view
 from esper.config.presets import load_preset
@@ -97,3 +98,18 @@ def test_a_panel_whose_terminal_is_gone_is_drawn_nowhere(monkeypatch: pytest.Mon
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, theirs)
         os.close(nowhere)
+
+
+def test_an_interrupted_run_whose_output_is_full_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("esper.runs.training.train", interrupt)
+    monkeypatch.setattr("esper.cli.ending.print_end_event", full)
+    assert main(["train", *TINY, "--json"]) == 130
+    assert "nothing was saved" in capsys.readouterr().err

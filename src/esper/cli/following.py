@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from esper.cli.early_signals import early_signals
@@ -50,14 +51,16 @@ def follow(
 
         saved: Run | None = getattr(interrupted, "run", None)
         if as_json:
-            print_end_event(saved or begun, state="interrupted")
+            with suppress(OSError):  # the way to go on is told where the output is full, too
+                print_end_event(saved or begun, state="interrupted")
         _tell_interrupted(saved, begun)
         return INTERRUPTED
     except EsperError as error:
         from esper.cli.ending import print_end_event
 
         if as_json:
-            print_end_event(begun, state="failed", message=str(error))
+            with suppress(OSError):
+                print_end_event(begun, state="failed", message=str(error))
         raise
     from esper.cli.ending import show_end
 
