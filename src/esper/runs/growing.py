@@ -18,6 +18,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.growth_action import decode_action
 from esper.lifecycle.stages import Stage
 from esper.runs.folder import RunFolder, shell_word
+from esper.runs.invocation import program
 from esper.runs.run import Run
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.training.setup import make_policy, make_run_task, make_trial_envs
@@ -97,7 +98,7 @@ def grow_best_host(run: Run) -> GrownHost:
     if summary is None or summary.best_host is None:
         raise RunError(
             f"run {run.name!r} is not done ({run.state}); its best host is known at its end. "
-            f"Go on with it: esper resume {shell_word(run.path)}"
+            f"Go on with it: {program()} resume {shell_word(run.path)}"
         )
     best = summary.best_host
     envs = make_trial_envs(
