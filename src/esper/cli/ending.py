@@ -7,7 +7,6 @@ from typing import Any
 
 from esper.cli.output import json_text, print_columns, print_wrapped
 from esper.reports.comparison import ArmSummary, Comparison, Difference
-from esper.reports.statistics import Interval
 from esper.runs.folder import shell_word
 from esper.runs.invocation import program
 from esper.runs.run import Run
@@ -84,17 +83,11 @@ def show_next_steps(path: Path) -> None:
     )
 
 
-def interval_text(interval: Interval, *, signed: bool = False) -> str:
-    """Return a mean with its interval."""
-    sign = "+" if signed else ""
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
-
-
 def _row(arm: ArmSummary, difference: Difference | None) -> tuple[str, ...]:
     return (
         arm.name,
-        interval_text(arm.ep_rew),
-        "" if difference is None else interval_text(difference.ep_rew, signed=True),
+        arm.ep_rew.text(signed=False),
+        "" if difference is None else difference.ep_rew.text(),
         f"{arm.score.mean:.3f}",
         f"{arm.flops:.2f}",
         f"{arm.seed_parameters / max(arm.host_parameters, 1):.0%}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from esper.cli.parsing import UsageError, parse, parse_known
-from esper.config.presets import load_preset, preset_names
+from esper.config.presets import DEFAULT_PRESET, load_preset, preset_names
 from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table
 from esper.config.toml import override, read_toml_file, write_toml
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from esper.cli.views import View
     from esper.runs.run import Run
     from esper.simic.training import StopRequest
-
-DEFAULT_PRESET = "quick"
 
 _ABOUT = """Train a controller that grows hosts, and compare it with simple ones in the end.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
 from esper.errors import TelemetryError
+from esper.reports.comparison import LEARNED, OTHERS
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -26,11 +27,8 @@ if TYPE_CHECKING:
     from esper.runs.run import Run
     from esper.simic.training.output import TrialProgress
 
-LEARNED = "learned"
-"""The controller that is trained, as evaluations call it."""
-
-N_COMPARED = 4
-"""Controllers in the comparison at the end."""
+N_COMPARED = 1 + len(OTHERS)
+"""Controllers of the comparison at the end."""
 
 _MESSAGES = 3
 _RETURNS = 200

@@ -10,6 +10,9 @@ from esper.errors import ConfigError, did_you_mean
 
 _FOLDER = Path(__file__).with_name("presets")
 
+DEFAULT_PRESET = "quick"
+"""What a run starts from that names neither a preset nor a file."""
+
 
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, in the order of the alphabet."""

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
 from esper.growth.saved_tensors import SavedTensors, TensorTable
 from esper.growth.sites import SlotSite
+from esper.version import __version__
 
 FORMAT = 1
 JSON_FILE = "growth.json"
@@ -125,7 +125,7 @@ def _describe(host: HostSlots) -> dict[str, Any]:
                 raise SavedModelError(f"slot {name!r} has an alpha of {value}; 0 to 1 is allowed.")
     return {
         "format": FORMAT,
-        "esper": _version(),
+        "esper": __version__,
         "sites": [site.to_json() for site in host.sites],
         "lives": host.lives.to_json(),
         "growth_config": asdict(host.lives.growth_config),
@@ -203,13 +203,6 @@ def _named_tensors(folder: Path) -> list[str]:
     except SavedModelError:
         return []
     return [str(growth["tensors"]), *map(str, growth.get("replaces", []))]
-
-
-def _version() -> str:
-    try:
-        return version("esper-lite")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _checksum(growth: dict[str, Any]) -> str:

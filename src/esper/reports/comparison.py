@@ -13,6 +13,10 @@ from esper.reports.statistics import Interval, mean_interval, paired_interval
 
 Floats = NDArray[np.float64]
 
+LEARNED = "learned"
+OTHERS = ("wait", "random", "heuristic")
+"""The controllers that the learned one is compared with at the end of a run."""
+
 SELDOM = 0.05
 """A controller that commits a seed in fewer hosts than this share hardly grows."""
 
@@ -102,7 +106,7 @@ class Comparison:
 def compare_arms(
     results: Mapping[str, ArmResults],
     *,
-    learned: str = "learned",
+    learned: str = LEARNED,
     split: str = "test",
     actions: NDArray[np.int64] | None = None,
 ) -> Comparison:
@@ -137,7 +141,7 @@ def compare_arms(
 
 def difference_in_words(interval: Interval) -> str:
     """Return what an interval of differences supports."""
-    spread = _change(interval)
+    spread = interval.text()
     if not interval.is_from_enough:
         return f"{interval.n} hosts are too few to tell, {spread}"
     if not interval.excludes_zero:
@@ -176,7 +180,7 @@ def _sentences(
     own, found = results[learned], list[str]()
     wait = results.get("wait")
     if wait is not None:
-        found += _about_growth(own, wait)
+        found.append(_about_growth(own, wait))
     for difference in differences:
         against = _NAMES.get(difference.against, difference.against)
         found.append(
@@ -193,20 +197,19 @@ _NAMES = {
 }
 
 
-def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
+def _about_growth(own: ArmResults, wait: ArmResults) -> str:
     """Say whether growing helped, as far as that can be told from stopping early."""
     is_grown = own.seed_parameters > 0
     grown = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
     if is_grown.mean() < SELDOM:
-        gain = _gain(own, wait)
-        return [
+        return (
             f"Growth was not shown to help: the controller grew {grown}. "
-            f"{_computing(own, wait)}; {gain}."
-        ]
+            f"{_computing(own, wait)}; {_gain(own, wait)}."
+        )
     score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
     value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
     overall = paired_interval(own.scores, wait.scores)
-    there = f"in the {grown} that it grew, the score was {_change(score)} against hosts left alone"
+    there = f"in the {grown} that it grew, the score was {score.text()} against hosts left alone"
     if not score.is_from_enough:
         verdict = f"Growth was not shown to help: {there}; so few hosts are too few to tell"
     elif score.is_below_zero:
@@ -215,15 +218,15 @@ def _about_growth(own: ArmResults, wait: ArmResults) -> list[str]:
         verdict = f"Growth was not shown to help: {there}, which is within noise"
     elif value.is_below_zero:
         verdict = f"Growth raised the score and cost more than it brought: {there}"
-        verdict += f" and the return {_change(value)}"
+        verdict += f" and the return {value.text()}"
     elif overall.is_below_zero:
         verdict = f"Growth helped some hosts and not all of them together: {there}"
-        verdict += f", but over all hosts {_change(overall)}"
+        verdict += f", but over all hosts {overall.text()}"
     else:
         verdict = f"Growth helped: {there}"
     if value.is_above_zero and not score.is_above_zero:
-        verdict += f" (the return was {_change(value)})"
-    return [f"{verdict}. {_computing(own, wait)}."]
+        verdict += f" (the return was {value.text()})"
+    return f"{verdict}. {_computing(own, wait)}."
 
 
 def _gain(own: ArmResults, wait: ArmResults) -> str:
@@ -233,11 +236,7 @@ def _gain(own: ArmResults, wait: ArmResults) -> str:
         return "it gains nothing over them that stands out from noise"
     if paired_interval(wait.flops, own.flops).is_above_zero:
         return "what it gains over them is computing saved by stopping in time"
-    return f"its return is {_change(value)} of theirs"
-
-
-def _change(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    return f"its return is {value.text()} of theirs"
 
 
 def _computing(own: ArmResults, wait: ArmResults) -> str:

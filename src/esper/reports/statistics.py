@@ -28,6 +28,11 @@ class Interval:
     n: int
     """Values that it is from."""
 
+    def text(self, *, signed: bool = True) -> str:
+        """Return the mean with its ends; differences have their sign."""
+        sign = "+" if signed else ""
+        return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
+
     @property
     def is_from_enough(self) -> bool:
         """Whether there are enough values for the interval to be believed."""

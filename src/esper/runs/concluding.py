@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from esper.config.run import RunConfig
 from esper.errors import StorageError
-from esper.reports.comparison import ArmResults, Comparison, compare_arms
+from esper.reports.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
 from esper.runs.folder import RunFolder, write_whole
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults
@@ -22,9 +22,6 @@ from esper.simic.training.round_records import evaluation_record
 from esper.simic.training.trials import run_final_trials
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.telemetry.records import NoticeRecord
-
-OTHERS = ("wait", "random", "heuristic")
-"""The controllers that the learned one is compared with."""
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
@@ -37,7 +34,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
     results: dict[str, ArmResults] = {}
     actions: NDArray[np.int64] | None = None
-    for arm in ("learned", *OTHERS):
+    for arm in (LEARNED, *OTHERS):
         start = perf_counter()
         found, taken = run_final_trials(
             config,
@@ -57,7 +54,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
         )
         output.write([record])
         results[arm] = as_arm(found)
-        actions = taken if arm == "learned" else actions
+        actions = taken if arm == LEARNED else actions
     comparison = compare_arms(results, actions=actions)
     try:
         write_whole(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
@@ -73,7 +70,7 @@ def _teller(output: RecordOutput, config: RunConfig, arm: str) -> Callable[[floa
         purpose="final",
         n_hosts=config.evaluation.n_final_episodes,
         share=0.0,
-        number=1 + ("learned", *OTHERS).index(arm),
+        number=1 + (LEARNED, *OTHERS).index(arm),
         n_trials=1 + len(OTHERS),
     )
     return lambda share: output.show_trial(replace(trial, share=share))
@@ -92,7 +89,7 @@ def as_arm(results: EpisodeResults) -> ArmResults:
 
 
 def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
-    if arm != "learned":
+    if arm != LEARNED:
         return lambda envs: make_controller(arm, envs.layout)
     policy = trainer.parts.policy
     policy.load_state_dict(trainer.parts.best_policy)

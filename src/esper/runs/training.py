@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from esper.checkpoints import CheckpointFolder, CheckpointWarning, Loaded, split
-from esper.config.presets import load_preset
+from esper.config.presets import DEFAULT_PRESET, load_preset
 from esper.config.run import RunConfig
 from esper.config.toml import override, read_toml_file
 from esper.errors import ConfigError, EsperError, StorageError
@@ -19,12 +19,10 @@ from esper.runs.concluding import conclude
 from esper.runs.folder import RunFolder
 from esper.runs.run import Run
 from esper.runs.signals import signals_ask
-from esper.simic.training import RecordOutput, Stopped, StopRequest, Trainer, Watcher
+from esper.simic.training import RecordOutput, Stopped, StopRequest, Trainer
 from esper.simic.training.setup import with_task_budget
 from esper.telemetry import TelemetryWriter
-from esper.telemetry.sinks import make_sink
-
-DEFAULT_PRESET = "quick"
+from esper.telemetry.sinks import Sink, make_sink
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -40,7 +38,7 @@ def train(
     *,
     preset: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
     **settings: Any,
 ) -> Run:
@@ -80,7 +78,7 @@ def train(
 def resume(
     run: str | os.PathLike[str] | Run,
     *,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
 ) -> Run:
     """Go on with a run where its last checkpoint is; one that is done is returned as it is.
@@ -99,7 +97,7 @@ def resume(
 def _work(
     folder: RunFolder,
     config: RunConfig,
-    watchers: Sequence[Watcher],
+    watchers: Sequence[Sink],
     stop: StopRequest,
     *,
     is_new: bool,
@@ -170,7 +168,7 @@ def _session(
 
 
 @contextmanager
-def _sink(name: str, folder: RunFolder) -> Generator[Watcher]:
+def _sink(name: str, folder: RunFolder) -> Generator[Sink]:
     """Open a tracker, and close it at the end."""
     sink = make_sink(name, folder.path, folder.config_file.read_text("utf-8"))
     try:

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +19,7 @@ from esper.errors import EsperError, TelemetryError
 from esper.telemetry.database import Row, WriterDatabase, explain
 from esper.telemetry.records import RECORD_TYPES, Record, SessionRecord
 from esper.telemetry.schema import RowMaker
+from esper.version import __version__
 
 Outcome = Literal["done", "interrupted", "failed"]
 
@@ -145,7 +145,7 @@ class TelemetryWriter:
             threads=threads,
             torch_version=torch_version,
             python_version=platform.python_version(),
-            esper_version=_version(),
+            esper_version=__version__,
             platform=platform.platform(),
         )
         self._ask(lambda database: database.add_session(session))
@@ -242,13 +242,6 @@ class TelemetryWriter:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _version() -> str:
-    try:
-        return version("esper-lite")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _storable(text: str | None) -> str | None:

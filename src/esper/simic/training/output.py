@@ -10,18 +10,7 @@ from typing import Protocol, runtime_checkable
 from esper.errors import EsperError
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record
-
-
-class Watcher(Protocol):
-    """Whoever is shown every record as it is made: a live view, a tracker."""
-
-    def write(self, record: Record) -> None:
-        """Look at a record."""
-        ...
-
-    def close(self) -> None:
-        """Look at no more."""
-        ...
+from esper.telemetry.sinks import Sink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +43,7 @@ class TrialWatcher(Protocol):
 class RecordOutput:
     """Hands records on; a watcher that fails is told about once and left out from then on."""
 
-    def __init__(self, writer: TelemetryWriter, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(self, writer: TelemetryWriter, watchers: Sequence[Sink] = ()) -> None:
         self.writer = writer
         self._watchers = list(watchers)
 
@@ -62,7 +51,7 @@ class RecordOutput:
         """Give records to the telemetry and then to all watchers."""
         self.writer.write_many(records)
 
-        def give(watcher: Watcher) -> None:
+        def give(watcher: Sink) -> None:
             for record in records:
                 watcher.write(record)
 
@@ -71,13 +60,13 @@ class RecordOutput:
     def show_trial(self, trial: TrialProgress) -> None:
         """Tell those watchers that want to know how far a trial is."""
 
-        def give(watcher: Watcher) -> None:
+        def give(watcher: Sink) -> None:
             if isinstance(watcher, TrialWatcher):
                 watcher.watch_trial(trial)
 
         self._for_each(give)
 
-    def _for_each(self, give: Callable[[Watcher], None]) -> None:
+    def _for_each(self, give: Callable[[Sink], None]) -> None:
         for watcher in tuple(self._watchers):
             try:
                 give(watcher)

@@ -89,11 +89,12 @@ def require_same_config(config: RunConfig, saved: str) -> None:
     Raises:
         CheckpointError: Naming the first setting that differs.
     """
-    now, then = asdict(config), asdict(read_toml(saved, source="the checkpoint's settings"))
-    for path, value in _leaves(then).items():
-        if path.partition(".")[0] not in MAY_CHANGE and _leaves(now).get(path, value) != value:
+    now = _leaves(asdict(config))
+    then = _leaves(asdict(read_toml(saved, source="the checkpoint's settings")))
+    for path in sorted(now.keys() | then.keys()):
+        if path.partition(".")[0] not in MAY_CHANGE and now.get(path) != then.get(path):
             raise CheckpointError(
-                f"{path} was {value!r} when the run was saved and is {_leaves(now)[path]!r} in "
+                f"{path} was {then.get(path)!r} when the run was saved and is {now.get(path)!r} in "
                 "config.toml now; put it back, or start another run (esper train --config)."
             )
 

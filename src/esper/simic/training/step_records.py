@@ -59,14 +59,14 @@ class StepRecorder:
         assert result is not None, "the environments have taken a step"
         slots_before, draws = before
         episodes: list[int] = tally.episode.tolist()
+        epochs = self._epochs(step)
         found: list[Record] = []
         if self._record_steps:
-            found += self._step_records(place, step, result, episodes)
+            found += self._step_records(place, step, result, episodes, epochs)
         hosts = [
             {**place, "env": env, "episode": episode, "draw_seed": draw}
             for env, (episode, draw) in enumerate(zip(episodes, draws.tolist(), strict=True))
         ]
-        epochs: list[int] = self._epochs(step)
         found += self._seed_events(hosts, epochs, slots_before, result.slots)
         for env, reason in sorted(result.interventions.items()):
             found.append(GovernorRecord(**hosts[env], epoch=epochs[env], reason=reason))
@@ -82,13 +82,18 @@ class StepRecorder:
         return epochs.tolist()
 
     def _step_records(
-        self, place: dict[str, int], step: CollectedStep, result: StepResult, episodes: list[int]
+        self,
+        place: dict[str, int],
+        step: CollectedStep,
+        result: StepResult,
+        episodes: list[int],
+        epochs: list[int],
     ) -> list[Record]:
         info: dict[str, Any] = step.info
         log_probs = self._joint_log_probs(step)
         columns: dict[str, list[Any]] = {
             "episode": episodes,
-            "epoch": self._epochs(step),
+            "epoch": epochs,
             "op_done": info["op"].tolist(),
             "is_illegal": info["illegal_action"].tolist(),
             "refusal": [str(reason) or None for reason in info["refusal"]],
