@@ -27,6 +27,7 @@
     ├── RunError                a run's folder is missing, in use, or holds another run
     ├── TrainingError           a run cannot go on: its updates were refused again and again
     ├── TelemetryError          a run's telemetry is missing, damaged or of another version
+    ├── EvidenceError           results that do not fit together, or a damaged file of them
     ├── NonFiniteError          a number that must be finite is NaN or infinite
     └── RolloutError            a rollout buffer was overfilled, or read with something missing
 
@@ -153,6 +154,10 @@ class TrainingError(EsperError):
 
 class TelemetryError(EsperError):
     """A run's telemetry is missing, damaged or of another version, or lacks what is asked for."""
+
+
+class EvidenceError(EsperError):
+    """Results of an evaluation do not fit together, or their file is damaged."""
 
 
 class NonFiniteError(EsperError):

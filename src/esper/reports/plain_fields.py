@@ -1,0 +1,94 @@
+"""Dataclasses as plain values for JSON, and strictly back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import numpy as np
+
+from esper.errors import EvidenceError, did_you_mean
+
+_TYPES: dict[str, tuple[type[Any], ...]] = {
+    "str": (str,),
+    "Kind": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "Floats": (list,),
+    "tuple": (list,),
+    "Mapping": (dict,),
+}
+"""Types in JSON of a field, by the first word of its annotation."""
+
+
+def plain_values(one: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with arrays and tuples as lists, mappings as dicts."""
+    return {field.name: _plain(getattr(one, field.name)) for field in fields(one)}
+
+
+def checked_values(kind: type[Any], values: object, what: str) -> dict[str, Any]:
+    """Return arguments for a dataclass from what :func:`plain_values` gave.
+
+    Args:
+        kind: The dataclass; all of its fields must be there, and no others.
+        values: As read from a file.
+        what: The thing, for error messages.
+
+    Raises:
+        EvidenceError: If a field is missing, unknown or of another type.
+    """
+    if not isinstance(values, dict):
+        raise EvidenceError(f"{what} is {_short(values)}; a JSON object is needed.")
+    read = cast("dict[str, Any]", values)
+    known = {field.name: str(field.type) for field in fields(kind)}
+    for name in read:
+        if name not in known:
+            raise EvidenceError(
+                f"{what} has a field {name!r}; fields are {', '.join(known)}."
+                f"{did_you_mean(name, known)}"
+            )
+    for name in known:
+        if name not in read:
+            raise EvidenceError(f"{what} has no {name}; read a file that was written whole.")
+    return {name: _checked(read[name], known[name], f"{name} of {what}") for name in known}
+
+
+def _checked(value: Any, annotation: str, what: str) -> Any:
+    word = annotation.split("[", maxsplit=1)[0]
+    if type(value) not in _TYPES[word]:
+        allowed = " or ".join(kind.__name__ for kind in _TYPES[word])
+        raise EvidenceError(f"{what} is {_short(value)}; {allowed} is needed.")
+    if word == "float" and not math.isfinite(value):
+        raise EvidenceError(f"{what} is {value}; a finite number is needed.")
+    if word == "Floats":
+        return _numbers(value, what)
+    if annotation == "tuple[str, ...]" and not all(isinstance(one, str) for one in value):
+        raise EvidenceError(f"{what} is {_short(value)}; a list of names is needed.")
+    return tuple(value) if annotation == "tuple[str, ...]" else value
+
+
+def _numbers(value: list[Any], what: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(["ragged"])
+    if array.dtype.kind not in "if":
+        raise EvidenceError(f"{what} is {_short(value)}; numbers are needed, as many for each run.")
+    return array.astype(np.float64)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return cast("Any", value).tolist()
+    if isinstance(value, tuple):
+        return list(cast("tuple[Any, ...]", value))
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
