@@ -240,6 +240,20 @@ class SlotLives:
         keeper.remove_seed(slot)
         self._tell(slot)
 
+    def commit(self, slot: str, keeper: SeedKeeper) -> None:
+        """Commit a germinated seed at its alpha target at once: for a host that starts with it."""
+        life = self[slot]
+        if life.stage != Stage.GERMINATED:
+            raise SlotError(
+                f"slot {slot!r} is {life.stage.name.lower()}; only a seed that has just germinated "
+                "is committed at once."
+            )
+        for stage in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED):
+            life.enter(stage)
+        life.schedule = AlphaSchedule(0.0, life.alpha_target, 0, FIRST_CURVE[life.style])
+        keeper.commit_seed(slot)
+        self._tell(slot)
+
     def to_json(self) -> dict[str, Any]:
         """Return all lives as plain values."""
         return {slot: life.to_json() for slot, life in self._lives.items()}

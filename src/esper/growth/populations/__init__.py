@@ -4,7 +4,7 @@ from esper.growth.populations.choosing import make_population
 from esper.growth.populations.host_data import HostData, HostSpec
 from esper.growth.populations.host_state import HostState
 from esper.growth.populations.objective import CrossEntropy, Objective
-from esper.growth.populations.population import EpochReport, Evaluation, Population
+from esper.growth.populations.population import EpochReport, Evaluation, FirstSeed, Population
 from esper.growth.populations.sequential import SequentialPopulation
 from esper.growth.populations.slot_arrays import SlotArrays
 from esper.growth.populations.stacked import StackedPopulation
@@ -13,6 +13,7 @@ __all__ = [
     "CrossEntropy",
     "EpochReport",
     "Evaluation",
+    "FirstSeed",
     "HostData",
     "HostSpec",
     "HostState",

@@ -72,11 +72,14 @@ class CostTable:
                 total += self._work(name, life).blended
         return total
 
-    def evaluation_flops(self, lives: SlotLives, without_slot: str | None = None) -> float:
+    def evaluation_flops(
+        self, lives: SlotLives, without_slot: str | None = None, *, committed_only: bool = False
+    ) -> float:
         """Return what judging one sample costs a host in this state."""
         total = self.host_forward
         for name, life in lives.items():
-            if life.counts and name != without_slot:
+            is_left_out = committed_only and life.is_growing
+            if life.counts and name != without_slot and not is_left_out:
                 total += self._work(name, life).forward
         return total
 

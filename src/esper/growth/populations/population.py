@@ -52,6 +52,16 @@ class EpochReport:
     """Why the governor stepped in, by host."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstSeed:
+    """A seed that a host starts with."""
+
+    action: GrowthAction
+    """How it would germinate."""
+    number: int
+    """Seeds that germinate in the host before it, which decides its weights."""
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """How well hosts do on a split, one entry for each host that was asked for."""
@@ -156,8 +166,16 @@ class Population(ABC):
         *,
         hosts: Sequence[int] | None = None,
         without_slot: str | None = None,
+        committed_only: bool = False,
     ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+        """Judge hosts (all if not given), as they are or with seeds left out.
+
+        Args:
+            split: The samples that they are judged by.
+            hosts: Their numbers.
+            without_slot: A slot whose seed is left out.
+            committed_only: Whether every seed that is not committed is left out.
+        """
 
     @abstractmethod
     def lives(self, host: int) -> SlotLives:
@@ -214,6 +232,34 @@ class Population(ABC):
         if len(actions) != self.n_hosts:
             raise SlotError(f"there are {len(actions)} actions; there are {self.n_hosts} hosts.")
         return [self.apply(host, action) for host, action in enumerate(actions)]
+
+    def plant(self, host: int, seeds: Sequence[FirstSeed]) -> None:
+        """Start a host with committed seeds: the static network that growing would lead to.
+
+        Each seed has the weights that germinating it would give it, and counts at its alpha target
+        from the first batch on; nothing is isolated and no gate is asked.
+
+        Raises:
+            SlotError: If the host has trained, or a slot or blueprint cannot be used.
+        """
+        self._require_hosts([host])
+        if self.orders[host].epoch:
+            raise SlotError(
+                f"host {host} has trained for {self.orders[host].epoch} epochs; seeds are planted "
+                "in hosts that have not trained."
+            )
+        for seed in seeds:
+            self._set_germinated(host, seed.number)
+            self.apply(host, seed.action)
+            self._commit(host, seed.action.slot)
+
+    @abstractmethod
+    def _set_germinated(self, host: int, count: int) -> None:
+        """Let the weights of a host's next seed be those of a seed that so many came before."""
+
+    @abstractmethod
+    def _commit(self, host: int, slot: str) -> None:
+        """Commit a seed that has just germinated."""
 
     def finish(self, host: int) -> None:
         """Take a host out of the training; it can still be judged, copied and restarted."""

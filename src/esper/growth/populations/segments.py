@@ -18,6 +18,7 @@ from esper.growth.populations.epoch_tally import EpochTally
 from esper.growth.populations.rows import ActiveRows, RowStore
 from esper.growth.populations.stacked_slots import Member, SlotGroups, StackedSeed
 from esper.growth.populations.stacking import stack_inputs
+from esper.growth.slot_lives import SlotLife
 from esper.lifecycle.stages import Stage
 
 Floats = NDArray[Any]
@@ -49,10 +50,12 @@ class Segment:
         *,
         is_training: bool,
         without_slot: str | None = None,
+        committed_only: bool = False,
     ) -> None:
         self.population = population
         self.state, self.design = population.state, population.design
         self.is_training = is_training
+        self.committed_only = committed_only
         hosts = [self.state.hosts.hosts[row] for row in rows]
         self.hosts = np.array(hosts)
         self._places = {host: place for place, host in enumerate(hosts)}
@@ -97,12 +100,17 @@ class Segment:
 
     def _rows_of(self, store: RowStore, slot: str) -> list[int]:
         """Return the rows of a slot's store that belong to hosts of the segment and compute."""
-        lives = self.state.lives
         return [
             row
             for row, host in enumerate(store.hosts)
-            if host in self._places and (self.is_training or lives[host][slot].counts)
+            if host in self._places and self._takes_part(self.state.lives[host][slot])
         ]
+
+    def _takes_part(self, life: SlotLife) -> bool:
+        """Return whether a seed is computed."""
+        if self.is_training:
+            return True
+        return life.counts and not (self.committed_only and life.is_growing)
 
     def _add_part(self, store: RowStore, rows: list[int], active: ActiveRows, column: int) -> _Part:
         places = [self._places[store.hosts[row]] for row in rows]

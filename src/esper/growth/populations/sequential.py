@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,13 @@ class SequentialPopulation(Population):
         *,
         hosts: Sequence[int] | None = None,
         without_slot: str | None = None,
+        committed_only: bool = False,
     ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+        """Judge hosts (all if not given), as they are or with seeds left out."""
         chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
-        results = np.array([self._evaluate_host(host, split, without_slot) for host in chosen])
+        results = np.array(
+            [self._evaluate_host(host, split, without_slot, committed_only) for host in chosen]
+        )
         return Evaluation(*results.reshape(-1, 3).T)
 
     def lives(self, host: int) -> SlotLives:
@@ -90,6 +93,14 @@ class SequentialPopulation(Population):
         if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
             start_with_gradmax(held.model, action.slot, self, host)
         return outcome
+
+    def _set_germinated(self, host: int, count: int) -> None:
+        self._hosts[host].slots.n_germinated = count
+
+    def _commit(self, host: int, slot: str) -> None:
+        held = self._hosts[host]
+        held.slots.lives.commit(slot, held.slots)
+        held.governor.keep_if_finite()
 
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a model of its own, with its slots and seeds."""
@@ -180,14 +191,18 @@ class SequentialPopulation(Population):
             report.interventions[host] = intervention
 
     def _evaluate_host(
-        self, host: int, split: Split, without_slot: str | None
+        self, host: int, split: Split, without_slot: str | None, committed_only: bool
     ) -> tuple[float, float, float]:
         held = self._hosts[host]
         inputs, targets = self.specs[host].data.split(split)
         n, total_loss, total_metric = len(inputs), 0.0, 0.0
-        is_off = nullcontext() if without_slot is None else held.slots.switched_off(without_slot)
+        off: set[str] = set() if without_slot is None else {without_slot}
+        if committed_only:
+            off |= {slot for slot, life in held.slots.lives.items() if life.is_growing}
         held.model.eval()
-        with torch.no_grad(), is_off:
+        with torch.no_grad(), ExitStack() as stack:
+            for slot in off:
+                stack.enter_context(held.slots.switched_off(slot))
             for start in range(0, n, EVALUATION_BATCH):
                 batch = slice(start, start + EVALUATION_BATCH)
                 outputs = held.model(inputs[batch])
@@ -195,7 +210,10 @@ class SequentialPopulation(Population):
                 metrics = self.objective.metrics(outputs, targets[batch])
                 total_loss += sample_means(losses).sum().item()
                 total_metric += sample_means(metrics).sum().item()
-        flops = n * self.costs_of(host).evaluation_flops(held.slots.lives, without_slot)
+        costs = self.costs_of(host)
+        flops = n * costs.evaluation_flops(
+            held.slots.lives, without_slot, committed_only=committed_only
+        )
         return total_loss / n, total_metric / n, flops
 
 

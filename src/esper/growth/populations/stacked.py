@@ -137,8 +137,9 @@ class StackedPopulation(Population):
         *,
         hosts: Sequence[int] | None = None,
         without_slot: str | None = None,
+        committed_only: bool = False,
     ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with one slot's seed left out."""
+        """Judge hosts (all if not given), as they are or with seeds left out."""
         chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
         if without_slot is not None:
             self.slot_config.slot_index(without_slot)
@@ -149,11 +150,12 @@ class StackedPopulation(Population):
         ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
         ordered = sorted(set(chosen), key=lambda host: ranks[host])
         rows = [ranks[host] for host in ordered]
-        segment = Segment(self, rows, is_training=False, without_slot=without_slot)
+        left_out: dict[str, Any] = {"without_slot": without_slot, "committed_only": committed_only}
+        segment = Segment(self, rows, is_training=False, **left_out)
         losses, metrics = self._judge(segment, ordered, split)
         where = [ordered.index(host) for host in chosen]
         flops = [
-            size * self.costs_of(host).evaluation_flops(self.state.lives[host], without_slot)
+            size * self.costs_of(host).evaluation_flops(self.state.lives[host], **left_out)
             for host, size in zip(chosen, sizes, strict=True)
         ]
         return Evaluation(losses[where], metrics[where], np.array(flops))
@@ -176,6 +178,14 @@ class StackedPopulation(Population):
         self._start_computing(host)
         self._has_acted |= outcome.was_done and action.op != Op.WAIT
         return outcome
+
+    def _set_germinated(self, host: int, count: int) -> None:
+        self.state.n_germinated[host] = count
+
+    def _commit(self, host: int, slot: str) -> None:
+        self.state.lives[host].commit(slot, StackedKeeper(self, host))
+        self._start_computing(host)
+        self._has_acted = True
 
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a model of its own, with its slots and seeds."""
