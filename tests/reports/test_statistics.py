@@ -22,7 +22,7 @@ def test_intervals_agree_with_scipy(n: int) -> None:
     assert found.high == pytest.approx(mean + wider * (other.high - mean), abs=slack)
 
 
-@pytest.mark.parametrize("n", [5, 10, 40, 1000])
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 40, 1000])
 def test_intervals_are_widened_to_students(n: int) -> None:
     ratio = stats.t.ppf(0.975, n - 1) / stats.norm.ppf(0.975)
     assert expansion(n) == pytest.approx(np.sqrt(n / (n - 1)) * ratio, rel=0.005)

@@ -12,6 +12,8 @@ from esper.errors import ShapeError
 
 N_RESAMPLES = 10_000
 CONFIDENCE = 0.95
+ENDS = (0.025, 0.975)
+"""Quantiles that an interval lies between."""
 FEWEST = 10
 """Values below which no interval decides anything."""
 LEAST = 0.0005
@@ -71,8 +73,8 @@ def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
         raise ShapeError(
             f"values have shape {sample.shape}; a list of at least one finite number is needed."
         )
-    edge = (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(_resampled_means(sample, seed), [edge, 1.0 - edge])
+    means = resampled_means(sample, np.random.default_rng(seed))
+    low, high = np.quantile(means, ENDS)
     mean, wider = float(sample.mean()), expansion(len(sample))
     return Interval(
         mean, mean + wider * (float(low) - mean), mean + wider * (float(high) - mean), len(sample)
@@ -87,7 +89,7 @@ def expansion(n: int) -> float:
     with Student's 97.5 % quantile t for n - 1 degrees of freedom and the normal one z. The first
     factor is because resamples vary around the sample's own mean.
 
-    Reference for t: Abramowitz and Stegun (1964), 26.7.5.
+    Reference for t: Abramowitz and Stegun (1964), 26.7.3 to 26.7.5.
     """
     if n < 2:
         return 1.0
@@ -98,6 +100,9 @@ def expansion(n: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     t = z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    if freedom <= 2:  # the series is short of these two
+        t = math.tan(math.pi / 2 * CONFIDENCE)
+        t = t if freedom == 1 else CONFIDENCE * math.sqrt(2.0 / (1.0 - CONFIDENCE**2))
     return math.sqrt(n / freedom) * t / z
 
 
@@ -116,9 +121,10 @@ def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> I
     return mean_interval(first - second, seed=seed)
 
 
-def _resampled_means(sample: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Return the means ``[B]`` of resamples, a block at a time to bound memory."""
-    generator = np.random.default_rng(seed)
+def resampled_means(
+    sample: NDArray[np.float64], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return the means ``[B]`` of resamples of ``[N]``, a block at a time to bound memory."""
     block = max(1, 1_000_000 // len(sample))
     means: list[NDArray[np.float64]] = []
     for first in range(0, N_RESAMPLES, block):
