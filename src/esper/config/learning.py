@@ -17,6 +17,9 @@ class PolicyConfig:
     lstm_size: int = 128
     """Width of the LSTM's hidden state."""
 
+    slot_size: int = 32
+    """Numbers that a policy for growth makes of each slot, whatever the number of slots."""
+
     embedding_size: int = 4
     """Numbers that stand for a category (a blueprint) among the observation's columns."""
 
@@ -27,6 +30,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         require_int("feature_size", self.feature_size, least=2)
         require_int("lstm_size", self.lstm_size, least=1)
+        require_int("slot_size", self.slot_size, least=1)
         require_int("embedding_size", self.embedding_size, least=1)
         require_bool("normalize_observations", self.normalize_observations)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.errors import ShapeError
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
-from esper.growth.sites import SlotSite
+from esper.growth.sites import SlotSite, SlotSize
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.growth.tensor_kinds import TensorKind, describe
 from esper.lifecycle.factored_actions import BlendStyle
@@ -200,3 +200,11 @@ def _zero_gate(site: SlotSite) -> nn.Module:
     nn.init.zeros_(gate.weight)
     nn.init.zeros_(gate.bias)
     return gate
+
+
+def size_of(slot: SeedSlot) -> SlotSize:
+    """Return what passes through a slot; a host may have fewer hidden units than its site says."""
+    path, hidden = slot.site.path, 0
+    if path is not None:
+        hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
+    return SlotSize(kind=slot.site.kind, width=slot.site.width, hidden=hidden)

@@ -58,6 +58,17 @@ class BlockPath:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlotSize:
+    """What passes through a slot of one host, and how large its block is."""
+
+    kind: TensorKind
+    width: int
+    """Channels or features of the block's output."""
+    hidden: int
+    """Units between the block's two layers; 0 if they were not recognised."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotSite:
     """A place in a model where a seed can live."""
 

@@ -30,7 +30,7 @@ NOT_MISSED = {
 """What may be left out of a state without being missed, and why."""
 
 SAMPLE = [
-    "agent/policy/normalize.variance",
+    "agent/policy/normalize_slot.variance",
     "agent/optimizer/state/*/square",
     "agent/nested/optimizer/param_groups/0/count",
     "agent/normalizer/std",

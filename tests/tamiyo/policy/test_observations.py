@@ -17,6 +17,7 @@ from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.observations import (
     HOST_FEATURES,
     SLOT_FEATURES,
+    TENSOR_KINDS,
     HostFacts,
     ObservationLayout,
     SlotFacts,
@@ -35,16 +36,17 @@ RANGES: dict[str, st.SearchStrategy[Any]] = {
     "blueprint": st.integers(-1, N_BLUEPRINTS - 1),
     "last_op": st.integers(-1, len(Op) - 1),
     "n_epochs": st.integers(1, 2**40),
+    "kind": st.integers(0, len(TENSOR_KINDS) - 1),
 }
 
 
-def make_facts(kind: type[Any], shape: tuple[int, ...], **given: Any) -> Any:
+def make_facts(about: type[Any], shape: tuple[int, ...], **given: Any) -> Any:
     """Return facts that are zero but for those given."""
     arrays: dict[str, np.ndarray] = {}
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(about):
         dtype = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}[str(field.type)]
         arrays[field.name] = np.full(shape, given.get(field.name, 0), dtype)
-    return kind(**arrays)
+    return about(**arrays)
 
 
 def encode(host: dict[str, Any], slot: dict[str, Any]) -> np.ndarray:
@@ -122,11 +124,17 @@ SLOT_EXTREMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "is_measured": ({}, {"is_measured": True}),
     "parameter_share": ({}, {"parameters": 10**15}),
     "gradient_health": ({"blueprint": 0}, {"blueprint": 0, "gradient_norm": INF}),
+    **{
+        f"on_{kind}": ({"kind": (number + 1) % 3}, {"kind": number})
+        for number, kind in enumerate(TENSOR_KINDS)
+    },
+    "width": ({"width": 1}, {"width": 10**6}),
+    "hidden": ({"hidden": 0}, {"hidden": 4096}),
     "blueprint": ({}, {"blueprint": N_BLUEPRINTS - 1}),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in HOST_FEATURES if name != "parameters_added"])
+@pytest.mark.parametrize("name", [name for name in HOST_FEATURES if name in HOST_EXTREMES])
 def test_each_feature_of_a_host_reaches_both_ends(name: str) -> None:
     low, high = HOST_EXTREMES[name]
     greatest = 0.0 if name == "below_best" else 1.0
@@ -134,13 +142,41 @@ def test_each_feature_of_a_host_reaches_both_ends(name: str) -> None:
     assert LAYOUT.host(encode(high, {}), name)[0] == pytest.approx(greatest, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", SLOT_FEATURES)
+def test_features_that_follow_from_others_are_the_only_ones_without_ends() -> None:
+    assert HOST_FEATURES.keys() - HOST_EXTREMES.keys() == {"parameters_added", "task_slots"}
+    assert SLOT_FEATURES.keys() - SLOT_EXTREMES.keys() == {"position"}
+
+
+@pytest.mark.parametrize("name", [name for name in SLOT_FEATURES if name in SLOT_EXTREMES])
 def test_each_feature_of_a_slot_reaches_both_ends(name: str) -> None:
     low, high = SLOT_EXTREMES[name]
     least = LAYOUT.slot(encode({"gradient_norm": 1.0}, low), name)[0, 1]
     greatest = LAYOUT.slot(encode({"gradient_norm": 1.0}, high), name)[0, 1]
     assert least == pytest.approx(SLOT_FEATURES[name][0], abs=1e-6)
     assert greatest == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "expected", "task_slots"),
+    [(1, [0.0], -1.0), (2, [0.0, 1.0], -2 / 3), (5, [0.0, 0.25, 0.5, 0.75, 1.0], None), (64, 0, 1)],
+)
+def test_slots_are_told_apart_by_their_place_and_counted(
+    n_slots: int, expected: Any, task_slots: float | None
+) -> None:
+    layout = ObservationLayout(SlotConfig(tuple(f"blocks.{index}" for index in range(n_slots))))
+    hosts = make_facts(HostFacts, (3,), n_epochs=16, n_classes=10, last_op=-1)
+    observations = layout.encode(hosts, make_facts(SlotFacts, (3, n_slots), blueprint=-1))
+    if expected:
+        assert layout.slot(observations, "position").tolist() == [pytest.approx(expected)] * 3
+    if task_slots is not None:
+        assert layout.host(observations, "task_slots").tolist() == [pytest.approx(task_slots)] * 3
+
+
+def test_sizes_of_slots_are_on_a_scale_of_doublings() -> None:
+    observation = encode({}, {"kind": 2, "width": 64, "hidden": [[8, 16]]})
+    assert LAYOUT.slot(observation, "width")[0] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert LAYOUT.slot(observation, "hidden")[0] == pytest.approx([-1 / 2, -1 / 3])
+    assert LAYOUT.slot(observation, "on_vector")[0].tolist() == [1.0, 1.0]
 
 
 def test_added_parameters_are_those_of_all_slots() -> None:

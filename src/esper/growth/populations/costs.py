@@ -16,7 +16,8 @@ from esper.growth.blueprints import SeedForm
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
-from esper.growth.seed_slot import SeedSlot
+from esper.growth.seed_slot import SeedSlot, size_of
+from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -48,6 +49,8 @@ class CostTable:
         self.host_training = training_step_flops(host, sample) / len(sample)
         self.host_parameters = count_parameters(host)
         """Parameters of the host without seeds."""
+        self.slot_sizes: tuple[SlotSize, ...] = tuple(map(size_of, slots(host).values()))
+        """What passes through each slot of the host, and how large its blocks are."""
         self._sites = {site.name: site for site in slots(host).sites}
         self._lives = slots(host).lives
         self._count = cache(self._count_seed)

@@ -237,6 +237,7 @@ class GrowthEpisodes:
         records.n_samples[host] = len(spec.data.train_inputs)
         records.learning_rate[host] = population.learning_rate(host)
         records.n_parameters[host] = population.costs_of(host).host_parameters
+        records.enter_slots(host, population.costs_of(host).slot_sizes)
         epoch_flops = (
             order.n_batches * order.batch_size * costs.host_training
             + len(spec.data.validation_inputs) * costs.host_forward

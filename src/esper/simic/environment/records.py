@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from esper.config.tasks import Budget
 from esper.growth.populations import SlotArrays
+from esper.growth.sites import SlotSize
 from esper.simic.environment.rewards import EpisodeAccount
-from esper.tamiyo.policy.observations import HostFacts, SlotFacts
+from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,6 +51,10 @@ class EpisodeRecords:
     is_measured: Flags
     seed_gradient_norm: Floats
     seed_parameters: Integers
+    slot_kind: Integers
+    """``[N, S]`` which of :data:`TENSOR_KINDS` passes there."""
+    slot_width: Integers
+    slot_hidden: Integers
     n_classes: Integers
     n_samples: Integers
     learning_rate: Floats
@@ -69,6 +75,9 @@ class EpisodeRecords:
             "is_measured": (n_hosts, n_slots),
             "seed_gradient_norm": (n_hosts, n_slots),
             "seed_parameters": (n_hosts, n_slots),
+            "slot_kind": (n_hosts, n_slots),
+            "slot_width": (n_hosts, n_slots),
+            "slot_hidden": (n_hosts, n_slots),
         }
         kinds = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
         arrays: dict[str, Any] = {
@@ -96,6 +105,13 @@ class EpisodeRecords:
         return EpisodeAccount(
             self.paid_progress, self.paid_flops, self.paid_rent, self.paid_penalty
         )
+
+    def enter_slots(self, host: int, sizes: Sequence[SlotSize]) -> None:
+        """Enter what the slots of a host are."""
+        kinds = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
+        self.slot_kind[host] = kinds
+        self.slot_width[host] = [size.width for size in sizes]
+        self.slot_hidden[host] = [size.hidden for size in sizes]
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
         """Enter the validation scores and losses of hosts that have not trained yet."""
@@ -160,6 +176,9 @@ class EpisodeRecords:
             parameters=self.seed_parameters,
             gradient_norm=self.seed_gradient_norm,
             blueprint=arrays.blueprint,
+            kind=self.slot_kind,
+            width=self.slot_width,
+            hidden=self.slot_hidden,
         )
 
     def state_dict(self) -> dict[str, Tensor]:

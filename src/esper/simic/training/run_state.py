@@ -16,7 +16,7 @@ from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rollout import VectorCollector
 from esper.simic.training.progress import Progress
 from esper.simic.training.tally import RoundTally
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy import SlotPolicy
 
 
 class RunParts:
@@ -30,7 +30,7 @@ class RunParts:
         assert isinstance(envs, GrowthVectorEnv), "a run grows hosts"
         self.agent: PPOAgent = collector.agent
         policy = collector.agent.policy
-        assert isinstance(policy, RecurrentPolicy), "a run trains a recurrent policy"
+        assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
         self.policy = policy
         self.envs = envs
         self.collector = collector

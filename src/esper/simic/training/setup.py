@@ -10,14 +10,13 @@ import torch
 from esper.config.run import RunConfig
 from esper.config.tasks import Budget
 from esper.errors import ConfigError
-from esper.lifecycle.factored_actions import Op, growth_action_spec
+from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.environment.seeds import Purpose
 from esper.simic.environment.splits import FinalSplit
-from esper.tamiyo.policy import RecurrentPolicy
-from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tamiyo.policy import SlotPolicy
 from esper.tasks import Task, make_task
 
 _STREAMS = ("episodes", "weights", "actions")
@@ -81,20 +80,13 @@ def make_trial_envs(
     )
 
 
-def make_policy(config: RunConfig, slot_config: SlotConfig) -> RecurrentPolicy:
-    """Return the policy of a run with its first weights."""
-    layout, spec = ObservationLayout(slot_config), growth_action_spec(slot_config)
-    policy = RecurrentPolicy(
-        spec,
-        layout.size,
-        config.policy,
-        categories=layout.categories,
-        generator=torch.Generator().manual_seed(stream_seed(config.seed, "weights")),
-    )
-    first = sum(spec.sizes[: spec.op_index])
-    with torch.no_grad():
-        for op, logit in FIRST_OP_LOGITS.items():
-            policy.outputs.bias[first + op] = logit
+def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
+    """Return the policy of a run with its first weights, for hosts with these slots."""
+    generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
+    policy = SlotPolicy(slot_config, config.policy, generator=generator)
+    op_bias = policy.logit_bias("op")
+    for op, logit in FIRST_OP_LOGITS.items():
+        op_bias[op] = logit
     return policy
 
 

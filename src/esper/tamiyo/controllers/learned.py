@@ -9,14 +9,14 @@ from esper.config.checks import require_bool, require_int
 from esper.errors import ConfigError
 from esper.tamiyo.controllers.controller import Flags, Floats, Integers, require_hosts
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.network import RecurrentPolicy
+from esper.tamiyo.policy.recurrent_trunk import RecurrentTrunk
 
 
 class LearnedController:
     """Draws actions from a recurrent policy, or takes its likeliest, and keeps its memory."""
 
     def __init__(
-        self, policy: RecurrentPolicy, *, deterministic: bool = False, name: str = "learned"
+        self, policy: RecurrentTrunk, *, deterministic: bool = False, name: str = "learned"
     ) -> None:
         """Make the controller.
 
@@ -25,10 +25,10 @@ class LearnedController:
             deterministic: Take the likeliest op, then the likeliest of every head given it.
             name: What the controller is called in comparisons.
         """
-        if not isinstance(policy, RecurrentPolicy):
+        if not isinstance(policy, RecurrentTrunk):
             raise ConfigError(
-                f"policy is a {type(policy).__name__}; it must be a RecurrentPolicy, which "
-                "esper.tamiyo.policy has."
+                f"policy is a {type(policy).__name__}; it must be a RecurrentPolicy or a "
+                "SlotPolicy, which esper.tamiyo.policy has."
             )
         require_bool("deterministic", deterministic)
         self.policy = policy

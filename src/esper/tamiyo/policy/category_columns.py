@@ -1,6 +1,6 @@
 """Columns of an observation that hold a category, replaced by what is learned of each category.
 
-Shapes: N = observations, D = observation size, C = columns that hold a category.
+Shapes: ``...`` observations, D = observation size, C = columns that hold a category.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class CategoryColumns(nn.Module):
             nn.init.normal_(table.weight, std=0.5, generator=generator)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the plain columns and then the embeddings: ``[N, D]`` to ``[N, output size]``."""
-        ordered = observations.index_select(1, self.order)
-        plain, shares = ordered[:, : self.n_plain], ordered[:, self.n_plain :]
+        """Return the plain columns, then the embeddings: ``[..., D]`` to ``[..., output size]``."""
+        ordered = observations.index_select(-1, self.order)
+        plain, shares = ordered[..., : self.n_plain], ordered[..., self.n_plain :]
         # Cells of a grid that only reset the state may show anything.
         numbers = (shares * self.counts).round().long().clamp_(min=0).minimum(self.counts)
-        groups = cast(tuple[Tensor, ...], numbers.split(self.widths, dim=1))
+        groups = cast(tuple[Tensor, ...], numbers.split(self.widths, dim=-1))
         tables = zip(self._tables(), groups, strict=True)
-        return torch.cat([plain, *(table(group).flatten(1) for table, group in tables)], dim=1)
+        return torch.cat([plain, *(table(group).flatten(-2) for table, group in tables)], dim=-1)
 
     def _tables(self) -> list[nn.Embedding]:
         return [cast(nn.Embedding, table) for table in self.tables.values()]

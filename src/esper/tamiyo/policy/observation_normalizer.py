@@ -49,7 +49,7 @@ class ObservationNormalizer(nn.Module):
         self.count += seen
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return observations ``[N, D]`` in deviations, at most :data:`LIMIT` from 0."""
+        """Return observations ``[..., D]`` in deviations, at most :data:`LIMIT` from 0."""
         # A column that does not vary has nothing to say in units of its deviation.
         varies = self.is_plain & (self.variance > 1e-8)
         scale = torch.where(varies, self.variance.clamp(min=1e-8).rsqrt(), 1.0)

@@ -32,6 +32,11 @@ _STYLE_NAMES = tuple(f"style_{style.name.lower()}" for style in STYLES)
 _OP_NAMES = tuple(f"did_{op.name.lower()}" for op in Op)
 _STAGE_NAMES = tuple(f"is_{stage.name.lower()}" for stage in Stage)
 
+TENSOR_KINDS = ("feature_map", "sequence", "vector")
+"""The kinds of tensor that slots sit on, in the order of their numbers."""
+
+_KIND_NAMES = tuple(f"on_{kind}" for kind in TENSOR_KINDS)
+
 HOST_FEATURES: dict[str, tuple[float, str]] = {
     "progress": (0.0, "epochs done, as a share of the budget's"),
     "train_loss": (0.0, "x / (1 + x) of the training loss over that of guessing"),
@@ -53,6 +58,7 @@ HOST_FEATURES: dict[str, tuple[float, str]] = {
     "task_samples": (-1.0, "training samples, by logarithm from 10 to 100,000"),
     "task_learning_rate": (-1.0, "learning rate, by logarithm from 1e-5 to 1"),
     "task_host_size": (-1.0, "parameters of the host, by logarithm from 100 to 1e8"),
+    "task_slots": (-1.0, "slots of the host, by logarithm from 1 to 64"),
     "task_epochs": (-1.0, "epochs of the budget, by logarithm from 1 to 1,000"),
     "task_flop_price": (0.0, "x / (1 + x) of ten times the price of a reference run"),
 }
@@ -72,6 +78,10 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
     "parameter_share": (0.0, "x / (1 + x) of the seed's parameters over the host's"),
     "gradient_health": (-1.0, "norm of the seed's gradient over the host's, from 1e-3 to 1e1"),
+    "position": (0.0, "0 for the host's first slot to 1 for its last; 0 for a single one"),
+    **dict.fromkeys(_KIND_NAMES, (0.0, "1 if this is what passes here")),
+    "width": (-1.0, "channels or features that pass here, by logarithm from 1 to 4,096"),
+    "hidden": (-1.0, "hidden units of the host's block, the same; -1 if there are none known"),
     "blueprint": (0.0, "1 + number of the blueprint, over how many there are; 0 without a seed"),
 }
 """Each feature of a slot: its least value (the greatest is 1) and what it means."""
@@ -129,6 +139,12 @@ class SlotFacts:
     gradient_norm: Floats
     blueprint: Integers
     """-1 without a seed."""
+    kind: Integers
+    """The number of what passes there in :data:`TENSOR_KINDS`."""
+    width: Integers
+    """Channels or features of the block's output."""
+    hidden: Integers
+    """Units between the block's two layers; 0 if they were not recognised."""
 
 
 class ObservationLayout:
@@ -284,6 +300,7 @@ def _host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
             "task_samples": (hosts.n_samples, 10.0, 1e5),
             "task_learning_rate": (hosts.learning_rate, 1e-5, 1.0),
             "task_host_size": (hosts.n_parameters, 1e2, 1e8),
+            "task_slots": (np.full(hosts.epoch.shape, slots.stage.shape[1]), 1.0, 64.0),
             "task_epochs": (hosts.n_epochs, 1.0, 1e3),
         }
     )
@@ -316,9 +333,17 @@ def _slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> Floa
             "blueprint": (slots.blueprint + 1) / n_blueprints,
         }
     )
-    sheet.log_scale({"gradient_health": (np.where(has_seed, health, 0.0), 1e-3, 1e1)})
-    flags = np.array([slots.alpha_at_rest, slots.is_measured])
-    sheet.fill(("alpha_at_rest", "is_measured"), flags)
+    sheet.log_scale(
+        {
+            "gradient_health": (np.where(has_seed, health, 0.0), 1e-3, 1e1),
+            "width": (slots.width, 1.0, 4096.0),
+            "hidden": (slots.hidden, 1.0, 4096.0),
+        }
+    )
+    position = np.linspace(0.0, 1.0, slots.stage.shape[1])
+    known = (slots.alpha_at_rest, slots.is_measured, np.broadcast_to(position, has_seed.shape))
+    sheet.fill(("alpha_at_rest", "is_measured", "position"), np.array(known))
+    sheet.one_hot(_KIND_NAMES, slots.kind)
     sheet.one_hot(_STAGE_NAMES, slots.stage)
     sheet.one_hot(_STYLE_NAMES, np.where(has_seed, slots.style, -1))
     return sheet.values

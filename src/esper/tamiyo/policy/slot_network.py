@@ -1,0 +1,112 @@
+"""The recurrent actor-critic for growth, whose weights are the same for any number of slots.
+
+Shapes: ``N`` steps, ``S`` slots, ``D`` observation size, ``W`` numbers that are made of a slot,
+``F`` feature size, ``M`` LSTM size, ``P`` choices of all heads side by side.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.config import PolicyConfig
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo.policy.category_columns import CategoryColumns
+from esper.tamiyo.policy.observation_normalizer import ObservationNormalizer
+from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
+from esper.tamiyo.policy.recurrent_trunk import RecurrentTrunk
+from esper.tamiyo.policy.steps_last import steps_last_linear
+
+_N_HOST, _N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
+
+
+class SlotPolicy(RecurrentTrunk):
+    """A recurrent policy and its value for growing hosts, by :class:`ObservationLayout`.
+
+    One encoder looks at each slot by itself. Their mean and their maximum, beside what is known of
+    the host, are what the LSTM sees; and the LSTM's output gives a *query*, whose product with
+    what is known of each slot is the logit of that slot. So the weights do not depend on how many
+    slots there are, and slots in another order are the same slots.
+    """
+
+    def __init__(
+        self,
+        slot_config: SlotConfig,
+        config: PolicyConfig | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Make the network.
+
+        Args:
+            slot_config: The slots of the hosts; weights fit any with as many blueprints.
+            config: Sizes of the network.
+            generator: Decides the first weights.
+        """
+        layout = ObservationLayout(slot_config)
+        super().__init__(growth_action_spec(slot_config), layout.size)
+        self.config = config = config or PolicyConfig()
+        self.slot_size = config.slot_size
+        categories = {list(SLOT_FEATURES).index("blueprint"): layout.n_blueprints}
+        self.normalize_host: ObservationNormalizer | None = None
+        self.normalize_slot: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self.normalize_host = ObservationNormalizer(_N_HOST)
+            self.normalize_slot = ObservationNormalizer(_N_SLOT, categories)
+        self.embed = CategoryColumns(categories, _N_SLOT, config.embedding_size)
+        self.encode = nn.Linear(self.embed.output_size, config.slot_size)
+        n_choices = sum(self.spec.sizes) - layout.n_slots
+        self._add_trunk(_N_HOST + 2 * config.slot_size, config.slot_size + n_choices + 1, config)
+        self._initialise(generator or torch.Generator().manual_seed(0))
+
+    def logit_bias(self, head: str) -> Tensor:
+        """Return what is added to the logits of a head, ``[choices]``; can be changed in place."""
+        column = self.spec.index(head)
+        if head == "slot":
+            raise ConfigError(
+                "head 'slot' has no bias of its own: slots differ by what they are; "
+                f"ask for one of {', '.join(self.spec.names[1:])}."
+            )
+        first = self.slot_size + sum(self.spec.sizes[1:column])
+        return self.outputs.bias.detach()[first : first + self.spec.sizes[column]]
+
+    def learn_observations(self, observations: Tensor) -> None:
+        """Take in observations ``[N, D]`` for their running statistics, if it keeps any."""
+        if self.normalize_host is not None and self.normalize_slot is not None:
+            self.normalize_host.learn(observations[:, :_N_HOST])
+            self.normalize_slot.learn(observations[:, _N_HOST:].reshape(-1, _N_SLOT))
+
+    def _see(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features ``[N, F]``, not rectified, and what is known of slots, ``[N, S, W]``."""
+        host, slots = observations[:, :_N_HOST], observations[:, _N_HOST:]
+        slots = slots.reshape(len(slots), -1, _N_SLOT)
+        if self.normalize_host is not None and self.normalize_slot is not None:
+            host, slots = self.normalize_host(host), self.normalize_slot(slots)
+        known = torch.relu_(self.encode(self.embed(slots)))
+        pooled = torch.cat([host, known.mean(1), known.amax(1)], dim=1)
+        return self.features(pooled), known
+
+    def _answer(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert beside is not None
+        outputs, size = self.outputs(hidden), self.slot_size
+        slots = torch.bmm(beside, outputs[:, :size].unsqueeze(2)).squeeze(2)
+        return torch.cat([slots, outputs[:, size:-1]], dim=1), outputs[:, -1]
+
+    def _answer_steps(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert beside is not None
+        outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
+        sizes = [self.slot_size, len(outputs) - self.slot_size - 1, 1]
+        query, logits, values = cast(tuple[Tensor, Tensor, Tensor], outputs.split(sizes))
+        slots = torch.bmm(beside, query.t().unsqueeze(2)).squeeze(2)
+        return torch.cat([slots.t(), logits]), values.squeeze(0)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        self._initialise_trunk(generator)
+        nn.init.orthogonal_(self.encode.weight, gain=2**0.5, generator=generator)
+        nn.init.zeros_(self.encode.bias)
+        self.embed.initialise(generator)

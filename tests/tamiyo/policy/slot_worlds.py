@@ -1,0 +1,69 @@
+"""Policies for growth and observations of random hosts that several tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esper.config import PolicyConfig
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo.policy import SlotPolicy
+from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
+
+SIZES = PolicyConfig(feature_size=9, lstm_size=6, slot_size=5)
+BLUEPRINTS = ("norm", "mlp_small", "widen_large")
+N_HOST, N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
+BLUEPRINT = list(SLOT_FEATURES).index("blueprint")
+
+
+def make_slots(n_slots: int) -> SlotConfig:
+    return SlotConfig(tuple(f"blocks.{index}" for index in range(n_slots)), blueprints=BLUEPRINTS)
+
+
+def make_policy(n_slots: int, seed: int = 0, config: PolicyConfig = SIZES) -> SlotPolicy:
+    """Return a policy far from its start, whose answers hardly depend on the input."""
+    generator = torch.Generator().manual_seed(seed)
+    policy = SlotPolicy(make_slots(n_slots), config, generator=generator)
+    for tensor in (policy.outputs.weight, policy.outputs.bias, policy.encode.bias):
+        torch.nn.init.normal_(tensor, generator=generator)
+    return policy
+
+
+def draw_observations(n_slots: int, *shape: int, seed: int = 1) -> Tensor:
+    """Return observations in which the blueprints of slots are categories."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = ObservationLayout(make_slots(n_slots))
+    observations = 2 * torch.rand(*shape, layout.size, generator=generator) - 1
+    for column, n in layout.categories.items():
+        observations[..., column] = torch.randint(n + 1, shape, generator=generator) / n
+    return observations
+
+
+def permute_slots(observations: Tensor, order: list[int]) -> Tensor:
+    """Return observations ``[..., D]`` with the slots in another order."""
+    host, slots = observations[..., :N_HOST], observations[..., N_HOST:]
+    slots = slots.unflatten(-1, (len(order), N_SLOT))[..., order, :]
+    return torch.cat([host, slots.flatten(-2)], dim=-1)
+
+
+def run_step_by_step(
+    policy: SlotPolicy, observations: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Act on ``[T, E, D]`` with the state zeroed where an episode starts."""
+    state, taken = torch.zeros(observations.shape[1], policy.state_size), []
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for seen, is_start in zip(observations, starts, strict=True):
+            state = state.masked_fill(is_start.unsqueeze(-1), 0.0)
+            actions, log_probs, values, _, state = policy.act(seen, None, state, generator)
+            taken.append((actions, log_probs, values))
+    actions, log_probs, values = (torch.stack(column) for column in zip(*taken, strict=True))
+    return actions, log_probs, values
+
+
+def lay_out_all(policy: SlotPolicy, n_steps: int) -> object:
+    """Return masks of steps at which every choice is legal."""
+    masks = policy.spec.pad_masks(
+        [torch.ones(n_steps, size, dtype=torch.bool) for size in policy.spec.sizes]
+    )
+    return policy.lay_out_masks(masks)

@@ -1,0 +1,303 @@
+"""One policy serves hosts with any number of slots, in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.config import PolicyConfig
+from esper.errors import ConfigError, DtypeError, ShapeError
+from esper.tamiyo.policy import SlotPolicy
+from tests.tamiyo.policy.slot_worlds import (
+    BLUEPRINT,
+    BLUEPRINTS,
+    N_HOST,
+    N_SLOT,
+    SIZES,
+    draw_observations,
+    lay_out_all,
+    make_policy,
+    make_slots,
+    permute_slots,
+    run_step_by_step,
+)
+
+STATE = 2 * SIZES.lstm_size
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    order=st.integers(1, 12).flatmap(lambda n: st.permutations(range(n))), seed=st.integers(0, 9)
+)
+def test_slots_in_another_order_are_the_same_slots(order: list[int], seed: int) -> None:
+    n_slots = len(order)
+    policy = make_policy(n_slots, seed).double()
+    observations = draw_observations(n_slots, 6, seed=seed).double()
+    state = torch.randn(6, STATE, generator=torch.Generator().manual_seed(seed)).double()
+    logits, values, after = policy._step(observations, state)
+    moved, moved_values, moved_after = policy._step(permute_slots(observations, order), state)
+    torch.testing.assert_close(moved[:, :n_slots], logits[:, order])
+    torch.testing.assert_close(moved[:, n_slots:], logits[:, n_slots:])
+    torch.testing.assert_close((moved_values, moved_after), (values, after))
+
+
+def test_weights_do_not_depend_on_the_number_of_slots() -> None:
+    config = dataclasses.replace(SIZES, normalize_observations=True)
+    shapes = {name: t.shape for name, t in make_policy(2, 0, config).state_dict().items()}
+    weights = make_policy(2, 5, config).state_dict()
+    for n_slots in range(1, 13):
+        policy = make_policy(n_slots, 1, config)
+        assert {name: t.shape for name, t in policy.state_dict().items()} == shapes
+        policy.load_state_dict(weights)
+        _, log_probs, values, _, _ = policy.act(
+            draw_observations(n_slots, 3), None, torch.zeros(3, STATE), torch.Generator()
+        )
+        assert log_probs.shape == (3, 8)
+        assert values.shape == (3,)
+
+
+@pytest.mark.parametrize("n_slots", [2, 5, 12])
+def test_copies_of_one_slot_share_what_the_slot_would_have_by_itself(n_slots: int) -> None:
+    single, several = make_policy(1).double(), make_policy(n_slots).double()
+    alone = draw_observations(1, 4).double()
+    copies = torch.cat([alone[:, :N_HOST], alone[:, N_HOST:].repeat(1, n_slots)], dim=1)
+    state = torch.randn(4, STATE, generator=torch.Generator().manual_seed(0)).double()
+    logits, values, _ = single._step(alone, state)
+    others, other_values, _ = several._step(copies, state)
+    torch.testing.assert_close(others[:, :n_slots], logits[:, :1].expand(4, n_slots))
+    torch.testing.assert_close(others[:, n_slots:], logits[:, 1:])
+    torch.testing.assert_close(other_values, values)
+
+
+def step_by_definition(
+    policy: SlotPolicy, seen: np.ndarray, state: np.ndarray, n_slots: int
+) -> tuple[list[float], float, list[float]]:
+    """Return logits, value and next state of one observation, number by number."""
+    w = {name: tensor.double().numpy() for name, tensor in policy.state_dict().items()}
+    known = []
+    for slot in range(n_slots):
+        columns = seen[N_HOST + slot * N_SLOT : N_HOST + (slot + 1) * N_SLOT]
+        blueprint = round(columns[BLUEPRINT] * len(BLUEPRINTS))
+        inputs = [x for column, x in enumerate(columns) if column != BLUEPRINT]
+        inputs += w[f"embed.tables.{len(BLUEPRINTS)}.weight"][blueprint].tolist()
+        sums = [float(np.dot(row, inputs)) for row in w["encode.weight"]]
+        known.append([max(0.0, a + b) for a, b in zip(sums, w["encode.bias"], strict=True)])
+    columns = list(zip(*known, strict=True))
+    pooled = [*seen[:N_HOST], *(sum(c) / n_slots for c in columns), *(max(c) for c in columns)]
+    features = np.maximum(w["features.weight"] @ pooled + w["features.bias"], 0.0)
+
+    size = SIZES.lstm_size
+    gates = w["lstm.weight_ih_l0"] @ features + w["lstm.bias_ih_l0"]
+    gates += w["lstm.weight_hh_l0"] @ state[:size] + w["lstm.bias_hh_l0"]
+    take, keep, new, give = gates.reshape(4, size)
+    cell = [
+        state[size + m] / (1 + math.exp(-keep[m])) + math.tanh(new[m]) / (1 + math.exp(-take[m]))
+        for m in range(size)
+    ]
+    hidden = [math.tanh(cell[m]) / (1 + math.exp(-give[m])) for m in range(size)]
+    outputs = w["outputs.weight"] @ hidden + w["outputs.bias"]
+    query = outputs[: SIZES.slot_size]
+    slots = [sum(a * b for a, b in zip(query, one, strict=True)) for one in known]
+    return [*slots, *outputs[SIZES.slot_size : -1]], outputs[-1], [*hidden, *cell]
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 7])
+def test_a_step_is_what_its_definition_says(n_slots: int) -> None:
+    policy = make_policy(n_slots).double()
+    observations = draw_observations(n_slots, 5).double()
+    state = torch.randn(5, STATE, generator=torch.Generator().manual_seed(2)).double()
+    logits, values, after = policy._step(observations, state)
+    for host in range(5):
+        expected = step_by_definition(
+            policy, observations[host].numpy(), state[host].numpy(), n_slots
+        )
+        assert logits[host].tolist() == pytest.approx(expected[0], abs=1e-12)
+        assert values[host].item() == pytest.approx(expected[1], abs=1e-12)
+        assert after[host].tolist() == pytest.approx(expected[2], abs=1e-12)
+
+
+@pytest.mark.parametrize("n_slots", [1, 4])
+def test_a_reset_inside_a_sequence_is_a_new_episode(n_slots: int) -> None:
+    policy = make_policy(n_slots)
+    observations = draw_observations(n_slots, 5, 2)
+    starts = torch.zeros(5, 2, dtype=torch.bool)
+    starts[3] = True
+    actions, log_probs, values = run_step_by_step(policy, observations, starts)
+    nothing = torch.full_like(observations[:1], torch.nan)
+    grid = torch.cat([observations[:3], nothing, observations[3:]])
+    resets = torch.zeros(6, 2, dtype=torch.bool)
+    resets[3] = True
+    cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
+    got_log_probs, entropies, got_values = policy.evaluate(
+        grid, resets, torch.zeros(2, STATE), cells, lay_out_all(policy, 10), actions.flatten(0, 1)
+    )
+    torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=3e-6, rtol=0)
+    torch.testing.assert_close(got_values, values.flatten(), atol=3e-6, rtol=0)
+    assert bool((entropies[:, 0] <= math.log(n_slots) + 1e-6).all())
+
+
+def test_sequences_without_resets_give_the_same_answers_as_steps() -> None:
+    policy, observations = make_policy(3), draw_observations(3, 6, 4)
+    actions, log_probs, values = run_step_by_step(
+        policy, observations, torch.zeros(6, 4, dtype=torch.bool)
+    )
+    got_log_probs, _, got_values = policy.evaluate(
+        observations,
+        None,
+        torch.zeros(4, STATE),
+        None,
+        lay_out_all(policy, 24),
+        actions.flatten(0, 1),
+    )
+    torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=3e-6, rtol=0)
+    torch.testing.assert_close(got_values, values.flatten(), atol=3e-6, rtol=0)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    policy, observations = make_policy(3).double(), draw_observations(3, 2, 2).double()
+    # A rectifier has no derivative at 0, where the silent feature is at every step.
+    trained = {name: t for name, t in policy.named_parameters() if "features" not in name}
+    actions = torch.tensor([[slot, 1, 2, 0, 1, 3, 4, 5] for slot in (0, 1, 2, 0)])
+    legal = lay_out_all(policy, 4)
+
+    def answer(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(trained, tensors, strict=True))
+        arguments = (observations, None, torch.zeros(2, STATE).double(), None, legal, actions)
+        named = {f"policy.{name}": tensor for name, tensor in given.items()}
+        return torch.func.functional_call(Evaluating(policy), named, arguments)
+
+    assert torch.autograd.gradcheck(answer, list(trained.values()))
+
+
+class Evaluating(torch.nn.Module):
+    """A policy whose call is its evaluation."""
+
+    def __init__(self, policy: SlotPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, *arguments: object) -> tuple[torch.Tensor, ...]:
+        return self.policy.evaluate(*arguments)  # type: ignore[arg-type]
+
+
+def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
+    policy = make_policy(2)
+    observations = draw_observations(2, 4, 2).requires_grad_()
+    resets = torch.zeros(4, 2, dtype=torch.bool)
+    resets[2] = True
+    actions = torch.zeros(2, 8, dtype=torch.long)
+    log_probs, _, values = policy.evaluate(
+        observations,
+        resets,
+        torch.zeros(2, STATE),
+        torch.tensor([6, 7]),
+        lay_out_all(policy, 2),
+        actions,
+    )
+    (log_probs.sum() + values.sum()).backward()
+    assert observations.grad is not None
+    assert bool((observations.grad[:3] == 0.0).all())
+    assert bool((observations.grad[3] != 0.0).any())
+    assert bool((policy.lstm.weight_ih_l0.grad[:, -1] == 0.0).all())
+    assert bool((policy.features.weight.grad[-1] == 0.0).all())
+
+
+def test_rescaling_the_value_is_exact_and_touches_nothing_else() -> None:
+    policy, observations = make_policy(2).double(), draw_observations(2, 5).double()
+    state = torch.randn(5, STATE).double()
+    logits, before, _ = policy._step(observations, state)
+    policy.rescale_value(2.5, -0.75)
+    torch.testing.assert_close(policy.value(observations, state), 2.5 * before - 0.75)
+    assert torch.equal(policy._step(observations, state)[0], logits)
+
+
+def test_actions_are_near_uniform_at_first() -> None:
+    policy = SlotPolicy(make_slots(6), generator=torch.Generator().manual_seed(0))
+    _, log_probs, *_ = policy.act(
+        draw_observations(6, 64), None, torch.zeros(64, policy.state_size), torch.Generator()
+    )
+    uniform = -torch.tensor(policy.spec.sizes).log().expand(64, 8)
+    torch.testing.assert_close(log_probs, uniform, atol=0.1, rtol=0)
+
+
+def test_the_same_generator_gives_the_same_weights() -> None:
+    first, second, other = (make_policy(3, seed) for seed in (3, 3, 4))
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert not torch.equal(first.encode.weight, other.encode.weight)
+
+
+def test_slots_share_the_statistics_of_each_feature() -> None:
+    config = dataclasses.replace(SIZES, normalize_observations=True)
+    policy = make_policy(4, 0, config)
+    parts = [draw_observations(4, n, seed=n) * 3 + 5 for n in (20, 70)]
+    for part in parts:
+        policy.learn_observations(part)
+    host, slots = torch.cat(parts).double().split([N_HOST, 4 * N_SLOT], dim=1)
+    slots = slots.reshape(-1, N_SLOT)
+    state = policy.state_dict()
+    for name, values in (("host", host), ("slot", slots)):
+        expected = values.mean(0).float(), values.var(0, unbiased=False).float()
+        got = state[f"normalize_{name}.mean"], state[f"normalize_{name}.variance"]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert int(state[f"normalize_{name}.count"]) == len(values)
+
+
+def test_a_policy_acts_the_same_on_scaled_observations_once_it_knows_the_scale() -> None:
+    config = dataclasses.replace(SIZES, normalize_observations=True)
+    plain, scaled = make_policy(3, 0, config), make_policy(3, 0, config)
+    observations = draw_observations(3, 64)
+    columns = np.arange(observations.shape[1])
+    is_plain = torch.from_numpy((columns < N_HOST) | ((columns - N_HOST) % N_SLOT != BLUEPRINT))
+    moved = torch.where(is_plain, observations * 50 + 3, observations)
+    plain.learn_observations(observations)
+    scaled.learn_observations(moved)
+    state = torch.zeros(64, STATE)
+    torch.testing.assert_close(
+        plain._step(observations, state), scaled._step(moved, state), atol=1e-3, rtol=1e-3
+    )
+
+
+def test_blueprints_in_a_slot_are_told_apart() -> None:
+    policy, observations = make_policy(2), draw_observations(2, 1).repeat(4, 1)
+    observations[:, N_HOST + N_SLOT + BLUEPRINT] = torch.arange(4) / 3
+    logits, values, _ = policy._step(observations, torch.zeros(4, STATE))
+    assert len(set(values.tolist())) == 4
+    assert len(set(logits[:, 1].tolist())) == 4
+
+
+def test_the_bias_of_a_head_moves_its_logits_and_no_others() -> None:
+    policy, observations = make_policy(2), draw_observations(2, 3)
+    before, *_ = policy._step(observations, torch.zeros(3, STATE))
+    policy.logit_bias("op")[2] += 7.0
+    after, *_ = policy._step(observations, torch.zeros(3, STATE))
+    moved = torch.zeros_like(before)
+    moved[:, -5] = 7.0  # ops are the last seven
+    torch.testing.assert_close(after - before, moved)
+    with pytest.raises(ConfigError, match="head 'slot' has no bias of its own"):
+        policy.logit_bias("slot")
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    policy, state = make_policy(2), torch.zeros(3, STATE)
+    size = N_HOST + 2 * N_SLOT
+    with pytest.raises(
+        ShapeError, match=rf"observations has shape .*; \[batch, {size}\] is needed"
+    ):
+        policy.act(draw_observations(3, 3), None, state, None)
+    with pytest.raises(DtypeError, match=r"observations has dtype torch\.float64"):
+        policy.value(draw_observations(2, 3).double(), state)
+    with pytest.raises(ConfigError, match="slot_size is 0"):
+        PolicyConfig(slot_size=0)
+
+
+def test_what_is_not_finite_is_noticed() -> None:
+    policy, observations = make_policy(2), draw_observations(2, 3)
+    assert policy.is_finite(observations, torch.zeros(3, STATE))
+    policy.encode.weight.data[0, 0] = torch.nan
+    assert not policy.is_finite(observations, torch.zeros(3, STATE))
