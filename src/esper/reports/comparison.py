@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.reports.statistics import Interval, mean_interval, paired_interval
+from esper.reports.words import too_few
 
 Floats = NDArray[np.float64]
 
@@ -143,7 +144,7 @@ def difference_in_words(interval: Interval) -> str:
     """Return what an interval of differences supports."""
     spread = interval.text()
     if not interval.is_from_enough:
-        return f"{interval.n} hosts are too few to tell, {spread}"
+        return f"{too_few(interval)}, {spread}"
     if not interval.excludes_zero:
         return f"no difference that stands out from noise, {spread}"
     return f"{'better' if interval.is_above_zero else 'worse'}, {spread}"
