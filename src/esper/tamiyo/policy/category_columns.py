@@ -46,6 +46,8 @@ class CategoryColumns(nn.Module):
         )
         self.output_size = len(plain) + len(columns) * embedding_size
         """Features of an observation after the columns are replaced."""
+        self.is_ordered = [*plain, *columns] == list(range(observation_size))
+        """Whether the plain columns come first anyway."""
         self.register_buffer("order", torch.tensor([*plain, *columns]), persistent=False)
         self.register_buffer("counts", torch.tensor(counts), persistent=False)
 
@@ -56,7 +58,8 @@ class CategoryColumns(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return the plain columns, then the embeddings: ``[..., D]`` to ``[..., output size]``."""
-        ordered = observations.index_select(-1, self.order)
+        is_ordered = self.is_ordered
+        ordered = observations if is_ordered else observations.index_select(-1, self.order)
         plain, shares = ordered[..., : self.n_plain], ordered[..., self.n_plain :]
         # Cells of a grid that only reset the state may show anything.
         numbers = (shares * self.counts).round().long().clamp_(min=0).minimum(self.counts)

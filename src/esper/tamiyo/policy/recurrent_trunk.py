@@ -2,7 +2,7 @@
 
 Shapes: ``B`` environments, ``L`` rows of a grid of sequences, ``R`` sequences side by side, ``N``
 steps, ``D`` observation size, ``F`` feature size, ``M`` LSTM size, ``H`` heads, ``K`` choices of
-the widest head, ``P`` choices of all heads side by side.
+the widest head, ``P`` choices of all heads side by side, ``W`` any size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RecurrentTrunk(nn.Module, ABC):
     def _see(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features ``[N, F]`` of observations ``[N, D]``, before they are rectified.
 
-        And what the heads read beside the LSTM's output, ``[N, ...]``; None if nothing.
+        And what the heads read beside the LSTM's output, ``[..., N, W]``; None if nothing.
         """
 
     @abstractmethod
@@ -159,7 +159,7 @@ class RecurrentTrunk(nn.Module, ABC):
         hidden = hidden.flatten(0, 1)
         if cells is not None:
             hidden = hidden.index_select(0, cells)
-            beside = None if beside is None else beside.index_select(0, cells)
+            beside = None if beside is None else beside.index_select(-2, cells)
         logits, values = self._answer_steps(hidden, beside)
         log_probs, entropies = evaluate_actions(logits.t(), legal, actions)
         return log_probs, entropies, values

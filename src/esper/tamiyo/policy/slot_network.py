@@ -81,28 +81,29 @@ class SlotPolicy(RecurrentTrunk):
             self.normalize_slot.learn(observations[:, _N_HOST:].reshape(-1, _N_SLOT))
 
     def _see(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features ``[N, F]``, not rectified, and what is known of slots, ``[N, S, W]``."""
+        """Return features ``[N, F]``, not rectified, and what is known of slots, ``[S, N, W]``."""
         host, slots = observations[:, :_N_HOST], observations[:, _N_HOST:]
-        slots = slots.reshape(len(slots), -1, _N_SLOT)
+        # Slots first: whatever is done to all slots alike then runs along all steps.
+        slots = slots.reshape(len(slots), -1, _N_SLOT).transpose(0, 1)
         if self.normalize_host is not None and self.normalize_slot is not None:
             host, slots = self.normalize_host(host), self.normalize_slot(slots)
         known = torch.relu_(self.encode(self.embed(slots)))
-        pooled = torch.cat([host, known.mean(1), known.amax(1)], dim=1)
+        pooled = torch.cat([host, known.mean(0), known.amax(0)], dim=1)
         return self.features(pooled), known
 
     def _answer(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
         assert beside is not None
         outputs, size = self.outputs(hidden), self.slot_size
-        slots = torch.bmm(beside, outputs[:, :size].unsqueeze(2)).squeeze(2)
-        return torch.cat([slots, outputs[:, size:-1]], dim=1), outputs[:, -1]
+        slots = _point(beside, outputs[:, :size])
+        return torch.cat([slots.t(), outputs[:, size:-1]], dim=1), outputs[:, -1]
 
     def _answer_steps(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
         assert beside is not None
         outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
         sizes = [self.slot_size, len(outputs) - self.slot_size - 1, 1]
         query, logits, values = cast(tuple[Tensor, Tensor, Tensor], outputs.split(sizes))
-        slots = torch.bmm(beside, query.t().unsqueeze(2)).squeeze(2)
-        return torch.cat([slots.t(), logits]), values.squeeze(0)
+        slots = _point(beside, query.t().contiguous())
+        return torch.cat([slots, logits]), values.squeeze(0)
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
@@ -110,3 +111,8 @@ class SlotPolicy(RecurrentTrunk):
         nn.init.orthogonal_(self.encode.weight, gain=2**0.5, generator=generator)
         nn.init.zeros_(self.encode.bias)
         self.embed.initialise(generator)
+
+
+def _point(known: Tensor, query: Tensor) -> Tensor:
+    """Return the logits ``[S, N]`` of slots ``[S, N, W]`` for what is asked for, ``[N, W]``."""
+    return (known * query).sum(2)
