@@ -1,11 +1,15 @@
 """Data that no host could learn from are refused, by task, split and value."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from esper.config.hosts import MLPHostConfig
 from esper.errors import BadDataError
-from esper.tasks import Samples, TaskData, TaskDraw, check_data
+from esper.growth.hosts import HostMaker
+from esper.tasks import Samples, Task, TaskData, TaskDraw, check_data
 
 N_CLASSES = 3
 SPLITS = ("train", "validation", "test")
@@ -53,6 +57,24 @@ def test_infinities_that_cancel_in_a_sum_are_seen() -> None:
 
 def test_finite_numbers_whose_sum_is_not_finite_pass() -> None:
     check_data(draw_with(inputs=torch.full((7, 2), 3e38)), task="mine")
+
+
+def test_a_class_may_be_missing_where_not_all_are_needed() -> None:
+    targets = torch.tensor([0, 2, 0, 2, 0, 2, 0])
+    for split in SPLITS:
+        draw = draw_with(split, targets=targets)
+        check_data(draw, task="mine", needs_all_classes=False)
+        task = Task(
+            name="mine",
+            make_host=HostMaker(MLPHostConfig(n_features=2, n_classes=3)),
+            data=draw.data,
+            needs_all_classes=False,
+        )
+        assert task.sample(0).n_classes == N_CLASSES
+        with pytest.raises(BadDataError, match="there is no sample of class 1"):
+            replace(task, needs_all_classes=True).sample(0)
+    with pytest.raises(BadDataError, match="a target is 3; targets must be in"):
+        check_data(draw_with(targets=targets + 1), task="mine", needs_all_classes=False)
 
 
 @pytest.mark.parametrize("split", SPLITS)

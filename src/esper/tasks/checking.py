@@ -12,12 +12,13 @@ from esper.errors import BadDataError
 from esper.tasks.task_data import Samples, TaskData, TaskDraw
 
 
-def check_data(draw: TaskDraw, *, task: str) -> None:
+def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> None:
     """Refuse data that no host could learn from or be judged by.
 
     Args:
         draw: The data and how many classes they have.
         task: The task's name, for the message.
+        needs_all_classes: Whether each split must have a sample of each class.
 
     Raises:
         BadDataError: If a split is empty, of another form than the others, not finite, or lacks a
@@ -28,9 +29,20 @@ def check_data(draw: TaskDraw, *, task: str) -> None:
     check_classes(draw.n_classes, task=task)
     for split, samples in draw.data.splits():
         what = f"task {task!r}, {split} split"
-        _check_form(samples, like=draw.data.train, what=what)
-        _check_inputs(samples.inputs.detach(), what=what)
+        check_samples(samples, like=draw.data.train, what=what)
         _check_targets(samples.targets, draw.n_classes, what=what)
+        if needs_all_classes:
+            _require_all_classes(samples.targets, draw.n_classes, what=what)
+
+
+def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
+    """Refuse samples that are not tensors of finite numbers, or of another form than others.
+
+    Raises:
+        BadDataError: If they are not; the message starts with ``what``.
+    """
+    _check_form(samples, like=like, what=what)
+    _check_inputs(samples.inputs.detach(), what=what)
 
 
 def check_classes(n_classes: object, *, task: str) -> None:
@@ -121,13 +133,17 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
 
 
 def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Refuse targets that are no classes and, if a sample has one target, a class without any."""
+    """Refuse targets that are no classes."""
     least, most = (int(value) for value in torch.aminmax(targets))
     if least < 0 or most >= n_classes:
         raise BadDataError(
             f"{what}: a target is {least if least < 0 else most}; targets must be in "
             f"0..{n_classes - 1}."
         )
+
+
+def _require_all_classes(targets: Tensor, n_classes: int, *, what: str) -> None:
+    """Refuse, if a sample has one target, a class without any."""
     if targets.ndim == 2:  # Not every character occurs in every part of a text.
         return
     if len(targets) < n_classes:

@@ -48,6 +48,8 @@ class Task:
     """How long seeds stay in their stages; None for the usual."""
     summary: str = ""
     """What the task is, in a few words."""
+    needs_all_classes: bool = True
+    """Whether each split must have a sample of each class."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -79,7 +81,7 @@ class Task:
         if self.draw is None:
             return self._fixed
         drawn = call_with_seed(f"draw of task {self.name!r}", self.draw, seed)
-        check_data(drawn, task=self.name)
+        check_data(drawn, task=self.name, needs_all_classes=self.needs_all_classes)
         if drawn.make_host is None or isinstance(drawn.make_host, HostMaker):
             return drawn
         return replace(drawn, make_host=self._checked_maker(drawn.make_host))
@@ -110,7 +112,7 @@ class Task:
             check_forms(self.data, task=self.name)
             n_classes = 1 + max(int(samples.targets.max()) for _, samples in self.data.splits())
         drawn = TaskDraw(data=self.data, n_classes=n_classes)
-        check_data(drawn, task=self.name)
+        check_data(drawn, task=self.name, needs_all_classes=self.needs_all_classes)
         return drawn
 
     @cached_property
