@@ -12,6 +12,7 @@
     │   ├── UnknownSlotError    a slot or blueprint of a name that there is not
     │   └── IllegalActionError  an action that the host's state does not allow
     ├── SavedModelError         a saved model is missing, damaged, or of another design
+    ├── ControllerError         a saved controller is missing, damaged, or of another version
     ├── UnsupportedHostError    a model that a population or an export cannot handle
     ├── UnknownHeadError        an action head that the specification does not have
     ├── UnknownFeatureError     a feature that observations do not have
@@ -88,6 +89,10 @@ class IllegalActionError(SlotError):
 
 class SavedModelError(EsperError):
     """A saved model is missing, damaged, or belongs to another design."""
+
+
+class ControllerError(EsperError):
+    """A saved controller is missing, damaged, of another version, or cannot steer a host."""
 
 
 class UnsupportedHostError(EsperError):

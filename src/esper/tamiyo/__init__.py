@@ -8,11 +8,16 @@ from esper.tamiyo.controllers import (
     LearnedController,
     Planting,
     RandomController,
+    SavedController,
     WaitController,
     controller_names,
     grow_everywhere,
     grow_once,
+    holds_controller,
+    load_saved,
+    load_shipped,
     make_controller,
+    save_controller,
 )
 
 __all__ = [
@@ -23,9 +28,14 @@ __all__ = [
     "LearnedController",
     "Planting",
     "RandomController",
+    "SavedController",
     "WaitController",
     "controller_names",
     "grow_everywhere",
     "grow_once",
+    "holds_controller",
+    "load_saved",
+    "load_shipped",
     "make_controller",
+    "save_controller",
 ]

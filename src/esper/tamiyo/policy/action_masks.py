@@ -98,6 +98,21 @@ class ActionMasks(Mapping[str, Tensor]):
         """Return the masks of one host of a batch."""
         return ActionMasks(self.choices[host], self.slot_by_op[host], self._tables)
 
+    def of_hosts(self, first: int, end: int) -> ActionMasks:
+        """Return the masks of the hosts of a batch from one to before another."""
+        part = slice(first, end)
+        return ActionMasks(self.choices[part], self.slot_by_op[part], self._tables)
+
+    def within(self, slot_config: SlotConfig) -> ActionMasks:
+        """Return the masks ``[B, ...]`` of the same hosts for other blueprints of their slots.
+
+        Where none of those fits a slot, nothing germinates there.
+        """
+        tables = mask_tables(slot_config, self.choices.device)
+        slot_by_op = self.slot_by_op.clone()
+        slot_by_op[:, Op.GERMINATE] &= tables.is_germinable
+        return _with_unions(tables, slot_by_op)
+
     def for_policy(self) -> ChoiceMasks:
         """Return the masks in the form a policy draws from: op, then slot, then the rest."""
         tables, spec = self._tables, self._tables.spec
@@ -223,16 +238,19 @@ def _compute_natively(
 def _compute_with_tensors(tables: MaskTables, codes: Tensor) -> ActionMasks:
     """Make the masks from state codes ``[B, S]`` with tensor operations, on any device."""
     codes = codes.long()
-    spec = tables.spec
     by_slot = tables.state_allows[codes]
     may_germinate = tables.is_live[codes].sum(-1) < tables.seed_limit
     may_germinate &= ~tables.is_blocking[codes].any(-1)
     by_slot[..., Op.GERMINATE] &= may_germinate.unsqueeze(-1) & tables.is_germinable
-    slot_by_op = by_slot.transpose(-1, -2).contiguous()
+    return _with_unions(tables, by_slot.transpose(-1, -2).contiguous())
 
-    slot = by_slot[..., tables.ops_that_read_slot].any(-1)
+
+def _with_unions(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
+    """Add to what each op may be applied to, ``[B, O, S]``, the masks of each head."""
+    spec = tables.spec
+    slot = slot_by_op[:, tables.ops_that_read_slot].any(1)
     blueprint = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & tables.fits).any(-2)
-    choices = tables.all_choices.repeat(len(codes), 1, 1)
+    choices = tables.all_choices.repeat(len(slot_by_op), 1, 1)
     for name, mask in (
         ("slot", slot | ~slot.any(-1, keepdim=True)),
         ("blueprint", blueprint | ~blueprint.any(-1, keepdim=True)),

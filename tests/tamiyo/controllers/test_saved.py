@@ -1,0 +1,203 @@
+"""A saved controller comes back as it was, for any number of slots, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from esper.errors import ControllerError, StorageError
+from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
+from esper.tamiyo import (
+    Controller,
+    LearnedController,
+    load_saved,
+    load_shipped,
+    save_controller,
+)
+from esper.tamiyo.controllers import saved_files
+from esper.tamiyo.policy.observations import ObservationLayout
+from tests.tamiyo.fresh_controllers import fresh_controller
+from tests.tamiyo.random_states import draw_states
+
+
+def decisions(controller: Controller, slots: SlotConfig, *, seed: int = 0) -> np.ndarray:
+    """Return what a controller does with 16 hosts over 6 steps of random sights."""
+    rng, layout = np.random.default_rng(seed), ObservationLayout(slots)
+    controller.start(16, seed=seed)
+    rows = []
+    for step in range(6):
+        seen = rng.uniform(-1, 1, (16, layout.size)).astype(np.float32)
+        layout.slot(seen, "blueprint")[...] = 0.0
+        masks = draw_states(rng, 16, slots.max_slots).masks(slots)
+        rows.append(controller.act(seen, masks, np.full(16, step == 0)))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("n_slots", [1, 3, 12])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_loaded_controller_does_what_the_saved_one_did(
+    n_slots: int, deterministic: bool, tmp_path: Path
+) -> None:
+    saved = fresh_controller(deterministic=deterministic, n_epochs=9)
+    save_controller(saved, tmp_path / "kept")
+    loaded = load_saved(tmp_path / "kept")
+    slots = SlotConfig(tuple(f"blocks.{i}" for i in range(n_slots)))
+    own = LearnedController(saved.make_policy(slots), deterministic=deterministic)
+    assert np.array_equal(decisions(loaded.make(slots), slots), decisions(own, slots))
+    for name in ("name", "policy", "blueprints", "deterministic", "budget", "origin"):
+        assert getattr(loaded, name) == getattr(saved, name)
+
+
+def test_how_it_acts_can_be_chosen_anew() -> None:
+    slots, saved = SlotConfig(("a", "b")), fresh_controller()
+    greedy = decisions(saved.make(slots, deterministic=True), slots)
+    assert np.array_equal(greedy, decisions(replace(saved, deterministic=True).make(slots), slots))
+    assert not np.array_equal(greedy, decisions(saved.make(slots), slots))
+
+
+def test_the_weights_can_be_read_by_anyone(tmp_path: Path) -> None:
+    saved = fresh_controller()
+    save_controller(saved, tmp_path, card="# What it is\n")
+    weights = safetensors.torch.load_file(tmp_path / "controller.safetensors")
+    assert weights.keys() == saved.weights.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in saved.weights.items())
+    assert (tmp_path / "CARD.md").read_text() == "# What it is\n"
+    assert json.loads((tmp_path / "controller.json").read_text())["origin"] == saved.origin
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "CARD.md",
+        "controller.json",
+        "controller.safetensors",
+    ]
+
+
+def _change(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "controller.json"
+        facts = json.loads(path.read_text())
+        for name, value in changes.items():
+            facts[name] = value(facts[name]) if callable(value) else value
+        path.write_text(json.dumps(facts))
+
+    return change
+
+
+def _flip(folder: Path) -> None:
+    path = folder / "controller.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no facts": (
+        lambda folder: (folder / "controller.json").unlink(),
+        r"controller.json cannot be read \(.*No such file",
+    ),
+    "no weights": (
+        lambda folder: (folder / "controller.safetensors").unlink(),
+        "controller.safetensors cannot be read: No such file",
+    ),
+    "no JSON": (
+        lambda folder: (folder / "controller.json").write_text("{"),
+        "controller.json cannot be read",
+    ),
+    "a list": (
+        lambda folder: (folder / "controller.json").write_text("[]"),
+        "is not a table of facts",
+    ),
+    "another format": (_change(format=2), "has format 2; this version of Esper reads 1"),
+    "another byte": (_flip, "is not the file that controller.json was written for"),
+    "a feature more": (
+        _change(slot_features=lambda names: [*names, "colour"]),
+        "the slot features of .* are not those of this version of Esper",
+    ),
+    "another choice": (
+        _change(heads=lambda heads: heads | {"tempo": [3, 5, 9]}),
+        "the heads of .* are not those of this version of Esper",
+    ),
+    "other sizes": (
+        _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
+        "are not those of a policy with 17 blueprints",
+    ),
+    "a blueprint less": (
+        _change(blueprints=lambda names: names[1:]),
+        "are not those of a policy with 16 blueprints",
+    ),
+    "a blueprint twice": (
+        _change(blueprints=lambda names: [*names[1:], names[1]]),
+        "holds no controller",
+    ),
+    "an unknown size": (
+        _change(policy=lambda sizes: sizes | {"depth": 2}),
+        "missing or unknown: depth",
+    ),
+    "no budget": (_change(budget={}), "missing or unknown: flop_price, n_epochs"),
+    "a size that is none": (
+        _change(policy=lambda sizes: sizes | {"lstm_size": -1}),
+        "lstm_size is -1",
+    ),
+    "no name": (_change(name=3), "name is 3"),
+    "no origin": (_change(origin=[]), r"and origin \[\]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_or_of_another_version_is_refused_in_one_line(
+    damage: str, tmp_path: Path
+) -> None:
+    spoil, message = DAMAGE[damage]
+    save_controller(fresh_controller(), tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ControllerError, match=message) as refused:
+        load_saved(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_that_are_not_numbers_are_not_saved(tmp_path: Path) -> None:
+    saved = fresh_controller()
+    weights = dict(saved.weights)
+    weights["outputs.bias"] = torch.full_like(weights["outputs.bias"], float("nan"))
+    with pytest.raises(ControllerError, match="are not all finite"):
+        save_controller(replace(saved, weights=weights), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="choose another folder"):
+        save_controller(fresh_controller(), tmp_path / "file" / "kept")
+
+
+def test_a_package_without_a_controller_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
+    with pytest.raises(ControllerError, match=r"has no controller in .*shipped; install"):
+        load_shipped()
+    save_controller(fresh_controller(), tmp_path / "shipped")
+    assert load_shipped().name == "fresh"
+
+
+def test_hosts_that_offer_nothing_it_knows_are_refused() -> None:
+    saved = fresh_controller(blueprints=("widen_large", "conv_light"))
+    slots = SlotConfig(("a",), blueprints=BUILTIN_BLUEPRINTS, fits={"a": ["norm", "noop"]})
+    with pytest.raises(ControllerError, match=r"knows widen_large, conv_light\. Train one"):
+        saved.make(slots)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "a", [], [[]], {}, {"a": 1}])
+@pytest.mark.parametrize("name", ["policy", "budget", "blueprints", "deterministic"])
+def test_facts_of_any_other_kind_are_refused(name: str, wrong: object, tmp_path: Path) -> None:
+    save_controller(fresh_controller(), tmp_path)
+    _change(**{name: wrong})(tmp_path)
+    with pytest.raises(ControllerError) as refused:
+        load_saved(tmp_path)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,47 @@
+"""Saved controllers with fresh weights, which grow what they can."""
+
+from __future__ import annotations
+
+import torch
+
+from esper.config import PolicyConfig
+from esper.config.tasks import Budget
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
+from esper.tamiyo import SavedController
+from esper.tamiyo.policy.slot_network import SlotPolicy
+
+SIZES = PolicyConfig(feature_size=12, lstm_size=8, slot_size=6)
+WISHES = {
+    Op.WAIT: 0.0,
+    Op.GERMINATE: 3.0,
+    Op.FOSSILIZE: 5.0,
+    Op.ADVANCE: 3.0,
+    Op.PRUNE: -3.0,
+    Op.SET_ALPHA_TARGET: -3.0,
+    Op.FINISH: -6.0,
+}
+
+
+def fresh_controller(
+    *,
+    seed: int = 0,
+    blueprints: tuple[str, ...] = BUILTIN_BLUEPRINTS,
+    deterministic: bool = False,
+    n_epochs: int = 16,
+) -> SavedController:
+    """Return a controller that has learned nothing and wishes to grow, whatever it sees."""
+    generator = torch.Generator().manual_seed(seed)
+    policy = SlotPolicy(SlotConfig(("slot",), blueprints=blueprints), SIZES, generator=generator)
+    torch.nn.init.normal_(policy.outputs.weight, std=0.5, generator=generator)
+    for op, wish in WISHES.items():
+        policy.logit_bias("op")[op] = wish
+    return SavedController(
+        name="fresh",
+        weights=policy.state_dict(),
+        policy=SIZES,
+        blueprints=blueprints,
+        deterministic=deterministic,
+        budget=Budget(n_epochs=n_epochs),
+        origin={"task": "spirals", "seed": seed},
+    )
