@@ -30,13 +30,22 @@ from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.stages import Stage
+from esper.runs.controllers import find_controller
 from esper.runs.growing import GrownHost, grow_host
+from esper.runs.growth_summary import GrowthSummary
+from esper.runs.own_model import Grown, grow
 from esper.runs.run import Run, list_runs, load_run
 from esper.runs.saving import save_grown
 from esper.runs.training import RunInterrupted, resume, train
 from esper.simic.environment import GrowthEnv, GrowthVectorEnv, make_env
 from esper.simic.evaluation import EpisodeResults, run_episodes
-from esper.tamiyo import controller_names, make_controller
+from esper.tamiyo import (
+    SavedController,
+    controller_names,
+    load_saved,
+    make_controller,
+    save_controller,
+)
 from esper.tasks import (
     Metric,
     Samples,
@@ -58,10 +67,12 @@ __all__ = [
     "GPTHostConfig",
     "Governor",
     "GovernorConfig",
+    "Grown",
     "GrownHost",
     "GrowthAction",
     "GrowthConfig",
     "GrowthEnv",
+    "GrowthSummary",
     "GrowthVectorEnv",
     "HostData",
     "HostSpec",
@@ -75,6 +86,7 @@ __all__ = [
     "RunConfig",
     "RunInterrupted",
     "Samples",
+    "SavedController",
     "SeedForm",
     "SeedSlot",
     "SequentialPopulation",
@@ -90,12 +102,15 @@ __all__ = [
     "blueprint_names",
     "controller_names",
     "export",
+    "find_controller",
     "find_slots",
     "footprint",
+    "grow",
     "grow_host",
     "list_runs",
     "load",
     "load_run",
+    "load_saved",
     "make_controller",
     "make_env",
     "make_host",
@@ -108,6 +123,7 @@ __all__ = [
     "resume",
     "run_episodes",
     "save",
+    "save_controller",
     "save_grown",
     "slots",
     "task_names",

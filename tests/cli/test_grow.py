@@ -10,7 +10,10 @@ import torch
 from esper.cli.grow import decision_words, fit
 from esper.cli.main import main
 from esper.runs.growing import TimelineStep
+from esper.tamiyo import save_controller
+from esper.tamiyo.controllers import saved_files
 from tests.cli.test_run_commands import refused
+from tests.tamiyo.fresh_controllers import fresh_controller
 
 
 def test_a_host_is_grown_and_its_model_can_be_loaded(
@@ -47,16 +50,37 @@ def test_programs_get_the_same_as_json(
     assert facts["seed_parameters"] == 0
 
 
-def test_what_cannot_grow_is_told(
-    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_controller_grows_hosts_of_another_task_and_those_it_learned_on_by_default(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = str(finished_run)
+    monkeypatch.setattr("esper.runs.saving._save_program", lambda *_: None)
+    words = ["grow", "--controller", str(finished_run), "--json"]
+    found = []
+    for more in (["--task", "digits"], [], ["--task", "spirals"]):
+        assert main([*words, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    sizes = [facts["host_parameters"] for facts in found]
+    assert sizes[0] != sizes[1] == sizes[2]
+    assert len(found[1]["timeline"]) <= 6 + 1  # the budget that it learned with
+
+
+def test_the_controller_that_ships_is_used_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.runs.saving._save_program", lambda *_: None)
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
+    assert "has no controller in" in refused(["grow"], capsys)
+    save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")
+    assert main(["grow"]) == 0
+    assert capsys.readouterr().out.startswith("growing a host with shipped\n")
+
+
+def test_what_cannot_grow_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(["grow", "--controller", "huristic"], capsys)
     assert "there is no run 'huristic'" in told
-    assert "one of wait, random, fixed, heuristic. Did you mean 'heuristic'?" in told
-    assert "there is no task 'spirls'" in refused(["grow", "--task", "spirls"], capsys)
-    told = refused(["grow", "--controller", run, "--task", "text"], capsys)
-    assert f"the controller of {run} learned on spirals and cannot grow hosts of text" in told
+    assert "one of shipped, wait, random, fixed, heuristic. Did you mean 'heuristic'?" in told
+    told = refused(["grow", "--task", "spirls", "--controller", "wait"], capsys)
+    assert "there is no task 'spirls'" in told
     assert "--seed is -1" in refused(["grow", "--seed", "-1"], capsys)
     (tmp_path / "file").write_text("")
     told = refused(["grow", "--out", "file/grown"], capsys, code=1)

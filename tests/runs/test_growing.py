@@ -90,7 +90,7 @@ def test_a_run_is_a_controller_by_its_path_and_others_by_their_names(done_run: R
     by_path = grow_host("spirals", done_run.path, seed=5, n_epochs=3)
     by_run = grow_host("spirals", done_run, seed=5, n_epochs=3)
     assert by_path.timeline == by_run.timeline
-    with pytest.raises(RunError, match="A controller is the folder of a run, or one of"):
+    with pytest.raises(RunError, match="A controller is the folder of a run or of a saved"):
         grow_host("spirals", "heuristics", n_epochs=2)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.output import existing_folder, line_width, print_columns, print_json, print_wrapped
 from esper.cli.parsing import UsageError, parse
 from esper.cli.streams import shows
-from esper.errors import ConfigError, RunError, StorageError, did_you_mean
-from esper.runs.invocation import program
-from esper.runs.run import Run, load_run
+from esper.errors import StorageError
 
 if TYPE_CHECKING:
     from esper.runs.growing import GrownHost, TimelineStep
+    from esper.tamiyo import SavedController
+    from esper.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,11 @@ class Options:
     """Grow one host with a controller, watch its life, and keep it as a plain PyTorch model."""
 
     task: str | None = None
-    """What the host learns; by default what the run learned on, or digits."""
+    """What the host learns; by default what the controller learned on, or digits."""
 
-    controller: str = "heuristic"
-    """Who decides: the folder of a run, or wait, random, fixed or heuristic."""
+    controller: str = "shipped"
+    """Who decides: shipped, which comes with Esper; the folder of a run or of an exported
+    controller; or wait, random, fixed or heuristic."""
 
     seed: int = 0
     """Decides the host: its data where the task draws them, and its weights."""
@@ -73,47 +74,26 @@ def _grow(options: Options, printer: _Printer) -> GrownHost:
     printer.begin(options.controller)
     import torch
 
+    from esper.runs.controllers import find_saved
     from esper.runs.growing import grow_host
-    from esper.tamiyo import controller_names
-
-    torch.set_num_threads(1)  # the hosts are small
-    if options.controller in controller_names():
-        task = options.task or "digits"
-        return grow_host(task, options.controller, seed=options.seed, on_step=printer)
-    return _grow_with_run(_find_run(options.controller), options, printer)
-
-
-def _find_run(name: str) -> Run:
-    from esper.tamiyo import controller_names
-
-    try:
-        return load_run(name)
-    except RunError as error:
-        known = controller_names()
-        near = did_you_mean(name, known)
-        raise RunError(
-            f"{error} A controller is the folder of a run, or one of {', '.join(known)}.{near}"
-        ) from error
-
-
-def _grow_with_run(found: Run, options: Options, printer: _Printer) -> GrownHost:
-    """Grow a host with the controller of a run."""
-    from esper.runs.growing import grow_host
-    from esper.simic.training.setup import make_run_task
     from esper.tasks import make_task
 
-    if options.task is None:
-        task = make_run_task(found.config)
-        return grow_host(task, found, seed=options.seed, on_step=printer)
-    task = make_task(options.task)
-    try:
-        return grow_host(task, found, seed=options.seed, on_step=printer)
-    except ConfigError as error:
-        raise RunError(
-            f"the controller of {found.path} learned on {found.config.task} and cannot grow hosts "
-            f"of {options.task}, whose slots or blueprints are others; leave out --task, or train "
-            f"one: {program()} train --task {options.task}."
-        ) from error
+    torch.set_num_threads(1)  # the hosts are small
+    saved = find_saved(options.controller)
+    if saved is None:
+        task = make_task(options.task or "digits")
+        return grow_host(task, options.controller, seed=options.seed, on_step=printer)
+    task = _learned_task(saved) if options.task is None else make_task(options.task)
+    return grow_host(task, saved, seed=options.seed, on_step=printer)
+
+
+def _learned_task(saved: SavedController) -> Task:
+    """Return the task that a controller learned on, with the budget that it had."""
+    from esper.tasks import make_task
+
+    origin = saved.origin
+    task = make_task(str(origin.get("task", "digits")), **origin.get("task_options", {}))
+    return replace(task, budget=saved.budget)
 
 
 class _Printer:
