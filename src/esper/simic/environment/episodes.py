@@ -5,7 +5,7 @@ Shapes: N = hosts, S = slots, H = heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,12 @@ from esper.config.environment import RewardConfig
 from esper.errors import ActionSpecError, ShapeError
 from esper.growth.populations import (
     Evaluation,
+    FirstSeed,
     Population,
     make_population,
 )
 from esper.growth.populations.choosing import Form
+from esper.growth.populations.host_data import Split
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.growth_action import GrowthAction, decode_action
 from esper.lifecycle.slot_config import SlotConfig
@@ -194,6 +196,20 @@ class GrowthEpisodes:
             alpha=arrays.alpha.copy(),
             contribution=self.records.contribution.copy(),
         )
+
+    def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
+        """Let hosts, by number, start with committed seeds; see :meth:`Population.plant`."""
+        for host, own in seeds.items():
+            self.population.plant(host, own)
+        self._masks = None
+        self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
+        self._look(list(seeds))
+
+    def judge_committed(self, hosts: Sequence[int], split: Split) -> Floats:
+        """Return the score of what hosts have committed on a split; nobody pays for it."""
+        with self.stopwatch.measure("evaluation"):
+            judged = self.population.evaluate(split, hosts=hosts, committed_only=True)
+        return self._scores(judged)
 
     def stop(self, host: int) -> None:
         """End an episode from outside; the host learns no more."""

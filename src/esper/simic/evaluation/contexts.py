@@ -1,0 +1,141 @@
+"""The best setting for each kind of host: a table by classes and samples. Shapes: N = hosts.
+
+What a controller could do that knew nothing but what is told of a task before its host trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.simic.environment.seeds import draw_seed
+from esper.simic.evaluation.bench import Bench, OnShare
+from esper.simic.evaluation.candidates import Candidate
+from esper.simic.evaluation.tuning import Choice, Tuned, TuningRuns, halve
+
+Integers = NDArray[np.int64]
+
+N_DRAWS = 1024
+"""Draws by which hosts are sorted into buckets."""
+N_BUCKETS = 3
+"""Buckets of each of the two facts."""
+FEWEST_HOSTS = 16
+"""Hosts of a bucket below which it has no choice of its own."""
+POOL = 32
+"""Candidates that each bucket chooses from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """Where one bucket of classes, or of samples, ends and the next begins."""
+
+    classes: tuple[float, ...]
+    samples: tuple[float, ...]
+
+    @classmethod
+    def of(cls, n_classes: Integers, n_samples: Integers) -> Buckets:
+        """Return buckets with as many of these hosts in each, as far as that can be."""
+        shares = np.arange(1, N_BUCKETS) / N_BUCKETS
+        return cls(
+            tuple(np.quantile(n_classes, shares).tolist()),
+            tuple(np.quantile(n_samples, shares).tolist()),
+        )
+
+    def find(self, n_classes: Integers, n_samples: Integers) -> Integers:
+        """Return the bucket of each host, ``[N]``, counted row by row of the table."""
+        rows = np.searchsorted(self.classes, n_classes)
+        return rows * N_BUCKETS + np.searchsorted(self.samples, n_samples)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ContextTable:
+    """A choice for each bucket, and the one for all."""
+
+    buckets: Buckets
+    choices: dict[int, Choice]
+    """By bucket; those that are missing take the choice for all."""
+    overall: Choice
+    n_runs: int
+    """Host runs that all choices are from."""
+
+    def choose(self, n_classes: Integers, n_samples: Integers) -> list[Choice]:
+        """Return the choice of each host."""
+        found: list[int] = self.buckets.find(n_classes, n_samples).tolist()
+        return [self.choices.get(bucket, self.overall) for bucket in found]
+
+    def words(self) -> str:
+        """Return how many buckets have a choice of their own."""
+        n_own = sum(choice != self.overall for choice in self.choices.values())
+        return (
+            f"{n_own} of {N_BUCKETS**2} kinds of hosts treated otherwise than by the best for all "
+            f"({self.overall.words()})"
+        )
+
+
+def tune_contexts(
+    runs: TuningRuns,
+    families: Sequence[Tuned],
+    *,
+    price: float,
+    budget: int,
+    on_share: OnShare = lambda _: None,
+) -> ContextTable:
+    """Choose for each bucket among the best candidates of families that were tuned before.
+
+    The best candidate for all hosts takes part in every bucket until the end.
+
+    Args:
+        runs: Where host runs are made.
+        families: What was tuned on all hosts.
+        price: Score that the reference run's FLOPs cost.
+        budget: Host runs that may be spent on top of those of the families.
+        on_share: Told how far it is.
+    """
+    n_classes, n_samples = draw_contexts(runs.bench, range(N_DRAWS))
+    buckets = Buckets.of(n_classes, n_samples)
+    overall = max((tuned.best for tuned in families), key=lambda choice: choice.value)
+    found, used = buckets.find(n_classes, n_samples), set[tuple[Candidate, int]]()
+    used.update(*(tuned.runs for tuned in families))
+    choices: dict[int, Choice] = {}
+    present = [bucket for bucket in np.unique(found).tolist() if _size(found, bucket)]
+    for number, bucket in enumerate(present):
+
+        def tell(share: float, number: int = number) -> None:
+            on_share((number + share) / len(present))
+
+        hosts: list[int] = np.flatnonzero(found == bucket).tolist()
+        tuned = halve(
+            runs,
+            pool_of(families),
+            price=price,
+            budget=budget // len(present),
+            hosts=hosts,
+            keep=overall.candidate,
+            on_share=tell,
+        )
+        choices[bucket] = tuned.best
+        used |= tuned.runs
+    return ContextTable(buckets=buckets, choices=choices, overall=overall, n_runs=len(used))
+
+
+def pool_of(families: Sequence[Tuned]) -> list[Candidate]:
+    """Return the best candidates of each family, as many of each, in turn."""
+    size = -(-POOL // len(families))
+    ranked = [tuned.ranking[:size] for tuned in families]
+    turns = [rank[turn] for turn in range(size) for rank in ranked if turn < len(rank)]
+    return list(dict.fromkeys(turns))[:POOL]
+
+
+def draw_contexts(bench: Bench, hosts: Sequence[int]) -> tuple[Integers, Integers]:
+    """Return the classes and samples of hosts, ``[N]`` each, before any of them trains."""
+    draws = [bench.task.sample(draw_seed(bench.purpose, host, 0)) for host in hosts]
+    n_classes = np.array([draw.n_classes for draw in draws], np.int64)
+    return n_classes, np.array([len(draw.data.train) for draw in draws], np.int64)
+
+
+def _size(found: Integers, bucket: int) -> bool:
+    """Return whether a bucket has enough hosts for a choice of its own."""
+    return bool((found == bucket).sum() >= FEWEST_HOSTS)

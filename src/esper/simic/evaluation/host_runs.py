@@ -1,0 +1,192 @@
+"""Hosts trained to their end, and what became of each. Shapes: N = hosts, S = slots, T = epochs.
+
+A host may stop before its budget does. What it would have come to is known for every epoch at which
+it could have stopped, if its committed state is scored after each: stopping costs nothing and
+changes nothing that came before, so one training gives the results of all stopping epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.growth.populations import FirstSeed
+from esper.growth.populations.host_data import Split
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.lifecycle.stages import Stage
+from esper.simic.environment import GrowthVectorEnv
+from esper.tamiyo import Controller
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_SLOT = HEAD_NAMES.index("slot")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostRuns:
+    """What hosts came to, ``[N]`` each, and how they got there."""
+
+    accuracy: Floats
+    """Score of what was committed, on the final split, at the host's end."""
+    flops: Floats
+    """Paid until then, as a share of the reference run's."""
+    parameters: Integers
+    """Of the host and of what was committed."""
+    host_parameters: Integers
+    """Of the host as it started, without seeds."""
+    n_epochs: Integers
+    grown: Integers
+    """Seeds that were committed while the host trained."""
+    n_classes: Integers
+    n_samples: Integers
+    actions: Integers
+    """``[N, T + 1, 8]`` what was decided at each step, -1 after the end."""
+    op_counts: Integers
+    """``[N, O]`` how often each op was carried out."""
+    blueprint: Integers
+    """``[N, S]`` the blueprint head's choice of each committed seed, -1 without one."""
+    style: Integers
+    """``[N, S]`` the style head's choice of each committed seed."""
+    alpha: Floats
+    """``[N, S]`` how strongly each committed seed counts."""
+    number: Integers
+    """``[N, S]`` seeds that germinated in the host before each committed one."""
+    accuracy_by_epoch: Floats
+    """``[N, T + 1]`` as if the host had stopped after each epoch; ``[N, 0]`` if not asked for."""
+    flops_by_epoch: Floats
+    validation_by_epoch: Floats
+    """``[N, T + 1]`` score of what was committed on the validation samples, likewise."""
+    parameters_by_epoch: Floats
+
+    def picked(self, places: Integers) -> HostRuns:
+        """Return the runs of hosts at some places, in that order."""
+        return HostRuns(**{name: values[places] for name, values in self.arrays().items()})
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def run_hosts(
+    envs: GrowthVectorEnv,
+    controller: Controller,
+    hosts: Sequence[int],
+    *,
+    seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
+    every_epoch: Sequence[Split] = (),
+) -> HostRuns:
+    """Train hosts to their end.
+
+    Args:
+        envs: Made with ``autoreset=False``, as many as there are hosts.
+        controller: Decides; it is started anew, drawing from the first host's number.
+        hosts: The number of each host, which decides what it learns and its weights.
+        seeds: What hosts start with, by their place in ``hosts``.
+        every_epoch: Splits to score by after every epoch: "final", "validation" or both.
+    """
+    observations, _ = envs.reset(seed=list(hosts))
+    if seeds:
+        envs.growth.plant(seeds)
+        observations = envs.growth.observe()
+    controller.start(len(hosts), seed=hosts[0])
+    record, is_start = _Record(envs, every_epoch), np.ones(len(hosts), np.bool_)
+    is_over = envs.growth.records.is_over
+    while not is_over.all():
+        was_over = is_over.copy()
+        actions = controller.act(observations, envs.masks, is_start)
+        observations, _, _, _, info = envs.step(actions)
+        is_start = np.zeros(len(hosts), np.bool_)
+        record.enter(actions, info["op"], was_over)
+        if "final_info" in info:
+            record.enter_ends(info["final_info"]["final_score"], info["_final_info"])
+    return record.results()
+
+
+class _Record:
+    """Notes what happens to hosts."""
+
+    def __init__(self, envs: GrowthVectorEnv, every_epoch: Sequence[Split]) -> None:
+        n, n_epochs = envs.num_envs, envs.task.budget.n_epochs
+        shape = (n, envs.slot_config.max_slots)
+        self._envs, self._splits = envs, tuple(every_epoch)
+        self._step = 0
+        self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
+        self._op_counts = np.zeros((n, len(Op)), np.int64)
+        self._numbers, self._n_germinated = np.zeros(shape, np.int64), np.zeros(n, np.int64)
+        self._accuracy = np.full(n, np.nan)
+        self._planted = self._is_committed().copy()
+        columns = n_epochs + 1 if every_epoch else 0
+        self._by_epoch = {
+            name: np.zeros((n, columns)) for name in ("final", "validation", "flops", "parameters")
+        }
+        self._read(np.ones(n, np.bool_))
+
+    def enter(self, actions: Integers, ops: Integers, was_over: NDArray[np.bool_]) -> None:
+        """Note a step."""
+        running = np.flatnonzero(~was_over)
+        self._actions[running, self._step] = actions[running]
+        self._step += 1
+        np.add.at(self._op_counts, (running, ops[running]), 1)
+        born = running[ops[running] == Op.GERMINATE]
+        self._numbers[born, actions[born, _SLOT]] = self._n_germinated[born]
+        self._n_germinated[born] += 1
+        self._read(~was_over & (ops != Op.FINISH))
+
+    def enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
+        """Note the final scores of hosts that have just ended, and that they stay so."""
+        self._accuracy[ended] = scores[ended]
+        epochs = self._envs.growth.records.epoch
+        for host in np.flatnonzero(ended).tolist() if self._splits else ():
+            end = epochs[host]
+            self._by_epoch["final"][host, end] = scores[host]
+            for values in self._by_epoch.values():
+                values[host, end:] = values[host, end]
+
+    def _read(self, chosen: NDArray[np.bool_]) -> None:
+        """Score what hosts have committed after the epoch that they have just trained."""
+        if not self._splits or not chosen.any():
+            return
+        growth, hosts = self._envs.growth, np.flatnonzero(chosen)
+        at = hosts, growth.records.epoch[hosts]
+        for split in self._splits:
+            self._by_epoch[split][at] = growth.judge_committed(hosts.tolist(), split)
+        self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
+        self._by_epoch["parameters"][at] = self._parameters()[hosts]
+
+    def _is_committed(self) -> NDArray[np.bool_]:
+        return self._envs.growth.population.slot_arrays().stage == Stage.FOSSILIZED
+
+    def _parameters(self) -> Integers:
+        records = self._envs.growth.records
+        committed = np.where(self._is_committed(), records.seed_parameters, 0)
+        return records.n_parameters + committed.sum(1)
+
+    def results(self) -> HostRuns:
+        """Return what was noted."""
+        records, arrays = self._envs.growth.records, self._envs.growth.population.slot_arrays()
+        is_committed = self._is_committed()
+        return HostRuns(
+            accuracy=self._accuracy,
+            flops=records.paid_flops.copy(),
+            parameters=self._parameters(),
+            host_parameters=records.n_parameters.copy(),
+            n_epochs=records.epoch.copy(),
+            grown=(is_committed & ~self._planted).sum(1),
+            n_classes=records.n_classes.copy(),
+            n_samples=records.n_samples.copy(),
+            actions=self._actions,
+            op_counts=self._op_counts,
+            blueprint=np.where(is_committed, arrays.blueprint, -1),
+            style=np.where(is_committed, arrays.style, 0),
+            alpha=np.where(is_committed, arrays.alpha, 0.0),
+            number=np.where(is_committed, self._numbers, 0),
+            accuracy_by_epoch=self._by_epoch["final"],
+            flops_by_epoch=self._by_epoch["flops"],
+            validation_by_epoch=self._by_epoch["validation"],
+            parameters_by_epoch=self._by_epoch["parameters"],
+        )

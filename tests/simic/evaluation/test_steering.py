@@ -1,0 +1,138 @@
+"""Controllers of evaluations do what their names say, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.evaluation.arms.ablations import derange, run_shuffled, run_wrong_task
+from esper.simic.evaluation.arms.following import run_random
+from esper.simic.evaluation.bench import Bench
+from esper.simic.evaluation.steering import MatchedRandom, Replay, Shuffled, Side
+from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
+from tests.simic.evaluation.test_host_runs import make_bench
+
+OP = HEAD_NAMES.index("op")
+HOSTS = range(6)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return make_bench()
+
+
+def test_controllers_side_by_side_do_what_each_does_alone(bench: Bench) -> None:
+    planting = Planting(slot="blocks.0", blueprint="widen_large")
+
+    def schedule(envs: GrowthVectorEnv) -> FixedSchedule:
+        return FixedSchedule(envs.layout, [planting])
+
+    together = bench.run(
+        HOSTS, lambda envs, _: Side([schedule(envs), WaitController()], [4, len(HOSTS) - 4])
+    )
+    grown = bench.run(HOSTS, lambda envs, _: schedule(envs))
+    left_alone = bench.run(HOSTS, lambda *_: WaitController())
+    np.testing.assert_allclose(together.flops[:4], grown.flops[:4])
+    np.testing.assert_allclose(together.accuracy[:4], grown.accuracy[:4])
+    np.testing.assert_allclose(together.flops[4:], left_alone.flops[4:])
+    np.testing.assert_allclose(together.accuracy[4:], left_alone.accuracy[4:])
+
+
+def test_a_replay_on_the_same_hosts_gives_the_same_results(bench: Bench) -> None:
+    random = RandomController(op_weights={Op.FINISH: 0.2})
+    first = bench.run(HOSTS, lambda *_: random)
+    again = bench.run(HOSTS, lambda *_: Replay(first.actions))
+    np.testing.assert_array_equal(again.actions, first.actions)
+    np.testing.assert_array_equal(again.accuracy, first.accuracy)
+    np.testing.assert_array_equal(again.n_epochs, first.n_epochs)
+
+
+def test_the_wrong_task_gets_the_actions_of_another_host_where_they_are_legal(
+    bench: Bench,
+) -> None:
+    random = RandomController(op_weights={Op.FINISH: 0.2})
+    own = bench.run(HOSTS, lambda *_: random)
+    wrong = run_wrong_task(bench, own, HOSTS)
+    source = derange(len(HOSTS), seed=0)
+    for host in HOSTS:
+        theirs, taken = own.actions[source[host]], wrong.actions[host]
+        n_steps = int((taken[:, 0] >= 0).sum())
+        differs = (taken[:n_steps] != theirs[:n_steps]).any(1)
+        assert (taken[:n_steps][differs, OP] == Op.WAIT).all()
+        assert wrong.n_epochs[host] >= own.n_epochs[source[host]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(2, 40), seed=st.integers(0, 9))
+def test_in_a_derangement_nothing_is_in_its_place_and_nothing_is_lost(n: int, seed: int) -> None:
+    numbers = derange(n, seed=seed)
+    assert sorted(numbers.tolist()) == list(range(n))
+    assert (numbers != np.arange(n)).all()
+
+
+class _Seen:
+    """Waits, and keeps what it was shown."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.shown: list[np.ndarray] = []
+        self._waiting = WaitController()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        self._waiting.start(n_hosts)
+
+    def act(self, observations: np.ndarray, masks: object, starts: np.ndarray) -> np.ndarray:
+        self.shown.append(observations.copy())
+        return self._waiting.act(observations, masks, starts)  # type: ignore[arg-type]
+
+
+def test_shuffling_permutes_what_running_hosts_look_like_and_leaves_the_others() -> None:
+    seen, is_running = _Seen(), np.array([True, True, False, True])
+    shuffled = Shuffled(seen, lambda: is_running)
+    bench = make_bench()
+    envs = bench.envs(4)
+    observations, _ = envs.reset(seed=0)
+    shuffled.start(4, seed=3)
+    for _ in range(6):
+        shuffled.act(observations, envs.masks, np.zeros(4, np.bool_))
+    orders = set()
+    for shown in seen.shown:
+        order = [int(np.flatnonzero((observations == row).all(1))[0]) for row in shown]
+        assert order[2] == 2
+        assert sorted(order) == [0, 1, 2, 3]
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+
+def test_a_controller_that_looks_at_nothing_does_the_same_when_shuffled(bench: Bench) -> None:
+    plain = bench.run(HOSTS, lambda *_: RandomController())
+    shuffled = run_shuffled(bench, lambda *_: RandomController(), HOSTS)
+    np.testing.assert_array_equal(shuffled.actions, plain.actions)
+
+
+def test_random_growth_has_as_many_actions_and_epochs_as_it_is_told(bench: Bench) -> None:
+    planting = Planting(slot="blocks.1", blueprint="widen_small")
+    followed = bench.run(HOSTS, lambda envs, _: FixedSchedule(envs.layout, [planting]))
+    n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
+    wanted = followed.op_counts.sum(1) - n_waits
+    assert (wanted == 5).all()
+    runs = run_random(bench, followed, HOSTS)
+    np.testing.assert_array_equal(runs.n_epochs, followed.n_epochs)
+    acts = (runs.actions[:, :, OP] >= 0) & (runs.actions[:, :, OP] != Op.WAIT)
+    acts &= runs.actions[:, :, OP] != Op.FINISH
+    np.testing.assert_array_equal(acts.sum(1), wanted)
+
+
+def test_random_actions_are_spread_over_the_epochs() -> None:
+    bench, n = make_bench(), 100
+    n_actions, n_epochs = np.ones(n, np.int64), np.full(n, 4)
+    runs = bench.run(range(n), lambda _, part: MatchedRandom(n_actions[part], n_epochs[part]))
+    acts = (runs.actions[:, :4, OP] != Op.WAIT).sum(0)
+    assert acts.sum() == n
+    # Each of the four epochs has a quarter of the actions; five deviations leave room for chance.
+    assert (np.abs(acts - n / 4) < 5 * np.sqrt(n * 0.25 * 0.75)).all()
