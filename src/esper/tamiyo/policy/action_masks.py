@@ -113,11 +113,6 @@ class ActionMasks(Mapping[str, Tensor]):
         slot_by_op[:, Op.GERMINATE] &= tables.is_germinable
         return _with_unions(tables, slot_by_op)
 
-    def of_hosts(self, first: int, end: int) -> ActionMasks:
-        """Return the masks of the hosts of a batch from one to before another."""
-        part = slice(first, end)
-        return ActionMasks(self.choices[part], self.slot_by_op[part], self._tables)
-
     def for_policy(self) -> ChoiceMasks:
         """Return the masks in the form a policy draws from: op, then slot, then the rest."""
         tables, spec = self._tables, self._tables.spec
