@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from esper.errors import EvidenceError
 from esper.reports.evidence import Evidence
+from esper.reports.verdict import verdict_json
 
 EVIDENCE_VERSION = 1
 """Version of the file's form."""
@@ -38,15 +39,16 @@ class EvidenceFile:
             raise EvidenceError(f"entries have the prices {prices}; give each price once.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return everything as plain values, and the verdict on it for readers of the file."""
         return {
             "evidence_version": EVIDENCE_VERSION,
             "entries": [entry.to_json() for entry in self.entries],
+            "verdicts": [verdict_json(entry) for entry in self.entries],
         }
 
     @classmethod
     def from_json(cls, values: object) -> EvidenceFile:
-        """Return what :meth:`to_json` gave.
+        """Return what :meth:`to_json` gave; verdicts are computed again, never read.
 
         Raises:
             EvidenceError: If it is not that, or of another version.
@@ -62,7 +64,7 @@ class EvidenceFile:
                 f"{EVIDENCE_VERSION}; read it with the Esper that wrote it."
             )
         entries = read.get("entries")
-        if set(read) != {"evidence_version", "entries"} or not isinstance(entries, list):
+        if set(read) - {"verdicts"} != {"evidence_version", "entries"} or type(entries) is not list:
             raise EvidenceError(
                 f"it has {', '.join(read)}; evidence_version and a list of entries are needed."
             )
