@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,20 @@ from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import LearnedController
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.policy import RecurrentPolicy, SlotPolicy
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.random_states import draw_states
 
 SLOTS = SlotConfig(("a", "b"))
 LAYOUT = ObservationLayout(SLOTS)
+
+
+def make_slot_policy() -> SlotPolicy:
+    generator = torch.Generator().manual_seed(0)
+    sizes = PolicyConfig(feature_size=16, lstm_size=16, slot_size=8)
+    policy = SlotPolicy(SLOTS, sizes, generator=generator)
+    torch.nn.init.normal_(policy.outputs.weight, std=2.0, generator=generator)
+    return policy
 
 
 def make_policy() -> RecurrentPolicy:
@@ -32,9 +42,12 @@ def make_policy() -> RecurrentPolicy:
     return policy
 
 
+@pytest.mark.parametrize("make", [make_policy, make_slot_policy])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_it_acts_as_its_policy_does_by_hand(deterministic: bool) -> None:
-    policy, rng = make_policy(), np.random.default_rng(0)
+def test_it_acts_as_its_policy_does_by_hand(
+    make: Callable[[], RecurrentPolicy | SlotPolicy], deterministic: bool
+) -> None:
+    policy, rng = make(), np.random.default_rng(0)
     controller = LearnedController(policy, deterministic=deterministic)
     controller.start(6, seed=11)
     generator = None if deterministic else torch.Generator().manual_seed(11)
