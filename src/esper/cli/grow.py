@@ -27,8 +27,7 @@ class Options:
     """What the host learns; by default what the controller learned on, or digits."""
 
     controller: str = "shipped"
-    """Who decides: shipped, which comes with Esper; the folder of a run or of an exported
-    controller; or wait, random, fixed or heuristic."""
+    """Who decides: shipped, the folder of a run or controller, wait, random, fixed or heuristic."""
 
     seed: int = 0
     """Decides the host: its data where the task draws them, and its weights."""

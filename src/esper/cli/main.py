@@ -21,6 +21,7 @@ COMMANDS = {
     "runs": "list runs",
     "show": "show how a run went and what it came to",
     "grow": "grow one host and keep it as a plain model",
+    "export-controller": "write a run's best controller to a folder of its own",
     "export-telemetry": "write everything that happened in a run to tables",
     "tasks": "list what hosts can learn",
     "blueprints": "list what can be grown",

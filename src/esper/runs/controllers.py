@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 from esper.checkpoints import CheckpointFolder, split
 from esper.errors import RunError, did_you_mean
 from esper.runs.folder import RunFolder
+from esper.runs.reproducing import training_command
 from esper.runs.run import Run
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo import (
@@ -111,10 +111,10 @@ def _origin_of(run: Run) -> dict[str, Any]:
         "task_options": dict(config.task_options),
         "seed": config.seed,
         "rounds": run.rounds_done,
+        "episodes": run.n_episodes,
         "envs": config.envs,
         "n_steps": config.n_steps,
-        "ppo": asdict(config.ppo),
-        "rewards": asdict(config.rewards),
+        "command": training_command(config),
     }
     if summary is not None:
         origin["comparison"] = list(summary.sentences)
