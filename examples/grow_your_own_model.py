@@ -1,10 +1,10 @@
-"""Grow a model of your own while it trains, and get a plain model back.
+"""Grow a model of your own while it trains, by one call, and get a plain model back.
 
 A small convolutional network, defined here, learns the handwritten digits that come with Esper.
-While it trains, seeds grow in its blocks by a fixed schedule: each first learns beside its block,
-then is blended in, and is kept only if more validation images are right with it than without.
-The grown model is exported and reloaded in a process that cannot import Esper. Two models that did
-not grow, one as small as this one began and one as large as it became, tell what growth was worth.
+While it trains, a controller decides in every epoch whether a seed is planted in one of its blocks,
+blended in, kept or pruned, and when to stop. What comes back is a plain module; it is saved and
+used in a process that cannot import Esper. Two models that did not grow, one as small as this one
+began and one as large as it became, tell what growth was worth.
 
 Run:  python examples/grow_your_own_model.py
 """
@@ -21,14 +21,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import esper
-from esper.lifecycle.stages import COOLING_STAGES
+from esper.errors import EsperError
+from esper.runs.timeline import TimelineStep
 from esper.tasks.digits_data import load_digits
 
-PLAN = {"late": "widen_large", "stem": "attention", "early": "widen_large"}
-"""What is tried at which block, one after the other."""
+TRAINING = {"learning_rate": 5e-3, "batch_size": 64}
 
 RELOAD = """
 import sys
@@ -64,8 +63,8 @@ class DigitNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1)
-        self.early = Block(4, 4, 8, stride=1)
-        self.late = Block(8, 4, 16, stride=2)
+        self.early = Block(4, 2, 8, stride=1)
+        self.late = Block(8, 2, 16, stride=2)
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,89 +81,18 @@ def split_digits(seed: int) -> tuple[Data, Data, Data]:
     return train, valid, test
 
 
+def show(step: TimelineStep) -> None:
+    """Print an epoch as it happens."""
+    decision = " ".join(filter(None, (step.op, step.blueprint, step.slot, step.note)))
+    seeds = ", ".join(f"{slot} {stage}" for slot, stage in step.stages.items())
+    epoch, added = step.epoch, step.seed_parameters
+    print(f"{epoch:5}  {step.score:8.1%}  {step.flops:5.2f}  {added:5,}  {decision:32}  {seeds}")
+
+
 def find_right(model: nn.Module, data: Data) -> Tensor:
     """Return which images ``[N]`` a model classifies as they are labelled."""
     with torch.no_grad():
         return model.eval()(data[0]).argmax(1) == data[1]
-
-
-def accuracy(model: nn.Module, data: Data) -> float:
-    return find_right(model, data).float().mean().item()
-
-
-def act(model: nn.Module, plan: dict[str, str], valid: Data) -> str:
-    """Take the next step of the plan if it is time for it, and say what happened."""
-    if not plan:
-        return ""
-    slots, (slot, blueprint) = esper.slots(model), next(iter(plan.items()))
-    stage, epochs = slots[slot].stage, slots[slot].life.stage_epochs
-    if any(other.stage in COOLING_STAGES for other in slots.values()):
-        return ""  # a seed was pruned; the model rests before the next one
-    if stage == esper.Stage.DORMANT:
-        slots.germinate(slot, blueprint)
-        slots.advance(slot)
-        return f"{slot}: {blueprint} germinates and learns beside the block"
-    if stage == esper.Stage.TRAINING and epochs >= 2:
-        slots.advance(slot)
-        return f"{slot}: {blueprint} begins to blend in"
-    if stage == esper.Stage.BLENDING and slots.advance(slot).was_done:
-        return f"{slot}: {blueprint} is blended in and held"
-    if stage != esper.Stage.HOLDING:
-        return ""
-    del plan[slot]
-    on = accuracy(model, valid)
-    with slots.switched_off(slot):
-        off = accuracy(model, valid)
-    if on > off:
-        slots.fossilize(slot)
-    else:
-        slots.prune(slot)
-    verdict = "kept" if on > off else "pruned"
-    return f"{slot}: {blueprint} {verdict}; {on:.1%} with it, {off:.1%} without"
-
-
-def check_saving(model: nn.Module, images: Tensor) -> str:
-    """Save and load a model with a seed that is partly blended in."""
-    with tempfile.TemporaryDirectory() as folder:
-        esper.save(model, folder)
-        loaded = esper.load(folder, DigitNet)
-    assert torch.equal(loaded.eval()(images), model.eval()(images)), "loading changed the model"
-    return "saved and loaded half-blended: the same outputs to the bit"
-
-
-def train(model: nn.Module, data: list[Data], epochs: int, plan: dict[str, str]) -> float:
-    """Train a model with slots, growing it by the plan; return the FLOPs that this took."""
-    (images, labels), valid = data
-    sample, order = images[:8], torch.Generator().manual_seed(0)
-    slots, meter = esper.slots(model), esper.TrainingMeter(model, sample)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    esper.OptimizerKeeper(model, optimizer)  # from now on it follows what comes and goes
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    governor = esper.Governor(model, optimizer)
-    does_grow, is_saved = bool(plan), False
-    for epoch in range(1, epochs + 1):
-        events = [act(model, plan, valid) if epoch > 3 else ""]
-        model.train()
-        for part in torch.randperm(len(images), generator=order).split(64):
-            optimizer.zero_grad()
-            problem = governor.step(cross_entropy(model(images[part]), labels[part]))
-            if problem:
-                events.append(f"the governor took the model back: {problem.reason}")
-        meter.add_training(len(images))
-        scheduler.step()
-        slots.tick()
-        governor.end_epoch()
-        if not is_saved and any(0 < slot.alpha < 1 for slot in slots.values()):
-            is_saved = True
-            events.append(check_saving(model, valid[0]))
-        if does_grow:
-            cost, now = esper.footprint(model, sample), accuracy(model, valid)
-            flops = cost.forward_flops // len(sample)
-            event = f"\n{'':42}".join(filter(None, events))
-            print(f"{epoch:5}  {now:8.1%}  {cost.parameters:10,}  {flops:11,}  {event}".rstrip())
-    for slot in slots.abandon_growing():
-        print(f"{'':42}{slot}: given up, because the epochs ended before it was measured")
-    return meter.total_flops
 
 
 def reload_without_esper(plain: nn.Module, test: Data, folder: Path) -> float:
@@ -187,40 +115,41 @@ def with_new_weights(model: nn.Module) -> nn.Module:
     return twin
 
 
-def main(epochs: int, seed: int, folder: Path) -> None:
-    """Grow the model, export it, and compare it with models that did not grow."""
+def main(epochs: int, seed: int, controller: str, folder: Path) -> None:
+    """Grow the model, save it, and compare it with models that did not grow."""
     torch.set_num_threads(1)  # networks this small are faster on one
     torch.manual_seed(seed)
     started, small = time.monotonic(), DigitNet()
-    *data, test = split_digits(seed)
-    sample, at = data[0][0][:8], list(PLAN)
-    print("Where DigitNet can grow, and what each seed would cost there:")
-    print(esper.find_slots(small, sample))
+    train, valid, test = split_digits(seed)
 
-    print("\nepoch  accuracy  parameters  FLOPs/image  what happened")
-    grown = esper.add_slots(copy.deepcopy(small), at, sample)
-    spent = [train(grown, data, epochs, dict(PLAN))]
+    print("epoch  accuracy  FLOPs  added  decision                          seeds")
+    grown = esper.grow(
+        small, train, valid, epochs, controller=controller, seed=seed, on_step=show, **TRAINING
+    )
+    print(f"\n{grown.summary}")
 
-    plain = esper.export(grown).eval()
-    torch.testing.assert_close(plain(test[0]), grown.eval()(test[0]), rtol=1e-5, atol=1e-5)
+    plain = grown.model.eval()
     right, reloaded = find_right(plain, test), reload_without_esper(plain, test, folder)
     assert reloaded == right.float().mean().item(), "the reloaded model differs"
-    print("\nExported as a plain module: its outputs are the same.")
-    print(
-        f"Reloaded in a process that cannot import esper: {reloaded:.1%} of the test images right."
-    )
+    print(f"Used in a process that cannot import esper: {reloaded:.1%} of the test images right.")
 
-    rivals = {"not grown": small, "as large from the start": with_new_weights(plain)}
-    for rival in rivals.values():
-        esper.add_slots(rival, at, sample)  # they stay empty
-        spent.append(train(rival, data, epochs, {}))
-    print(f"\n{'300 test images':<23}  accuracy  parameters  FLOPs/image  FLOPs of training")
-    for (name, model), flops in zip({"grown": plain, **rivals}.items(), spent, strict=True):
-        cost = esper.footprint(model, sample[:1])
-        line = f"{name:<23}  {accuracy(model, test):8.1%}  {cost.parameters:10,}"
-        print(f"{line}  {cost.forward_flops:11,}  {flops:17.2e}")
-    for name, rival in rivals.items():
-        other = find_right(rival, test)
+    models, flops = {"grown": plain}, {"grown": grown.summary.flops}
+    cost = esper.footprint(small, train[0][:1]).training_step_flops
+    for name, rival in (
+        ("not grown", small),
+        ("as large from the start", with_new_weights(plain)),
+    ):
+        trained = esper.grow(rival, train, valid, epochs, controller="wait", seed=seed, **TRAINING)
+        share = esper.footprint(rival, train[0][:1]).training_step_flops / cost
+        models[name], flops[name] = trained.model, share * trained.summary.flops
+    print("\nFLOPs of training are a share of those of the small model for all epochs:")
+    print(f"{'300 test images':<23}  accuracy  parameters  FLOPs of training")
+    for name, model in models.items():
+        size = sum(parameter.numel() for parameter in model.parameters())
+        score = find_right(model, test).float().mean().item()
+        print(f"{name:<23}  {score:8.1%}  {size:10,}  {flops[name]:17.2f}")
+    for name in list(models)[1:]:
+        other = find_right(models[name], test)
         lost, won = int((right & ~other).sum()), int((other & ~right).sum())
         print(f'Only "grown" is right on {lost} images, only "{name}" on {won}.')
     print(f"This is one run, which took {time.monotonic() - started:.0f} s; --seed gives others.")
@@ -236,10 +165,13 @@ def whole_number(text: str) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--epochs", type=whole_number, default=30, help="epochs that each model trains"
+        "--epochs", type=whole_number, default=16, help="epochs that each model may train"
     )
     parser.add_argument(
         "--seed", type=whole_number, default=0, help="seed of the weights and the split"
+    )
+    parser.add_argument(
+        "--controller", default="shipped", help="who decides: shipped, a folder, or heuristic"
     )
     parser.add_argument("--out", type=Path, help="folder that keeps the exported model")
     arguments = parser.parse_args()
@@ -251,4 +183,7 @@ if __name__ == "__main__":
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             parser.error(f"--out {folder} cannot be used as a folder: {error.strerror}")
-        main(arguments.epochs, arguments.seed, folder)
+        try:
+            main(arguments.epochs, arguments.seed, arguments.controller, folder)
+        except EsperError as error:
+            parser.error(str(error))
