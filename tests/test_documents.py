@@ -29,6 +29,7 @@ def test_the_table_of_observations_is_that_of_the_code() -> None:
     assert table in (ROOT / "docs/environment.md").read_text()
 
 
+@pytest.mark.usefixtures("fresh_shipped")
 @pytest.mark.parametrize(
     "name", [name for name in DOCUMENTS if name not in (*WITHOUT_CODE, *ELSEWHERE)]
 )

@@ -30,12 +30,7 @@ from tests.tamiyo.fresh_controllers import fresh_controller
 TRAIN, VAL = digits()
 
 
-@pytest.fixture(autouse=True)
-def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a controller with fresh weights in the place of the one that ships."""
-    place = tmp_path_factory.mktemp("package") / "shipped"
-    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", place)
-    return save_controller(fresh_controller(n_epochs=14), place)
+pytestmark = pytest.mark.usefixtures("fresh_shipped")
 
 
 def made(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -229,9 +224,9 @@ def test_the_controller_can_be_any(tmp_path: Path) -> None:
 
 
 def test_without_a_shipped_controller_it_is_said_that_there_is_none(
-    shipped: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", shipped / "elsewhere")
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "elsewhere")
     with pytest.raises(ControllerError, match="has no controller in"):
         grow(made(MLP(1)), TRAIN, VAL)
 
