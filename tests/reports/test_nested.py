@@ -37,7 +37,7 @@ def pigeonhole(values: np.ndarray, n: int = 4000) -> np.ndarray:
 def test_five_runs_on_64_hosts_are_covered(
     effects: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "N_RESAMPLES", 1000)
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 2000)
     generator = np.random.default_rng(0)
     found = [nested_interval(make_table(generator, 5, 64, effects)) for _ in range(1000)]
     covered = np.mean([one.low <= 0.0 <= one.high for one in found])
@@ -45,7 +45,7 @@ def test_five_runs_on_64_hosts_are_covered(
 
 
 def test_hosts_alone_would_not_cover_runs_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "N_RESAMPLES", 1000)
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 2000)
     generator = np.random.default_rng(0)
     tables = [make_table(generator, 5, 64, (1.0, 1.0, 1.0)) for _ in range(200)]
     found = [mean_interval(table.mean(0)) for table in tables]

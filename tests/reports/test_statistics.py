@@ -5,7 +5,14 @@ import pytest
 from scipy import stats
 
 from esper.errors import ShapeError
-from esper.reports.statistics import Interval, expansion, mean_interval, paired_interval
+from esper.reports import statistics
+from esper.reports.statistics import (
+    Interval,
+    expansion,
+    mean_interval,
+    paired_interval,
+    resampled_means,
+)
 
 
 @pytest.mark.parametrize("n", [5, 40, 150])
@@ -65,6 +72,18 @@ def test_the_same_values_have_the_same_interval_each_time() -> None:
     values = np.arange(20.0)
     assert mean_interval(values) == mean_interval(values)
     assert mean_interval(values) != mean_interval(values, seed=1)
+
+
+def test_resamples_that_are_kept_are_those_drawn_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    kept = resampled_means(values, seed=3)
+    monkeypatch.setattr(statistics, "LARGEST_KEPT", 0)
+    np.testing.assert_allclose(resampled_means(values, seed=3), kept, rtol=0, atol=1e-14)
+    monkeypatch.setattr(statistics, "LARGEST_KEPT", 100)
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 50)
+    assert resampled_means(values, seed=3).shape == (50,)
 
 
 @pytest.mark.parametrize("values", [[], [[1.0]], [1.0, float("nan")], 3.0])

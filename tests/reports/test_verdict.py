@@ -140,7 +140,7 @@ def test_accuracy_is_tied_only_if_the_whole_interval_is_small() -> None:
         (-0.02, "at least as accurate", "at least as accurate as the same architecture"),
         (0.02, "worse", "less accurate than the same architecture"),
         (0.004, "not shown", "as accurate as the same architecture"),
-        (-0.004, "at least as accurate", "at least as accurate as the same architecture"),
+        (-0.006, "at least as accurate", "at least as accurate as the same architecture"),
     ],
 )
 def test_accuracy_that_is_not_tied_is_told_by_its_side(

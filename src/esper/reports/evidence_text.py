@@ -19,10 +19,13 @@ class Table:
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    n_left: int = 1
+    """Columns of words, to the left; the others hold numbers and go to the right."""
 
     def to_markdown(self) -> str:
-        """Return it in Markdown, names to the left and numbers to the right."""
-        rules = ("---", *("---:" for _ in self.headers[1:]))
+        """Return it in Markdown."""
+        n_right = len(self.headers) - self.n_left
+        rules = ("---",) * self.n_left + ("---:",) * n_right
         return "\n".join(_markdown_row(row) for row in (self.headers, rules, *self.rows))
 
 
@@ -52,7 +55,7 @@ def results_table(evidence: Evidence) -> Table:
 def settings_table(evidence: Evidence) -> Table:
     """Return what was chosen for each arm that something was chosen for."""
     rows = tuple((arm.name, arm.setting) for arm in evidence.arms if arm.setting)
-    return Table(headers=("arm", "what was chosen"), rows=rows)
+    return Table(headers=("arm", "what was chosen"), rows=rows, n_left=2)
 
 
 def facts(evidence: Evidence) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from esper.telemetry import Metrics
 _OPS = ("germinate", "advance", "set_alpha_target", "prune", "fossilize", "finish")
 
 
-def plot_metrics(metrics: Metrics, *, title: str = "") -> Any:
-    """Return a figure of how a run learned: return, score, what it did, how the policy moved.
+def empty_figure(width: float, height: float) -> Any:
+    """Return a figure of a size in inches, to be drawn in without a screen.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -22,7 +22,16 @@ def plot_metrics(metrics: Metrics, *, title: str = "") -> Any:
         raise ConfigError(
             'matplotlib is not installed; pip install "esper-lite[plot]" to plot runs.'
         ) from error
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot_metrics(metrics: Metrics, *, title: str = "") -> Any:
+    """Return a figure of how a run learned: return, score, what it did, how the policy moved.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    figure = empty_figure(10, 7)
     axes: Any = figure.subplots(2, 2, sharex=True)
     panels = (
         (

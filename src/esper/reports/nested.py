@@ -41,10 +41,10 @@ def nested_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
     sample = as_table(values)
     if sample.shape[0] == 1:
         return mean_interval(sample[0], seed=seed)
-    generator = np.random.default_rng(seed)
     mean, spread = float(sample.mean()), np.zeros(())
-    for means in (sample.mean(1), sample.mean(0)):
-        part = resampled_means(means, generator) - mean
+    for number, means in enumerate((sample.mean(0), sample.mean(1))):
+        # Streams of their own: as many runs as hosts are not drawn alike.
+        part = resampled_means(means, seed=2 * seed + number) - mean
         spread = spread + expansion(len(means)) * part
     low, high = np.quantile(spread, ENDS)
     return Interval(mean, mean + float(low), mean + float(high), sample.shape[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +17,8 @@ ENDS = (0.025, 0.975)
 """Quantiles that an interval lies between."""
 FEWEST = 10
 """Values below which no interval decides anything."""
+LARGEST_KEPT = 600
+"""Values up to which resamples are drawn once for all samples of a size, to bound memory."""
 LEAST = 0.0005
 """Differences in score, return or share of computing below this are shown as zero, and are."""
 
@@ -73,8 +76,7 @@ def mean_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
         raise ShapeError(
             f"values have shape {sample.shape}; a list of at least one finite number is needed."
         )
-    means = resampled_means(sample, np.random.default_rng(seed))
-    low, high = np.quantile(means, ENDS)
+    low, high = np.quantile(resampled_means(sample, seed=seed), ENDS)
     mean, wider = float(sample.mean()), expansion(len(sample))
     return Interval(
         mean, mean + wider * (float(low) - mean), mean + wider * (float(high) - mean), len(sample)
@@ -121,13 +123,23 @@ def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> I
     return mean_interval(first - second, seed=seed)
 
 
-def resampled_means(
-    sample: NDArray[np.float64], generator: np.random.Generator
-) -> NDArray[np.float64]:
-    """Return the means ``[B]`` of resamples of ``[N]``, a block at a time to bound memory."""
-    block = max(1, 1_000_000 // len(sample))
+def resampled_means(sample: NDArray[np.float64], *, seed: int) -> NDArray[np.float64]:
+    """Return the means ``[B]`` of resamples of ``[N]``; a seed stands for the same resamples."""
+    n = len(sample)
+    if n <= LARGEST_KEPT:
+        return _shares(N_RESAMPLES, n, seed) @ sample
+    generator = np.random.default_rng(seed)
+    block = max(1, 1_000_000 // n)
     means: list[NDArray[np.float64]] = []
     for first in range(0, N_RESAMPLES, block):
-        shape = (min(block, N_RESAMPLES - first), len(sample))
-        means.append(sample[generator.integers(0, len(sample), shape)].mean(1))
+        shape = (min(block, N_RESAMPLES - first), n)
+        means.append(sample[generator.integers(0, n, shape)].mean(1))
     return np.concatenate(means)
+
+
+@lru_cache(maxsize=2)
+def _shares(n_resamples: int, n: int, seed: int) -> NDArray[np.float64]:
+    """Return how large a share of each resample each of n values is, ``[B, N]``."""
+    drawn = np.random.default_rng(seed).integers(0, n, (n_resamples, n))
+    drawn += n * np.arange(n_resamples)[:, None]
+    return np.bincount(drawn.ravel(), minlength=n_resamples * n).reshape(-1, n) / n
