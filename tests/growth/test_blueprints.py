@@ -81,7 +81,7 @@ def plant(name: str, site: SlotSite, dtype: torch.dtype) -> tuple[nn.Module, tor
 
 @pytest.mark.parametrize("name", BUILTIN_BLUEPRINTS)
 @given(site=sites(), dtype=st.sampled_from(DTYPES), is_training=st.booleans())
-def test_a_new_seed_gives_exact_zeros_and_can_learn(name, site, dtype, is_training) -> None:
+def test_a_new_seed_gives_zeros_and_can_learn(name, site, dtype, is_training) -> None:
     if find_blueprint(name).why_not(site) is not None:
         return
     seed, x = plant(name, site, dtype)
@@ -89,7 +89,8 @@ def test_a_new_seed_gives_exact_zeros_and_can_learn(name, site, dtype, is_traini
     change = seed(x)
     assert change.shape == site.output_shape
     assert change.dtype == dtype
-    assert not change.any()
+    # Units of about 1 cancel in pairs; the others are exactly zero.
+    assert change.abs().max() <= 16 * torch.finfo(dtype).eps
     if name == "noop":
         assert count_parameters(seed) == 0
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -71,7 +72,7 @@ class Keeper:
 class Host:
     """One slot, acted upon in few words."""
 
-    def __init__(self, **growth: int) -> None:
+    def __init__(self, **growth: Any) -> None:
         self.keeper = Keeper()
         self.lives = SlotLives(SlotConfig(("a",)), GrowthConfig(**growth))
 
@@ -231,6 +232,39 @@ def test_gates_refuse_with_a_reason_and_change_nothing() -> None:
     assert host.life.stage == Stage.HOLDING
     host.tick()
     assert host.do(Op.FOSSILIZE) == ""
+
+
+def test_seeds_that_advance_alone_are_held_as_soon_as_gates_allow() -> None:
+    host = Host(min_training_epochs=1, min_holding_epochs=0, advances_alone=True)
+    assert host.do(Op.GERMINATE, tempo_epochs=3) == ""
+    seen: list[tuple[str, float]] = []
+    for _ in range(4):
+        seen.append((host.life.stage.name.lower(), round(host.life.alpha, 3)))
+        host.tick()
+    assert seen == [("training", 0.0), ("blending", 0.333), ("blending", 0.667), ("holding", 1.0)]
+    assert host.do(Op.SET_ALPHA_TARGET, alpha_target=0.5, alpha_speed_epochs=3) == ""
+    host.tick(3)
+    assert (host.life.stage, host.life.alpha) == (Stage.HOLDING, 0.5)
+    assert host.do(Op.FOSSILIZE) == ""
+    host.tick(3)
+    assert host.life.stage == Stage.FOSSILIZED
+
+
+def test_without_isolation_a_seed_that_advances_alone_counts_at_once() -> None:
+    host = Host(min_training_epochs=0, min_holding_epochs=0, advances_alone=True)
+    host.do(Op.GERMINATE, tempo_epochs=3)
+    assert (host.life.stage, round(host.life.alpha, 3)) == (Stage.BLENDING, 0.333)
+
+
+def test_a_seed_that_advances_alone_waits_where_a_gate_refuses() -> None:
+    host = Host(min_training_epochs=0, advances_alone=True)
+    host.keeper.problem = "its output is not finite"
+    host.do(Op.GERMINATE)
+    host.tick()
+    assert host.life.stage == Stage.GERMINATED
+    host.keeper.problem = None
+    host.tick()
+    assert host.life.stage == Stage.BLENDING
 
 
 def test_a_seed_in_danger_is_abandoned_at_any_age() -> None:

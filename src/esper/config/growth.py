@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import require_bool, require_int, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,12 @@ class GrowthConfig:
     embargo_epochs: int = 2
     """Epochs that a slot rests after a seed was pruned."""
 
+    advances_alone: bool = False
+    """Whether a seed goes on by itself as soon as its gate lets it, from germinating to being held.
+    What is left to decide is what to germinate, fossilize and prune, and how to blend."""
+
     def __post_init__(self) -> None:
+        require_bool("advances_alone", self.advances_alone)
         require_int("min_training_epochs", self.min_training_epochs, least=0)
         require_int("min_holding_epochs", self.min_holding_epochs, least=0)
         require_int("embargo_epochs", self.embargo_epochs, least=1)

@@ -83,6 +83,7 @@ def maximise_gradient(
                 best, weight = value, found
     if weight is not None:
         with torch.no_grad():
+            seed.second.weight.zero_()
             seed.first.weight.copy_(weight)
             if seed.first.bias is not None:
                 seed.first.bias.zero_()
@@ -95,12 +96,13 @@ def _require_new_units(model: nn.Module, slot: str) -> tuple[SeedSlot, WidenSeed
     if not isinstance(seed, WidenSeed):
         holds = "no seed" if seed is None else f"a {place.life.blueprint!r} seed"
         raise SlotError(f"slot {slot!r} holds {holds}; a gradient is maximised for widen seeds.")
-    if place.stage not in (Stage.GERMINATED, Stage.TRAINING):
+    counts = place.life.alpha > 0.0
+    if counts or place.stage not in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING):
         raise SlotError(
             f"the seed of slot {slot!r} is {place.stage.name.lower()}; its gradient can be "
-            "maximised while it is germinated or training."
+            "maximised while it is germinated or training, before it counts."
         )
-    if bool((seed.second.weight != 0).any()):
+    if not seed.is_new:
         raise SlotError(
             f"the seed of slot {slot!r} has learned already; its gradient can be maximised before "
             "its first step."

@@ -18,6 +18,9 @@ from esper.growth.tensor_kinds import TensorKind, describe
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
+ROUNDING = 64
+"""Units of a number's precision that shares of about 1 which cancel may leave."""
+
 
 class SeedSlot(nn.Module):
     """A block and the seed that grows there.
@@ -180,14 +183,17 @@ class SeedSlot(nn.Module):
 
 
 def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:
-    """Return what is wrong with a new seed's output on a probe, or None if it is zero."""
+    """Return what is wrong with a new seed's output on a probe, or None if it is zero.
+
+    Shares that cancel leave what rounding leaves of them.
+    """
     if not isinstance(change, Tensor):
         return f"it returns {describe(change)} in place of a tensor"
     if tuple(change.shape) != shape:
         return f"its output has shape {list(change.shape)}, the block's has {list(shape)}"
     if not bool(torch.isfinite(change).all()):
         return "its output is not finite"
-    if bool((change != 0).any()):
+    if bool((change.abs() > ROUNDING * torch.finfo(change.dtype).eps).any()):
         return f"it changes the host by up to {change.abs().max().item():.3g} before it has learned"
     return None
 

@@ -16,7 +16,7 @@ from esper.errors import IllegalActionError, SlotError
 from esper.growth.blending import FIRST_CURVE, AlphaSchedule
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
-from esper.lifecycle.legality import SlotMaskState, may_apply
+from esper.lifecycle.legality import ADVANCEABLE_STAGES, SlotMaskState, may_apply
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
@@ -209,6 +209,7 @@ class SlotLives:
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
+        self._go_on(action.slot, keeper)
         self._tell(action.slot)
         return Outcome(action, was_done=True)
 
@@ -221,6 +222,7 @@ class SlotLives:
             life.age_epochs += 1
             life.stage_epochs += 1
             life.schedule = life.schedule.after_epoch()
+            self._go_on(slot, keeper)
             if had_seed and not life.has_seed:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
@@ -299,6 +301,14 @@ class SlotLives:
                 keeper.commit_seed(slot)
             case Op.WAIT | Op.FINISH:
                 pass
+
+    def _go_on(self, slot: str, keeper: SeedKeeper) -> None:
+        """Advance a seed as far as its gates let it, where seeds advance by themselves."""
+        life, advance = self[slot], GrowthAction(op=Op.ADVANCE, slot=slot)
+        while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
+            if self._find_gate_problem(advance, keeper) is not None:
+                return
+            self._advance(life)
 
     def _advance(self, life: SlotLife) -> None:
         match life.stage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from esper.growth.blueprints.blueprint import Blueprint, SeedForm
+from esper.growth.blueprints.mirroring import draw_mirrored
 from esper.growth.sites import SlotSite
 from esper.growth.tensor_kinds import TensorKind
 
@@ -25,13 +26,12 @@ class LowRankSeed(nn.Sequential):
 
 
 class MLPSeed(nn.Sequential):
-    """Two linear layers on the block's output. Starts at zero: its last layer is zero."""
+    """Two linear layers on the block's output. Starts at zero, with units in mirrored pairs."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        last = nn.Linear(hidden, width)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        super().__init__(nn.Linear(width, hidden), nn.GELU(), last)
+        first, last = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        draw_mirrored(first, last)
+        super().__init__(first, nn.GELU(), last)
 
 
 def _lora(name: str, rank: int) -> Blueprint:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.growth.blueprints.blueprint import Blueprint, SeedForm
+from esper.growth.blueprints.mirroring import draw_mirrored, is_mirrored
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, SlotSite
 from esper.growth.tensor_kinds import TensorKind
 
@@ -20,7 +21,7 @@ SHARES: dict[str, float] = {"widen_small": 0.25, "widen_medium": 0.5, "widen_lar
 class WidenSeed(nn.Module):
     """Hidden units beside a block: a layer, the block's norm if any, an activation, a layer.
 
-    Starts at zero: the second layer, which leads out, has zero weights and no bias.
+    Starts at zero, with units in mirrored pairs; the second layer, which leads out, has no bias.
     """
 
     def __init__(self, site: SlotSite, n_units: int) -> None:
@@ -30,11 +31,16 @@ class WidenSeed(nn.Module):
         self.norm = _norm(path, n_units)
         self.activation = ACTIVATIONS[path.activation]()
         self.second = _second_layer(site, path, n_units)
-        nn.init.zeros_(self.second.weight)
+        draw_mirrored(self.first, self.second)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the hidden units add to the block's output."""
         return self.second(self.hidden(x))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the units still give nothing, whatever they read."""
+        return is_mirrored(self.first, self.second)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return what the hidden units give."""
