@@ -49,12 +49,10 @@ def is_mirrored(first: Layer, second: Layer) -> bool:
 
 
 def _even(weight: Tensor, *, dim: int) -> Tensor:
-    """Return the first unit of each pair."""
-    n_pairs = weight.shape[dim] // 2
-    return weight.narrow(dim, 0, 2 * n_pairs).unflatten(dim, (n_pairs, 2)).select(dim + 1, 0)
+    """Return the first unit of each pair, in front."""
+    return weight.transpose(0, dim)[: weight.shape[dim] // 2 * 2 : 2]
 
 
 def _odd(weight: Tensor, *, dim: int) -> Tensor:
-    """Return the second unit of each pair."""
-    n_pairs = weight.shape[dim] // 2
-    return weight.narrow(dim, 0, 2 * n_pairs).unflatten(dim, (n_pairs, 2)).select(dim + 1, 1)
+    """Return the second unit of each pair, in front."""
+    return weight.transpose(0, dim)[1 : weight.shape[dim] // 2 * 2 : 2]
