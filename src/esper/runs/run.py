@@ -65,6 +65,15 @@ class Run:
         return 0 if last is None else last.round
 
     @property
+    def n_episodes(self) -> int:
+        """Episodes of hosts that were learned from, as far as they are recorded."""
+        try:
+            with open_run(self.path) as telemetry:
+                return sum(row.n_episodes for row in telemetry.rows(RoundRecord))
+        except TelemetryError:
+            return 0
+
+    @property
     def summary(self) -> Comparison | None:
         """How the controller did beside others at the end; None before that."""
         try:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.simic.evaluation.arms.ablations import derange, run_shuffled, run_wrong_task
 from esper.simic.evaluation.arms.following import run_random
 from esper.simic.evaluation.bench import Bench
@@ -28,13 +28,13 @@ def bench() -> Bench:
 def test_controllers_side_by_side_do_what_each_does_alone(bench: Bench) -> None:
     planting = Planting(slot="blocks.0", blueprint="widen_large")
 
-    def schedule(envs: GrowthVectorEnv) -> FixedSchedule:
-        return FixedSchedule(envs.layout, [planting])
+    def schedule(growth: GrowthEpisodes) -> FixedSchedule:
+        return FixedSchedule(growth.layout, [planting])
 
     together = bench.run(
-        HOSTS, lambda envs, _: Side([schedule(envs), WaitController()], [4, len(HOSTS) - 4])
+        HOSTS, lambda growth, _: Side([schedule(growth), WaitController()], [4, len(HOSTS) - 4])
     )
-    grown = bench.run(HOSTS, lambda envs, _: schedule(envs))
+    grown = bench.run(HOSTS, lambda growth, _: schedule(growth))
     left_alone = bench.run(HOSTS, lambda *_: WaitController())
     np.testing.assert_allclose(together.flops[:4], grown.flops[:4])
     np.testing.assert_allclose(together.accuracy[:4], grown.accuracy[:4])
@@ -95,11 +95,11 @@ def test_shuffling_permutes_what_running_hosts_look_like_and_leaves_the_others()
     seen, is_running = _Seen(), np.array([True, True, False, True])
     shuffled = Shuffled(seen, lambda: is_running)
     bench = make_bench()
-    envs = bench.envs(4)
-    observations, _ = envs.reset(seed=0)
+    growth = bench.start(range(4))
+    observations = growth.observe()
     shuffled.start(4, seed=3)
     for _ in range(6):
-        shuffled.act(observations, envs.masks, np.zeros(4, np.bool_))
+        shuffled.act(observations, growth.masks(), np.zeros(4, np.bool_))
     orders = set()
     for shown in seen.shown:
         order = [int(np.flatnonzero((observations == row).all(1))[0]) for row in shown]
@@ -117,7 +117,7 @@ def test_a_controller_that_looks_at_nothing_does_the_same_when_shuffled(bench: B
 
 def test_random_growth_has_as_many_actions_and_epochs_as_it_is_told(bench: Bench) -> None:
     planting = Planting(slot="blocks.1", blueprint="widen_small")
-    followed = bench.run(HOSTS, lambda envs, _: FixedSchedule(envs.layout, [planting]))
+    followed = bench.run(HOSTS, lambda growth, _: FixedSchedule(growth.layout, [planting]))
     n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
     wanted = followed.op_counts.sum(1) - n_waits
     assert (wanted == 5).all()

@@ -8,18 +8,21 @@ import numpy as np
 import torch
 
 from esper.growth.populations import FirstSeed
+from esper.growth.populations.costs import CostTable
 from esper.growth.populations.host_data import Split
-from esper.simic.environment import GrowthVectorEnv
-from esper.simic.environment.seeds import Purpose
+from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.environment.episodes import GrowthEpisodes
+from esper.simic.environment.options import require_splits
+from esper.simic.environment.seeds import Purpose, draw_seed
 from esper.simic.environment.splits import FinalSplit
-from esper.simic.evaluation.host_runs import HostRuns, run_hosts
+from esper.simic.evaluation.host_runs import HostRuns, Integers, run_hosts
 from esper.tamiyo import Controller
 from esper.tasks import Task
 
 PART = 128
 """Hosts that are trained side by side."""
 
-MakeController = Callable[[GrowthVectorEnv, slice], Controller]
+MakeController = Callable[[GrowthEpisodes, slice], Controller]
 """Makes the controller of a part of all hosts."""
 OnShare = Callable[[float], None]
 """Told which share of the hosts is done."""
@@ -32,26 +35,49 @@ class Bench:
         self.task = task
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
-        self._envs: dict[int, GrowthVectorEnv] = {}
+        require_splits(purpose, final_split)
+        self._growth: GrowthEpisodes | None = None
+        self._contexts: dict[int, tuple[int, int]] = {}
 
     @property
     def stops(self) -> tuple[int, ...]:
         """The epochs after which a host may stop."""
         n_epochs = self.task.budget.n_epochs
-        allows = self.envs(1).slot_config.allow_finish
+        allows = self.slot_config.allow_finish
         return tuple(range(n_epochs + 1)) if allows else (n_epochs,)
 
-    def envs(self, n_hosts: int) -> GrowthVectorEnv:
-        """Return environments of so many hosts; those of a size are made once."""
-        if n_hosts not in self._envs:
-            self._envs[n_hosts] = GrowthVectorEnv(
-                self.task,
-                n_hosts,
-                purpose=self.purpose,
-                final_split=self.final_split,
-                autoreset=False,
-            )
-        return self._envs[n_hosts]
+    @property
+    def slot_config(self) -> SlotConfig:
+        """The slots of the hosts."""
+        return self._any().slot_config
+
+    @property
+    def costs(self) -> CostTable:
+        """What hosts of the task's design cost."""
+        return self._any().population.costs
+
+    def contexts(self, hosts: Sequence[int]) -> tuple[Integers, Integers]:
+        """Return the classes and samples of hosts, ``[N]`` each, before any of them trains."""
+        for host in hosts:
+            if host not in self._contexts:
+                draw = self.task.sample(draw_seed(self.purpose, host, 0))
+                self._contexts[host] = draw.n_classes, len(draw.data.train)
+        found = np.array([self._contexts[host] for host in hosts], np.int64)
+        return found[:, 0], found[:, 1]
+
+    def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
+        """Return hosts at the start of their episodes, first in a population that may have more."""
+        numbers = [draw_seed(self.purpose, host, 0) for host in hosts]
+        if self._growth is None or self._growth.n_hosts < len(hosts):
+            self._growth = GrowthEpisodes(self.task, numbers, final_split=self.final_split)
+            return self._growth
+        self._growth.begin(range(len(hosts)), numbers)
+        for host in range(len(hosts), self._growth.n_hosts):
+            self._growth.stop(host)
+        return self._growth
+
+    def _any(self) -> GrowthEpisodes:
+        return self.start([0]) if self._growth is None else self._growth
 
     def run(
         self,
@@ -77,13 +103,14 @@ class Bench:
                 on_share(first / len(hosts))
                 part = slice(first, min(first + PART, len(hosts)))
                 own = hosts[part]
-                envs = self.envs(len(own))
+                growth = self.start(own)
                 here = {place: planted.get(first + place, ()) for place in range(len(own))}
                 parts.append(
                     run_hosts(
-                        envs,
-                        make(envs, part),
-                        own,
+                        growth,
+                        make(growth, part),
+                        len(own),
+                        seed=own[0],
                         seeds={place: some for place, some in here.items() if some},
                         every_epoch=every_epoch,
                     )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.simic.environment.seeds import draw_seed
-from esper.simic.evaluation.bench import Bench, OnShare
+from esper.simic.evaluation.bench import OnShare
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.tuning import Choice, Tuned, TuningRuns, halve
 
@@ -94,7 +93,7 @@ def tune_contexts(
         budget: Host runs that may be spent on top of those of the families.
         on_share: Told how far it is.
     """
-    n_classes, n_samples = draw_contexts(runs.bench, range(N_DRAWS))
+    n_classes, n_samples = runs.bench.contexts(range(N_DRAWS))
     buckets = Buckets.of(n_classes, n_samples)
     overall = max((tuned.best for tuned in families), key=lambda choice: choice.value)
     found, used = buckets.find(n_classes, n_samples), set[tuple[Candidate, int]]()
@@ -127,13 +126,6 @@ def pool_of(families: Sequence[Tuned]) -> list[Candidate]:
     ranked = [tuned.ranking[:size] for tuned in families]
     turns = [rank[turn] for turn in range(size) for rank in ranked if turn < len(rank)]
     return list(dict.fromkeys(turns))[:POOL]
-
-
-def draw_contexts(bench: Bench, hosts: Sequence[int]) -> tuple[Integers, Integers]:
-    """Return the classes and samples of hosts, ``[N]`` each, before any of them trains."""
-    draws = [bench.task.sample(draw_seed(bench.purpose, host, 0)) for host in hosts]
-    n_classes = np.array([draw.n_classes for draw in draws], np.int64)
-    return n_classes, np.array([len(draw.data.train) for draw in draws], np.int64)
 
 
 def _size(found: Integers, bucket: int) -> bool:

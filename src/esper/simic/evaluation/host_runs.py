@@ -18,7 +18,7 @@ from esper.growth.populations import FirstSeed
 from esper.growth.populations.host_data import Split
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
-from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.tamiyo import Controller
 
 Floats = NDArray[np.float64]
@@ -73,47 +73,47 @@ class HostRuns:
 
 
 def run_hosts(
-    envs: GrowthVectorEnv,
+    growth: GrowthEpisodes,
     controller: Controller,
-    hosts: Sequence[int],
+    n_hosts: int,
     *,
+    seed: int = 0,
     seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
     every_epoch: Sequence[Split] = (),
 ) -> HostRuns:
     """Train hosts to their end.
 
     Args:
-        envs: Made with ``autoreset=False``, as many as there are hosts.
-        controller: Decides; it is started anew, drawing from the first host's number.
-        hosts: The number of each host, which decides what it learns and its weights.
-        seeds: What hosts start with, by their place in ``hosts``.
+        growth: Whose first hosts are at the start of their episodes; the others' are over.
+        controller: Decides; it is started anew.
+        n_hosts: How many hosts are trained.
+        seed: What the controller draws from.
+        seeds: What hosts start with, by number.
         every_epoch: Splits to score by after every epoch: "final", "validation" or both.
     """
-    observations, _ = envs.reset(seed=list(hosts))
     if seeds:
-        envs.growth.plant(seeds)
-        observations = envs.growth.observe()
-    controller.start(len(hosts), seed=hosts[0])
-    record, is_start = _Record(envs, every_epoch), np.ones(len(hosts), np.bool_)
-    is_over = envs.growth.records.is_over
+        growth.plant(seeds)
+    controller.start(n_hosts, seed=seed)
+    record, is_start = _Record(growth, n_hosts, every_epoch), np.ones(n_hosts, np.bool_)
+    actions = np.zeros((growth.n_hosts, len(HEAD_NAMES)), np.int64)
+    is_over = growth.records.is_over
     while not is_over.all():
-        was_over = is_over.copy()
-        actions = controller.act(observations, envs.masks, is_start)
-        observations, _, _, _, info = envs.step(actions)
-        is_start = np.zeros(len(hosts), np.bool_)
-        record.enter(actions, info["op"], was_over)
-        if "final_info" in info:
-            record.enter_ends(info["final_info"]["final_score"], info["_final_info"])
+        was_over = is_over[:n_hosts].copy()
+        masks = growth.masks().of_hosts(0, n_hosts)
+        actions[:n_hosts] = controller.act(growth.observe()[:n_hosts], masks, is_start)
+        step = growth.step(actions)
+        is_start = np.zeros(n_hosts, np.bool_)
+        record.enter(actions[:n_hosts], step.ops[:n_hosts], was_over)
+        record.enter_ends(step.final_scores[:n_hosts], step.terminated[:n_hosts])
     return record.results()
 
 
 class _Record:
     """Notes what happens to hosts."""
 
-    def __init__(self, envs: GrowthVectorEnv, every_epoch: Sequence[Split]) -> None:
-        n, n_epochs = envs.num_envs, envs.task.budget.n_epochs
-        shape = (n, envs.slot_config.max_slots)
-        self._envs, self._splits = envs, tuple(every_epoch)
+    def __init__(self, growth: GrowthEpisodes, n: int, every_epoch: Sequence[Split]) -> None:
+        n_epochs, shape = growth.task.budget.n_epochs, (n, growth.slot_config.max_slots)
+        self._growth, self._n, self._splits = growth, n, tuple(every_epoch)
         self._step = 0
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
@@ -140,7 +140,7 @@ class _Record:
     def enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
         """Note the final scores of hosts that have just ended, and that they stay so."""
         self._accuracy[ended] = scores[ended]
-        epochs = self._envs.growth.records.epoch
+        epochs = self._growth.records.epoch
         for host in np.flatnonzero(ended).tolist() if self._splits else ():
             end = epochs[host]
             self._by_epoch["final"][host, end] = scores[host]
@@ -151,7 +151,7 @@ class _Record:
         """Score what hosts have committed after the epoch that they have just trained."""
         if not self._splits or not chosen.any():
             return
-        growth, hosts = self._envs.growth, np.flatnonzero(chosen)
+        growth, hosts = self._growth, np.flatnonzero(chosen)
         at = hosts, growth.records.epoch[hosts]
         for split in self._splits:
             self._by_epoch[split][at] = growth.judge_committed(hosts.tolist(), split)
@@ -159,31 +159,31 @@ class _Record:
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
 
     def _is_committed(self) -> NDArray[np.bool_]:
-        return self._envs.growth.population.slot_arrays().stage == Stage.FOSSILIZED
+        return self._growth.population.slot_arrays().stage[: self._n] == Stage.FOSSILIZED
 
     def _parameters(self) -> Integers:
-        records = self._envs.growth.records
-        committed = np.where(self._is_committed(), records.seed_parameters, 0)
-        return records.n_parameters + committed.sum(1)
+        records, n = self._growth.records, self._n
+        committed = np.where(self._is_committed(), records.seed_parameters[:n], 0)
+        return records.n_parameters[:n] + committed.sum(1)
 
     def results(self) -> HostRuns:
         """Return what was noted."""
-        records, arrays = self._envs.growth.records, self._envs.growth.population.slot_arrays()
-        is_committed = self._is_committed()
+        records, arrays = self._growth.records, self._growth.population.slot_arrays()
+        is_committed, own = self._is_committed(), slice(self._n)
         return HostRuns(
             accuracy=self._accuracy,
-            flops=records.paid_flops.copy(),
+            flops=records.paid_flops[own].copy(),
             parameters=self._parameters(),
-            host_parameters=records.n_parameters.copy(),
-            n_epochs=records.epoch.copy(),
+            host_parameters=records.n_parameters[own].copy(),
+            n_epochs=records.epoch[own].copy(),
             grown=(is_committed & ~self._planted).sum(1),
-            n_classes=records.n_classes.copy(),
-            n_samples=records.n_samples.copy(),
+            n_classes=records.n_classes[own].copy(),
+            n_samples=records.n_samples[own].copy(),
             actions=self._actions,
             op_counts=self._op_counts,
-            blueprint=np.where(is_committed, arrays.blueprint, -1),
-            style=np.where(is_committed, arrays.style, 0),
-            alpha=np.where(is_committed, arrays.alpha, 0.0),
+            blueprint=np.where(is_committed, arrays.blueprint[own], -1),
+            style=np.where(is_committed, arrays.style[own], 0),
+            alpha=np.where(is_committed, arrays.alpha[own], 0.0),
             number=np.where(is_committed, self._numbers, 0),
             accuracy_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],

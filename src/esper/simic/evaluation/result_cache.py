@@ -93,7 +93,7 @@ def program_digest() -> str:
 def _read(path: Path) -> Arrays | None:
     """Return what a file holds; None if there is none, or if it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError, KeyError):
         return None

@@ -78,6 +78,7 @@ def _find_envs(envs: object) -> GrowthVectorEnv:
             "the environments start new episodes by themselves; "
             "make them with autoreset=False to run one episode of each."
         )
+    found.task.require_alone("a controller's trial")
     return found
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from esper.growth.populations.host_data import Split
-from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.simic.evaluation.bench import Bench, OnShare
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.host_runs import HostRuns, Integers
@@ -34,10 +34,10 @@ def treat(
         on_share: Told how far it is.
     """
 
-    def make(envs: GrowthVectorEnv, part: slice) -> Controller:
+    def make(growth: GrowthEpisodes, part: slice) -> Controller:
         own = [candidate for candidate, _ in pairs[part]]
         groups = [(candidate, len(list(same))) for candidate, same in groupby(own)]
-        controllers = [candidate.make(envs.layout) for candidate, _ in groups]
+        controllers = [candidate.make(growth.layout) for candidate, _ in groups]
         together = Side(controllers, [size for _, size in groups])
         return together if stops is None else Stopping(together, np.asarray(stops)[part])
 

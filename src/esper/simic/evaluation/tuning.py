@@ -151,7 +151,9 @@ def halve(
         own = range(n_hosts) if hosts is None else hosts[:n_hosts]
         accuracy, flops = runs.curves(left, own, _within(on_share, number, len(rungs)))
         used.update((candidate, host) for candidate in left for host in own)
-        scores = (accuracy - price * flops).mean(1)[:, list(runs.bench.stops)]
+        # Rounded, so that no last digit decides between equals: the first of them is taken.
+        means = np.round((accuracy - price * flops).mean(1), 9)
+        scores = means[:, list(runs.bench.stops)]
     order = _order(scores)
     at = int(scores[order[0]].argmax())
     best = Choice(

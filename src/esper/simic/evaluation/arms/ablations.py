@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.simic.environment import GrowthVectorEnv
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.simic.evaluation.arms.results import Integers
 from esper.simic.evaluation.bench import Bench, MakeController, OnShare
 from esper.simic.evaluation.host_runs import HostRuns
@@ -19,8 +19,9 @@ def run_shuffled(
 ) -> HostRuns:
     """Let a controller see other hosts than those it steers."""
 
-    def make_shuffled(envs: GrowthVectorEnv, part: slice) -> Controller:
-        return Shuffled(make(envs, part), lambda: ~envs.growth.records.is_over)
+    def make_shuffled(growth: GrowthEpisodes, part: slice) -> Controller:
+        n = part.stop - part.start
+        return Shuffled(make(growth, part), lambda: ~growth.records.is_over[:n])
 
     return bench.run(hosts, make_shuffled, on_share=on_share)
 

@@ -41,7 +41,7 @@ def run_wide(
     bench: Bench, learned: HostRuns, hosts: Sequence[int], on_share: OnShare = lambda _: None
 ) -> HostRuns:
     """Train each host widened from the start to about the learned one's size, for as long."""
-    sets = widening_sets(bench.envs(1).slot_config)
+    sets = widening_sets(bench.slot_config)
     nearest = find_nearest(count_added(bench, sets), learned.parameters - learned.host_parameters)
     pairs = [(Candidate(planted=sets[n]), host) for n, host in zip(nearest, hosts, strict=True)]
     return treat(bench, pairs, stops=learned.n_epochs, on_share=on_share)
@@ -51,7 +51,7 @@ def run_scratch(
     bench: Bench, learned: HostRuns, hosts: Sequence[int], on_share: OnShare = lambda _: None
 ) -> HostRuns:
     """Train each host from the start as what the controller made of it, with the same weights."""
-    config = bench.envs(1).slot_config
+    config = bench.slot_config
     return bench.run(
         hosts,
         lambda _, __: WaitController(),
@@ -83,7 +83,7 @@ def first_reaching(flops_by_epoch: Floats, flops: Floats) -> Integers:
 
 def count_added(bench: Bench, sets: Sequence[tuple[Planting, ...]]) -> Integers:
     """Return the parameters that each set of seeds adds to a host."""
-    costs = bench.envs(1).growth.population.costs
+    costs = bench.costs
     return np.array(
         [sum(costs.seed_parameters(p.slot, p.blueprint, False) for p in some) for some in sets],
         np.int64,

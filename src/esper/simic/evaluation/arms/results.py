@@ -27,7 +27,7 @@ class HostEnds:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ArmResults:
+class ArmEnds:
     """How an arm did: ``[R, N]``, and ``[R]`` where it says so."""
 
     accuracy: Floats
@@ -46,14 +46,14 @@ class ArmResults:
         return self.accuracy - price * self.flops
 
 
-def join_ends(ends: Sequence[HostEnds], *, setting: str = "", tuning_runs: int = 0) -> ArmResults:
+def join_ends(ends: Sequence[HostEnds], *, setting: str = "", tuning_runs: int = 0) -> ArmEnds:
     """Return the arm whose training runs ended so; arms without training have one."""
     stacked = {
         name: np.stack([np.asarray(getattr(one, name), np.float64) for one in ends])
         for name in ("accuracy", "flops", "parameters", "n_epochs")
     }
     grown_share = np.array([float(np.mean(one.grown > 0)) for one in ends])
-    return ArmResults(**stacked, grown_share=grown_share, setting=setting, tuning_runs=tuning_runs)
+    return ArmEnds(**stacked, grown_share=grown_share, setting=setting, tuning_runs=tuning_runs)
 
 
 def ends_of(runs: HostRuns) -> HostEnds:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from esper.simic.evaluation.arms.results import ArmResults, ends_of, join_ends
+from esper.simic.evaluation.arms.results import ArmEnds, ends_of, join_ends
 from esper.simic.evaluation.bench import Bench, OnShare
-from esper.simic.evaluation.contexts import ContextTable, draw_contexts, tune_contexts
+from esper.simic.evaluation.contexts import ContextTable, tune_contexts
 from esper.simic.evaluation.families import (
     fixed_candidates,
     heuristic_candidates,
@@ -55,7 +55,7 @@ class TunedArms:
         self._budget, self._tell = budget, tell
         self._tuned: dict[tuple[str, float], Tuned] = {}
 
-    def run(self, arm: str, hosts: Sequence[int], price: float) -> ArmResults:
+    def run(self, arm: str, hosts: Sequence[int], price: float) -> ArmEnds:
         """Return how an arm did, tuned for this price."""
         if arm in FAMILIES:
             tuned = self.tune(arm, price)
@@ -63,7 +63,7 @@ class TunedArms:
             words, n_runs = tuned.best.words(), len(tuned.runs)
         else:
             table = self.tune_contexts(arm, price)
-            choices = table.choose(*draw_contexts(self._bench, hosts))
+            choices = table.choose(*self._bench.contexts(hosts))
             words = table.words()
             n_runs = table.n_runs
         runs = self._evaluate(arm, choices, hosts)
@@ -73,7 +73,7 @@ class TunedArms:
         """Choose a setting of a family for all hosts."""
         key = family, price
         if key not in self._tuned:
-            config = self._runs.bench.envs(1).slot_config
+            config = self._runs.bench.slot_config
             n_heuristics = max(2, min(MOST_HEURISTICS, self._budget // 16))
             candidates = {
                 "static": lambda: static_candidates(config),

@@ -1,0 +1,137 @@
+"""The learned controllers of an evaluation and the task they are evaluated on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+from esper.config.checks import require_number
+from esper.config.tasks import Budget
+from esper.errors import ConfigError, RunError
+from esper.runs.controllers import AnyController, find_saved
+from esper.simic.environment.making import digest_of
+from esper.simic.environment.options import find_task
+from esper.simic.evaluation.bench import PART
+from esper.tamiyo import SavedController
+from esper.tasks import Task
+
+EPISODES = "episodes"
+"""The fact of a controller's origin that tells how many host runs it was trained with."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ground:
+    """Where controllers are evaluated."""
+
+    task: Task
+    options: Mapping[str, Any]
+    """The task's options, as plain values."""
+
+    def at(self, price: float) -> Task:
+        """Return the task at another price of computing."""
+        return replace(self.task, budget=replace(self.task.budget, flop_price=price))
+
+    def decided_by(self) -> dict[str, Any]:
+        """Return what decides what becomes of a host, as plain values, without the price."""
+        task = self.task
+        return {
+            "task": task.name,
+            "options": {name: str(value) for name, value in self.options.items()},
+            "data": digest_of(task.sample(0)),
+            "n_epochs": task.budget.n_epochs,
+            "training": asdict(task.training),
+            "growth": None if task.growth is None else asdict(task.growth),
+            "part": PART,
+        }
+
+
+def find_contestants(runs: AnyController | Sequence[AnyController]) -> list[SavedController]:
+    """Return learned controllers by whatever names them.
+
+    Raises:
+        RunError: If none is given, or what is named is no learned controller.
+    """
+    many = cast("list[AnyController]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
+    if not many:
+        raise RunError("no run is given; name the folder of at least one.")
+    found = [_require_learned(one) for one in many]
+    if len({one.deterministic for one in found}) > 1:
+        raise RunError(
+            f"of {', '.join(one.name for one in found)} some act greedily and others do not; "
+            "evaluate those that act alike together."
+        )
+    return found
+
+
+def find_ground(
+    saved: Sequence[SavedController],
+    task: str | Task | None,
+    task_options: Mapping[str, Any] | None,
+) -> Ground:
+    """Return the task of controllers, or another one that is named, with its own budget.
+
+    Raises:
+        RunError: If the controllers learned on different tasks and none is named.
+        TaskError: If the task cannot be made.
+    """
+    options = dict(task_options or {})
+    if task is not None:
+        return Ground(task=find_task(task, options), options=options)
+    first = saved[0]
+    for one in saved[1:]:
+        if _learned_on(one) != _learned_on(first):
+            raise RunError(
+                f"{first.name} and {one.name} learned on different tasks, or with different "
+                "budgets; say what they are evaluated on with task (--task)."
+            )
+    name, own, budget = _learned_on(first)
+    if name is None:
+        raise RunError(
+            f"controller {first.name!r} does not say what it learned on; name a task (--task)."
+        )
+    made = find_task(name, {**own, **options})
+    return Ground(task=replace(made, budget=budget), options={**own, **options})
+
+
+def find_prices(prices: float | Sequence[float] | None, usual: float) -> tuple[float, ...]:
+    """Return the prices to evaluate at, each once; the usual one if none is given."""
+    if prices is None:
+        return (usual,)
+    many = [prices] if isinstance(prices, (int, float)) else list(prices)
+    if not many:
+        raise ConfigError("prices is empty; give one price at least, or None for the task's.")
+    for price in many:
+        require_number("price", price, least=0.0)
+    return tuple(dict.fromkeys(float(price) for price in many))
+
+
+def digest_of_controller(saved: SavedController) -> str:
+    """Return a digest of everything that decides what a controller does."""
+    total = hashlib.sha256(repr((saved.policy, saved.blueprints)).encode())
+    for name, tensor in sorted(saved.weights.items()):
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:32]
+
+
+def mean_episodes(saved: Sequence[SavedController]) -> int:
+    """Return the host runs that controllers were trained with, in the mean."""
+    counts = [int(one.origin.get(EPISODES, 0)) for one in saved]
+    return round(sum(counts) / len(counts))
+
+
+def _require_learned(one: AnyController) -> SavedController:
+    saved = find_saved(one)
+    if saved is None:
+        raise RunError(
+            f"{one} is no learned controller; evaluate the folder of a run or of a saved "
+            "controller, and compare simple ones with esper compare."
+        )
+    return saved
+
+
+def _learned_on(saved: SavedController) -> tuple[str | None, dict[str, Any], Budget]:
+    origin = saved.origin
+    return origin.get("task"), dict(origin.get("task_options", {})), saved.budget
