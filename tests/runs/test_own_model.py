@@ -17,7 +17,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper import Budget
-from esper.errors import BadDataError, ConfigError, ControllerError, EsperError, RunError, SlotError
+from esper.errors import (
+    BadDataError,
+    ConfigError,
+    ControllerError,
+    EsperError,
+    RunError,
+    SlotError,
+    UnsupportedHostError,
+)
 from esper.growth.export.plain import comes_from_esper
 from esper.runs.own_model import Grown, grow
 from esper.runs.timeline import TimelineStep
@@ -243,7 +251,7 @@ def test_training_settings_reach_the_training() -> None:
     ("change", "message"),
     [
         ({"model": 3}, "model is a int; it must be a torch.nn.Module"),
-        ({"model": nn.Flatten()}, "no block of this Flatten can have a slot"),
+        ({"model": nn.Flatten()}, "no parameter of this Flatten learns"),
         ({"train_data": (TRAIN[0][:, :, :4], TRAIN[1])}, "cannot be run on two inputs of train_da"),
         (
             {"val_data": (VAL[0].flatten(1)[:, :9], VAL[1])},
@@ -353,3 +361,79 @@ def test_a_sequence_of_predictions_can_be_learned() -> None:
     train, val = (data[0][:80], data[1][:80]), (data[0][80:], data[1][80:])
     grown = grow(made(TokenModel()), train, val, 8, learning_rate=1e-2)
     assert grown.summary.after > max(grown.summary.before, 0.6)
+
+
+def test_more_slots_than_twelve_can_be_named() -> None:
+    model = made(MLP(15, width=8, hidden=2))
+    names = [f"blocks.{i}" for i in range(15)]
+    grown = grow(model, TRAIN, VAL, 8, at=names, learning_rate=3e-3)
+    require_sound(grown, model)
+    assert {step.slot for step in grown.timeline if step.slot} <= set(names)
+
+
+class Keeper(nn.Sequential):
+    """A block whose argument no graph can write down."""
+
+    def forward(self, x: Tensor, how: Any = object()) -> Tensor:  # noqa: B008
+        return super().forward(x)
+
+
+def test_what_could_not_be_exported_does_not_grow_and_costs_nothing() -> None:
+    bad, good = Keeper(nn.Linear(64, 64), nn.ReLU()), nn.Sequential(nn.Linear(64, 10), nn.ReLU())
+    model = made(nn.Sequential(nn.Flatten(), bad, good))
+    told: list[TimelineStep] = []
+    with pytest.raises(UnsupportedHostError, match="the seed at '1' cannot be exported"):
+        grow(model, TRAIN, VAL, 8, at=["1", "2"], on_step=told.append)
+    assert not told
+    grown = grow(model, TRAIN, VAL, 8)
+    assert {step.slot for step in grown.timeline} == {"", "2"}
+    require_sound(grown, model)
+
+
+def test_a_model_that_is_frozen_altogether_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameter of this MLP learns"):
+        grow(MLP(1).requires_grad_(False), TRAIN, VAL, 2)
+
+
+def test_a_host_of_esper_comes_back_without_esper() -> None:
+    host = esper.make_host(esper.MLPHostConfig(n_features=64, n_classes=10, width=8, hidden=4))
+    flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
+    for lr in (3e-3, 1e-12):
+        grown = grow(host, *flat, 6, learning_rate=lr)
+        assert grown.summary.was_kept == (lr > 1e-6)
+        assert not any(type(m).__module__.startswith("esper") for m in grown.model.modules())
+
+
+def test_a_compiled_model_is_grown_as_what_it_was_compiled_from() -> None:
+    model = made(MLP(1))
+    compiled = torch.compile(model, backend="eager")
+    grown = grow(compiled, TRAIN, VAL, 3, controller="wait", learning_rate=3e-3)
+    assert type(grown.model) is MLP
+    assert grown.summary.was_kept
+
+
+class Counting(MLP):
+    """Counts how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return super().forward(x)
+
+
+def test_the_given_model_is_not_even_called() -> None:
+    model = made(Counting())
+    grow(model, TRAIN, VAL, 2)
+    assert model.n_calls == 0
+
+
+def test_a_model_of_one_layer_grows_inside_another() -> None:
+    flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
+    model = made(nn.Linear(64, 10))
+    with pytest.raises(SlotError, match=r"no block of this Linear .* as nn\.Sequential\(model\)"):
+        grow(model, *flat, 2)
+    grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3)
+    assert {step.slot for step in grown.timeline} == {"", "0"}

@@ -87,10 +87,12 @@ def grow(
         ConfigError: If a setting cannot be used.
         ControllerError: If there is no such controller.
     """
-    train, validation = _read(model, train_data, val_data, metric)
+    given = _copy(model)
+    train, validation = _read(given, train_data, val_data, metric)
     saved = find_saved(controller)
     settings = _settings(training, batch_size_of(train_data))
-    slotted = copy_with_slots(model, at, train.inputs[:2])
+    slotted = copy_with_slots(given, at, train.inputs[:2])
+    given = export(given)  # before anything is spent: what cannot be exported is not grown
     task = Task(
         name="own-model",
         make_host=lambda _: copy.deepcopy(slotted),
@@ -104,15 +106,26 @@ def grow(
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)
     decider = find_controller(controller if saved is None else saved, envs)
     life = live(envs, decider, seed, on_step)
-    return _choose(model, envs, life, validation, decider.name)
+    return _choose(given, envs, life, validation, decider.name)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a model; refuse one that cannot learn."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    twin = copy_model(model)
+    if not any(parameter.requires_grad for parameter in twin.parameters()):
+        raise ConfigError(
+            f"no parameter of this {type(twin).__name__} learns; at least one must have "
+            "requires_grad."
+        )
+    return twin
 
 
 def _read(
     model: nn.Module, train_data: Any, val_data: Any, metric: Metric
 ) -> tuple[Samples, Samples]:
     """Return the samples to learn from and to decide by; refuse those that do not fit the model."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     if not isinstance(metric, Metric):
         raise ConfigError(f"metric is a {type(metric).__name__}; it must be an esper.Metric.")
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -125,17 +138,16 @@ def _read(
 
 
 def _choose(
-    model: nn.Module, envs: GrowthVectorEnv, life: Life, validation: Samples, controller: str
+    given: nn.Module, envs: GrowthVectorEnv, life: Life, validation: Samples, controller: str
 ) -> Grown:
-    """Return the grown model if it is better on validation than the given one, else a copy."""
-    metric, budget = envs.task.metric, envs.task.budget
+    """Return the grown model if it is better on validation than the given one, else that."""
+    metric = envs.task.metric
     grown = export(envs.growth.population.model(0), committed_only=True)
-    given = export(copy_model(model))
     before, after = (measure(one, validation, metric) for one in (given, grown))
     is_better = is_above(metric.score(after), metric.score(before))
     result = grown if is_better else given
-    copy_modes(model, result)
-    for parameter in result.parameters():
+    copy_modes(given, grown)
+    for parameter in grown.parameters():
         parameter.grad = None
     summary = GrowthSummary(
         metric=metric.name,
@@ -146,7 +158,7 @@ def _choose(
         parameters_after=count_parameters(result),
         flops=float(life.final["flops"][0]),
         n_epochs=int(life.final["n_epochs"][0]),
-        budget_epochs=budget.n_epochs,
+        budget_epochs=envs.task.budget.n_epochs,
         seeds=_committed(envs) if is_better else (),
         was_kept=is_better,
         controller=controller,

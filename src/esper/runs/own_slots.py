@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from esper.errors import SlotError, UnsupportedHostError
 from esper.growth.attach import add_slots
-from esper.growth.finding import SlotProposals, find_slots
-from esper.growth.host_slots import ATTRIBUTE, slots, unwrapped
+from esper.growth.export.composing import require_composable
+from esper.growth.finding import SlotProposal, SlotProposals, find_slots
+from esper.growth.host_slots import ATTRIBUTE, slot_config_for, slots, unwrapped
+from esper.growth.seed_slot import SeedSlot
+from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.stages import Stage
 
 MOST_SLOTS = 12
@@ -29,21 +32,39 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
 
     Raises:
         SlotError: If the model has no place for a slot, or a seed lives in one already.
-        UnsupportedHostError: If it cannot be copied.
+        UnsupportedHostError: If it cannot be copied, or a seed in one of the slots could not be
+            exported.
     """
     twin = copy_model(model)
     if ATTRIBUTE in twin.__dict__:
         _require_empty(twin, at)
-        return twin
-    if at is None:
-        at = choose_slots(find_slots(twin, sample))
-        if not at:
+    elif at is not None:
+        add_slots(twin, at, sample)
+    else:
+        proposals = find_slots(twin, sample)
+        found = SlotProposals(each for each in proposals if _is_exportable(twin, each))
+        if not found:
             raise SlotError(
                 f"no block of this {type(twin).__name__} can have a slot; a block is a submodule "
                 "with parameters that is called once and returns a floating-point tensor of 2 to 4 "
-                "axes. Name one with at=[...] to be told why it cannot."
+                "axes. Name one with at=[...] to be told why it cannot; a model of one layer can "
+                "grow as nn.Sequential(model)."
             )
-    return add_slots(twin, at, sample)
+        add_slots(twin, choose_slots(found), sample)
+    for slot in slots(twin).values():
+        require_composable(slot)
+    return twin
+
+
+def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
+    """Return whether a seed that grows at a place can be written beside its block."""
+    block = model.get_submodule(proposal.name)
+    slot = SeedSlot(proposal.site, block, SlotLives(slot_config_for([proposal.site], None)))
+    try:
+        require_composable(slot)
+    except UnsupportedHostError:
+        return False
+    return True
 
 
 def copy_model(model: nn.Module) -> nn.Module:

@@ -52,6 +52,15 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
     return kind(root, graph, kind.__name__)
 
 
+def require_composable(slot: SeedSlot) -> None:
+    """Refuse a slot beside whose block no seed could be exported.
+
+    Raises:
+        UnsupportedHostError: If the block's arguments cannot be written down in a graph.
+    """
+    _read_arguments(Graph(), slot)
+
+
 def signature_of(block: nn.Module) -> list[Parameter] | None:
     """Return the parameters of a block's forward method, or None if Python does not know them."""
     try:
