@@ -399,3 +399,14 @@ def test_waiting_changes_nothing_and_needs_no_slot() -> None:
     lives = SlotLives(CONFIGS[0])
     assert lives.apply(WAIT, Keeper()).was_done
     assert lives.items() == SlotLives(CONFIGS[0]).items()
+
+
+@pytest.mark.parametrize("advances_alone", [False, True])
+def test_a_new_seed_is_committed_at_once_however_seeds_advance(advances_alone: bool) -> None:
+    host = Host(min_training_epochs=0, advances_alone=advances_alone)
+    host.do(Op.GERMINATE, alpha_target=0.7)
+    host.lives.commit("a", host.keeper)
+    assert (host.life.stage, host.life.alpha) == (Stage.FOSSILIZED, 0.7)
+    assert host.keeper.log == ["add norm", "commit"]
+    with pytest.raises(SlotError, match="slot 'a' is fossilized; only a seed that has just germ"):
+        host.lives.commit("a", host.keeper)

@@ -243,15 +243,16 @@ class SlotLives:
         self._tell(slot)
 
     def commit(self, slot: str, keeper: SeedKeeper) -> None:
-        """Commit a germinated seed at its alpha target at once: for a host that starts with it."""
+        """Commit a new seed at its alpha target at once: for a host that starts with it."""
         life = self[slot]
-        if life.stage != Stage.GERMINATED:
+        if life.age_epochs > 0 or life.stage not in ADVANCEABLE_STAGES:
             raise SlotError(
                 f"slot {slot!r} is {life.stage.name.lower()}; only a seed that has just germinated "
                 "is committed at once."
             )
-        for stage in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED):
-            life.enter(stage)
+        while life.stage in ADVANCEABLE_STAGES:
+            self._advance(life)
+        life.enter(Stage.FOSSILIZED)
         life.schedule = AlphaSchedule(0.0, life.alpha_target, 0, FIRST_CURVE[life.style])
         keeper.commit_seed(slot)
         self._tell(slot)
