@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, cast
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from esper.tasks.own_functions import (
     require_function_of_seed,
     shown,
 )
+from esper.tasks.sharing import share_out
 from esper.tasks.task_data import Samples, TaskData, TaskDraw
 
 __all__ = ["ACCURACY", "Metric", "Samples", "Task", "TaskData", "TaskDraw"]
@@ -50,6 +52,9 @@ class Task:
     """What the task is, in a few words."""
     needs_all_classes: bool = True
     """Whether each split must have a sample of each class."""
+    beside: tuple[tuple[Task, float], ...] = ()
+    """Tasks whose hosts are grown beside these by the same controller, each with its share of the
+    environments."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -58,6 +63,7 @@ class Task:
             has = "neither data nor draw" if self.data is None else "both data and draw"
             raise TaskError(f"task {self.name!r} has {has}; it must have exactly one of them.")
         self._require_kinds()
+        object.__setattr__(self, "beside", self._checked_beside())
         if self.n_classes is not None:
             if self.data is None:
                 raise TaskError(
@@ -85,6 +91,64 @@ class Task:
         if drawn.make_host is None or isinstance(drawn.make_host, HostMaker):
             return drawn
         return replace(drawn, make_host=self._checked_maker(drawn.make_host))
+
+    def with_budget(self, budget: Budget) -> Task:
+        """Return the task with another budget, and those beside it with the same."""
+        beside = tuple((other.with_budget(budget), share) for other, share in self.beside)
+        return replace(self, budget=budget, beside=beside)
+
+    def spread(self, n_hosts: int, *, least: int = 1) -> list[tuple[Task, int]]:
+        """Return the task and those beside it, each by itself with its part of so many hosts.
+
+        Each has at least ``least``, if need be more in all than were asked for.
+        """
+        if not self.beside:
+            return [(self, n_hosts)]
+        counts = share_out(n_hosts, [share for _, share in self.beside], least=least)
+        tasks = [replace(self, beside=()), *(other for other, _ in self.beside)]
+        return list(zip(tasks, counts, strict=True))
+
+    def require_alone(self, what: str) -> None:
+        """Refuse a task with others beside it where hosts of one task only can be grown.
+
+        Raises:
+            TaskError: Naming what would have been done, and the tasks.
+        """
+        if self.beside:
+            others = ", ".join(repr(other.name) for other, _ in self.beside)
+            raise TaskError(
+                f"task {self.name!r} has {others} beside it; {what} takes one task at a time. Make "
+                "the task without others beside it: digits-family with host 'mlp' or 'cnn'."
+            )
+
+    def _checked_beside(self) -> tuple[tuple[Task, float], ...]:
+        """Return the tasks beside this one with their shares; refuse what is none."""
+        what, total = f"beside of task {self.name!r}", 0.0
+        pairs = _as_pairs(self.beside)
+        if pairs is None or not all(isinstance(other, Task) for other, _ in pairs):
+            raise TaskError(
+                f"{what} is {shown(self.beside)}; it must be a tuple of pairs, each of a Task and "
+                "its share of the environments."
+            )
+        for other, share in pairs:
+            if other.beside:
+                raise TaskError(
+                    f"{what} has {other.name!r}, which has tasks beside it; put them beside "
+                    f"{self.name!r}."
+                )
+            is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+            if not is_number or not 0.0 < share < 1.0:
+                raise TaskError(
+                    f"{what} gives {other.name!r} the share {share!r} of the environments; it must "
+                    "be a number above 0 and below 1."
+                )
+            total += share
+        if total >= 1.0:
+            raise TaskError(
+                f"{what} gives away {total:g} of the environments; it must be less than 1, so that "
+                f"some are left for {self.name!r}."
+            )
+        return tuple((other, float(share)) for other, share in pairs)
 
     def _require_kinds(self) -> None:
         """Refuse a field that holds something of another kind."""
@@ -129,3 +193,12 @@ class Task:
         if hasattr(make_host, "redraw"):  # Populations keep a host for each of these.
             self._drawn_makers[id(make_host)] = checked
         return checked
+
+
+def _as_pairs(given: Any) -> list[tuple[Any, Any]] | None:
+    """Return the pairs of a tuple or list of pairs; None if it is something else."""
+    if not isinstance(given, (tuple, list)):
+        return None
+    pairs: list[Any] = list(cast("list[Any]", given))
+    is_right = all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs)  # pyright: ignore[reportUnknownArgumentType]
+    return [(pair[0], pair[1]) for pair in pairs] if is_right else None

@@ -102,7 +102,8 @@ def draw_rows(
     slots = pick(weights[:, slot_column], uniform[:, slot_column])
     for fits in by_blueprint:
         is_read = (ops == Op.GERMINATE)[:, None]
-        weights[:, COLUMNS["blueprint"], : fits.shape[-1]] *= fits[slots] | ~is_read
+        fitting = fits[slots] if fits.ndim == 2 else fits[hosts, slots]
+        weights[:, COLUMNS["blueprint"], : fits.shape[-1]] *= fitting | ~is_read
 
     rows = pick(weights, uniform)
     rows[:, op_column], rows[:, slot_column] = ops, slots

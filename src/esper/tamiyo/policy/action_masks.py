@@ -77,6 +77,11 @@ class ActionMasks(Mapping[str, Tensor]):
         return f"ActionMasks({shapes})"
 
     @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """How many choices each head has."""
+        return self._tables.spec.sizes
+
+    @property
     def blueprint_fits(self) -> Tensor:
         """Which blueprints fit which slot, ``[S, blueprints]`` bool, for all hosts alike."""
         return self._tables.fits

@@ -1,0 +1,120 @@
+"""Masks of several designs' hosts are those of each design, side by side."""
+
+import numpy as np
+import pytest
+import torch
+
+from esper.errors import ConfigError, ShapeError
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo.controllers.random_legal import draw_rows
+from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
+from esper.tamiyo.policy.choice_masks import as_choice_masks
+from esper.tamiyo.policy.joint_masks import JointActionMasks
+from esper.tamiyo.policy.sampling import draw_actions
+
+DENSE = SlotConfig(("a", "b"), fits={"a": ["norm", "mlp_small"], "b": ["low_rank"]})
+IMAGE = SlotConfig(("c", "d"), fits={"c": ["conv_small"], "d": ["norm", "conv_light"]})
+FREE = SlotConfig(("e", "f"))
+DORMANT: list[SlotMaskState | None] = [None, None]
+_OP, _SLOT, _BLUEPRINT = (HEAD_NAMES.index(name) for name in ("op", "slot", "blueprint"))
+
+
+def dormant(config: SlotConfig, n_hosts: int) -> ActionMasks:
+    return compute_batch_masks([DORMANT] * n_hosts, config)
+
+
+def joint() -> JointActionMasks:
+    return JointActionMasks([dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)])
+
+
+def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
+    sizes = growth_action_spec(DENSE).sizes
+    rows = rng.integers(0, sizes, (n_hosts, len(sizes)))
+    rows[:, _OP] = np.where(rng.random(n_hosts) < 0.7, Op.GERMINATE, rows[:, _OP])
+    return rows
+
+
+def test_heads_and_slots_are_those_of_the_parts() -> None:
+    masks = joint()
+    assert list(masks) == list(dormant(DENSE, 1))
+    for name in masks:
+        assert torch.equal(masks[name], torch.cat([part[name] for part in masks.parts])), name
+
+
+def test_the_choices_of_a_host_are_those_of_its_design() -> None:
+    masks = joint()
+    for host, config in enumerate([DENSE, DENSE, DENSE, IMAGE, IMAGE, FREE]):
+        alone = dormant(config, 1).of_host(0)
+        for name in alone:
+            assert torch.equal(masks.of_host(host)[name], alone[name])
+        assert torch.equal(masks.of_host(host).blueprint_fits, alone.blueprint_fits)
+    with pytest.raises(IndexError):
+        masks.of_host(6)
+
+
+def test_some_of_the_hosts_are_those_of_the_parts_they_are_in() -> None:
+    masks = joint()
+    for first in range(6):
+        for end in range(first + 1, 7):
+            some = masks.of_hosts(first, end)
+            assert torch.equal(some.choices, masks.choices[first:end])
+            fits = some.blueprint_fits
+            fits = fits if fits.ndim == 3 else fits.expand(end - first, -1, -1)
+            assert torch.equal(fits, masks.blueprint_fits[first:end])
+
+
+def test_a_combination_is_legal_if_it_is_for_its_own_design() -> None:
+    rng, masks, n_legal = np.random.default_rng(0), joint(), 0
+    for _ in range(200):
+        rows = germinations(rng, 6)
+        is_legal = masks.are_legal(rows)
+        for host, config in enumerate([DENSE, DENSE, DENSE, IMAGE, IMAGE, FREE]):
+            op, slot, blueprint = rows[host, [_OP, _SLOT, _BLUEPRINT]]
+            fits = config.does_fit(config.blueprints[blueprint], config.slot_ids[slot])
+            is_open = op in (Op.WAIT, Op.FINISH) or (op == Op.GERMINATE and fits)
+            assert is_legal[host] == is_open
+            n_legal += is_open
+    assert 0 < n_legal < 1200
+
+
+@pytest.mark.parametrize("way", ["sampled", "likeliest", "random"])
+def test_what_is_drawn_is_legal_for_each_design(way: str) -> None:
+    masks, spec = joint(), growth_action_spec(DENSE)
+    generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    seen: set[tuple[int, int, int]] = set()
+    for _ in range(300):
+        logits = torch.randn(6, sum(spec.sizes), generator=generator)
+        if way == "random":
+            weights = np.ones(len(Op))
+            rows = draw_rows(masks, weights, rng.random((6, spec.n_heads)))
+        else:
+            choices = as_choice_masks(spec, masks, logits)
+            source = generator if way == "sampled" else None
+            rows = draw_actions(spec, logits, choices, source)[0].numpy()
+        assert masks.are_legal(rows).all()
+        germinated = np.flatnonzero(rows[:, _OP] == Op.GERMINATE)
+        seen |= {(h, *rows[h, [_SLOT, _BLUEPRINT]].tolist()) for h in germinated.tolist()}
+    fitting = sum(int(fits.sum()) for fits in masks.blueprint_fits)
+    assert len(seen) > 0.7 * fitting
+
+
+def test_hosts_of_one_design_are_drawn_as_by_themselves() -> None:
+    spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
+    parts = JointActionMasks([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
+    logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
+    drawn = [
+        draw_actions(
+            spec, logits, as_choice_masks(spec, masks, logits), torch.Generator().manual_seed(2)
+        )
+        for masks in (hosts, parts)
+    ]
+    for own, other in zip(*drawn, strict=True):
+        assert torch.equal(own, other)
+
+
+def test_parts_that_one_controller_cannot_steer_are_refused() -> None:
+    with pytest.raises(ShapeError, match="as many slots and blueprints"):
+        JointActionMasks([dormant(DENSE, 1), compute_batch_masks([[None]], SlotConfig(("a",)))])
+    with pytest.raises(ConfigError, match="several designs"):
+        joint().within(DENSE)
