@@ -72,13 +72,17 @@ def find_ground(
 ) -> Ground:
     """Return the task of controllers, or another one that is named, with its own budget.
 
+    Seeds live by the rules that the controllers learned with.
+
     Raises:
         RunError: If the controllers learned on different tasks and none is named.
         TaskError: If the task cannot be made.
     """
     options = dict(task_options or {})
     if task is not None:
-        return Ground(task=find_task(task, options), options=options)
+        made = find_task(task, options)
+        made.require_alone("an evaluation")
+        return Ground(task=replace(made, growth=saved[0].growth), options=options)
     first = saved[0]
     for one in saved[1:]:
         if _learned_on(one) != _learned_on(first):
@@ -92,6 +96,7 @@ def find_ground(
             f"controller {first.name!r} does not say what it learned on; name a task (--task)."
         )
     made = find_task(name, {**own, **options})
+    made.require_alone("an evaluation")
     return Ground(task=replace(made, budget=budget), options={**own, **options})
 
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from esper.checkpoints import CheckpointFolder, split
+from esper.config.growth import GrowthConfig
 from esper.errors import RunError, did_you_mean
 from esper.runs.folder import RunFolder
 from esper.runs.reproducing import training_command
@@ -92,6 +93,7 @@ def controller_of(run: Run) -> SavedController:
             f"{run.config.evaluation.eval_freq}."
         )
     made_with: dict[str, Any] = parts["envs"].facts["made_with"]
+    growth = made_with["growth"]
     return SavedController(
         name=run.name,
         weights=weights,
@@ -99,6 +101,7 @@ def controller_of(run: Run) -> SavedController:
         blueprints=tuple(made_with["blueprints"]),
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
+        growth=None if growth is None else GrowthConfig(**growth),
         origin=_origin_of(run),
     )
 

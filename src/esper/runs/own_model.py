@@ -101,6 +101,7 @@ def grow(
         metric=metric,
         budget=_find_budget(budget, Budget() if saved is None else saved.budget),
         training=settings,
+        growth=None if saved is None else saved.growth,
         needs_all_classes=False,
     )
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.config import PolicyConfig
+from esper.config.growth import GrowthConfig
 from esper.config.tasks import Budget
 from esper.errors import ControllerError
 from esper.lifecycle.slot_config import SlotConfig
@@ -40,6 +41,8 @@ class SavedController:
     """Whether it takes the likeliest action instead of drawing one."""
     budget: Budget = field(default_factory=Budget)
     """The budget of the hosts that it learned with."""
+    growth: GrowthConfig | None = None
+    """How long seeds stayed in their stages while it learned; None for the usual."""
     origin: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Where it comes from, in plain values by name."""
 

@@ -16,6 +16,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from esper.config import PolicyConfig
+from esper.config.growth import GrowthConfig
 from esper.config.tasks import Budget
 from esper.errors import ControllerError, EsperError, StorageError
 from esper.lifecycle.factored_actions import (
@@ -155,6 +156,7 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
         "deterministic": controller.deterministic,
         "policy": asdict(controller.policy),
         "budget": asdict(controller.budget),
+        "growth": None if controller.growth is None else asdict(controller.growth),
         "origin": dict(controller.origin),
         "blueprints": list(controller.blueprints),
         **_meanings(),
@@ -187,6 +189,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     kinds = isinstance(name, str), isinstance(is_greedy, bool), isinstance(origin, dict)
     if not all(kinds):
         raise ValueError(f"name is {name!r}, deterministic {is_greedy!r} and origin {origin!r}")
+    growth = facts["growth"]
     return SavedController(
         name=name,
         weights=weights,
@@ -194,6 +197,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
         blueprints=SlotConfig(("slot",), blueprints=tuple(blueprints)).blueprints,
         deterministic=is_greedy,
         budget=Budget(**_settings(Budget, facts["budget"])),
+        growth=None if growth is None else GrowthConfig(**_settings(GrowthConfig, growth)),
         origin=origin,
     )
 
