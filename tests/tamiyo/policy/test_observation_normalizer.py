@@ -29,14 +29,16 @@ def test_statistics_of_parts_are_those_of_the_whole() -> None:
     assert int(normalizer.count) == len(whole)
 
 
-def test_normal_columns_come_out_standard_and_others_as_they_are() -> None:
+def test_columns_come_out_standard_categories_as_they_are_and_constants_as_zero() -> None:
     normalizer = ObservationNormalizer(4, categories=[2])
     observations = draw(5_000, 0)
     normalizer.learn(observations)
     out = normalizer(observations)
     torch.testing.assert_close(out[:, :2].mean(0), torch.zeros(2), atol=1e-3, rtol=0)
     torch.testing.assert_close(out[:, :2].std(0), torch.ones(2), atol=1e-3, rtol=0)
-    assert torch.equal(out[:, 2:], observations[:, 2:])  # a category, and what never varied
+    assert torch.equal(out[:, 2], observations[:, 2])  # a category
+    assert not out[:, 3].any()  # what never varied
+    assert not normalizer(observations + 1.0)[:, 3].any()
     assert float(normalizer(torch.full((1, 4), 1e9))[0, 0]) == 10.0
 
 

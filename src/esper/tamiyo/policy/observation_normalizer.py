@@ -14,7 +14,8 @@ LIMIT = 10.0
 class ObservationNormalizer(nn.Module):
     """Shifts and scales each column by the mean and deviation of all observations taken in.
 
-    Columns that hold a category are left as they are, and so are columns that have never varied.
+    Columns that hold a category are left as they are. Columns that have never varied become zero:
+    nothing was learned of what they say, so another value there must not change anything.
     """
 
     mean: Tensor
@@ -50,8 +51,7 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return observations ``[..., D]`` in deviations, at most :data:`LIMIT` from 0."""
-        # A column that does not vary has nothing to say in units of its deviation.
-        varies = self.is_plain & (self.variance > 1e-8)
-        scale = torch.where(varies, self.variance.clamp(min=1e-8).rsqrt(), 1.0)
-        shift = torch.where(varies, self.mean, 0.0)
+        varies = (self.variance > 1e-8).to(self.variance.dtype)
+        scale = torch.where(self.is_plain, varies * self.variance.clamp(min=1e-8).rsqrt(), 1.0)
+        shift = torch.where(self.is_plain, self.mean, 0.0)
         return ((observations - shift) * scale).clamp(-LIMIT, LIMIT)
