@@ -28,6 +28,7 @@ def kernel(name: str) -> Extension:
 setup(
     ext_modules=[
         kernel("esper.growth.populations._conv3x3"),
+        kernel("esper.growth.populations._vector_hosts"),
         kernel("esper.simic.agent._advantages"),
         kernel("esper.tamiyo.policy._distribution"),
         kernel("esper.tamiyo.policy._masks"),

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.growth.loss_watch import LossWatch
+
 Floats = NDArray[Any]
 
 
@@ -22,6 +24,38 @@ class EpochTally:
         self.counts = np.zeros(n_hosts)
         self.is_alive = np.ones(n_hosts, dtype=np.bool_)
         self.failures: dict[int, str] = {}
+
+    def settle(
+        self,
+        watch: LossWatch,
+        hosts: NDArray[np.int64],
+        losses: Floats,
+        norms: Floats,
+        seed_norms: Floats,
+        flops: Floats,
+    ) -> None:
+        """Judge one step of some hosts and note it; a host that fails counts no more.
+
+        Args:
+            watch: What is known of the losses so far; good ones are added.
+            hosts: ``[K]`` their numbers.
+            losses: ``[K]`` in this step.
+            norms: ``[K]`` of the whole gradient.
+            seed_norms: ``[K, S]`` of the gradient of each seed.
+            flops: ``[K]`` of a step.
+        """
+        is_alive = self.is_alive[hosts]
+        self.flops[hosts] += flops * is_alive
+        is_well = is_alive & (losses <= watch.limits(hosts)) & np.isfinite(losses)
+        is_well &= np.isfinite(norms)
+        if not is_well.all():
+            for index in np.flatnonzero(is_alive & ~is_well).tolist():
+                host = int(hosts[index])
+                self.fail(host, _describe_failure(watch, host, losses[index]))
+            hosts, losses = hosts[is_well], losses[is_well]
+            norms, seed_norms = norms[is_well], seed_norms[is_well]
+        watch.add(losses, hosts)
+        self.add(hosts, losses, norms, seed_norms)
 
     def add(self, hosts: Floats, losses: Floats, norms: Floats, seed_norms: Floats) -> None:
         """Count one good step of some hosts."""
@@ -40,3 +74,11 @@ class EpochTally:
         """Return sums by good step: NaN for a host without one, 0 for one that did not train."""
         means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
         return np.where(is_active, means, 0.0)
+
+
+def _describe_failure(watch: LossWatch, host: int, loss: float) -> str:
+    if not np.isfinite(loss):
+        return f"the loss is {loss}"
+    if loss > watch.limits(host):
+        return watch.describe(loss, host)
+    return "the gradient is not finite"

@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -386,12 +387,14 @@ class Population(ABC):
     def _follow(self, host: int, lives: SlotLives) -> None:
         """Keep the arrays of slot states up to date with a host's lives."""
 
-        def note(slot: str, life: SlotLife) -> None:
-            self._slot_arrays.write(host, slot, life, self.slot_config)
-
+        note = partial(self._note_change, host)
         lives.on_change = note
         for slot, life in lives.items():
             note(slot, life)
+
+    def _note_change(self, host: int, slot: str, life: SlotLife) -> None:
+        """Take note of a slot that has changed."""
+        self._slot_arrays.write(host, slot, life, self.slot_config)
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
         return {

@@ -155,16 +155,9 @@ class TrainingSegment(Segment):
         A host that fails is noted and not stopped: its rows touch no other host's, and it is
         restored when the epoch ends.
         """
-        watch, hosts = self.state.watch, self.hosts
-        values, (norms, seed_norms) = losses.double().numpy(), self._gradient_norms()
-        is_alive = tally.is_alive[hosts]
-        tally.flops[hosts] += self.costs * is_alive
-        is_well = is_alive & (values <= watch.limits(hosts)) & np.isfinite(values)
-        is_well &= np.isfinite(norms)
-        for index in np.flatnonzero(is_alive & ~is_well).tolist():
-            tally.fail(int(hosts[index]), self._describe_failure(index, values[index]))
-        watch.add(values[is_well], hosts[is_well])
-        tally.add(hosts[is_well], values[is_well], norms[is_well], seed_norms[is_well])
+        norms, seed_norms = self._gradient_norms()
+        values = losses.double().numpy()
+        tally.settle(self.state.watch, self.hosts, values, norms, seed_norms, self.costs)
         self.arena.update(self.population.config)
 
     def _rates(self, part: _Part) -> Floats:
@@ -185,14 +178,6 @@ class TrainingSegment(Segment):
         shape = (1 + self.population.slot_config.max_slots, len(self.hosts))
         squares = np.bincount(self._columns, weights, shape[0] * shape[1]).reshape(shape)
         return np.sqrt(squares.sum(0)), np.sqrt(squares[1:]).T
-
-    def _describe_failure(self, index: int, loss: float) -> str:
-        watch, host = self.state.watch, int(self.hosts[index])
-        if not np.isfinite(loss):
-            return f"the loss is {loss}"
-        if loss > watch.limits(host):
-            return watch.describe(loss, host)
-        return "the gradient is not finite"
 
 
 def _range(rows: list[int]) -> Any:

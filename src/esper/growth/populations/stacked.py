@@ -38,7 +38,8 @@ from esper.growth.populations.stacked_design import StackedDesign
 from esper.growth.populations.stacked_keeper import StackedKeeper
 from esper.growth.populations.stacked_state import StackedState, load_modules, rows_of
 from esper.growth.populations.stacking import stack_inputs
-from esper.growth.slot_lives import Outcome, SlotLives
+from esper.growth.populations.vector_hosts import LeftOut, VectorHosts
+from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.growth_action import GrowthAction
 
@@ -81,6 +82,7 @@ class StackedPopulation(Population):
         self._spares: dict[int, tuple[BuildHost, nn.Module, Row, CostTable]] = {}
         """A host of each maker, to be given other weights, its tensors and what it costs."""
         self._pools: dict[Split, SamplePool] = {}
+        self.vector_hosts: VectorHosts = VectorHosts(self)
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
         self._keep()
@@ -105,12 +107,16 @@ class StackedPopulation(Population):
         self._sort_rows()
         if self._has_acted:
             self._keep()
+        active = np.flatnonzero(is_active).tolist()
+        compiled = [host for host in active if self.vector_hosts.has_program(host)]
+        if compiled:
+            self.vector_hosts.train(compiled, tally)
         for cohort in self._cohorts():
             self._train_cohort(cohort, tally)
         for host, reason in tally.failures.items():
             interventions.setdefault(host, self._restore(host, reason))
         self._restore_unfinite(tally, interventions)
-        for host in np.flatnonzero(is_active).tolist():
+        for host in active:
             self.state.lives[host].tick(StackedKeeper(self, host))
         self._keep()
         losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
@@ -146,19 +152,45 @@ class StackedPopulation(Population):
         if not chosen:
             return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
         sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
-        self._sort_rows()
-        ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
-        ordered = sorted(set(chosen), key=lambda host: ranks[host])
-        rows = [ranks[host] for host in ordered]
-        left_out: dict[str, Any] = {"without_slot": without_slot, "committed_only": committed_only}
-        segment = Segment(self, rows, is_training=False, **left_out)
-        losses, metrics = self._judge(segment, ordered, split)
-        where = [ordered.index(host) for host in chosen]
+        left_out = LeftOut(without_slot, committed_only)
         flops = [
-            size * self.costs_of(host).evaluation_flops(self.state.lives[host], **left_out)
+            size
+            * self.costs_of(host).evaluation_flops(
+                self.state.lives[host], without_slot, committed_only=committed_only
+            )
             for host, size in zip(chosen, sizes, strict=True)
         ]
-        return Evaluation(losses[where], metrics[where], np.array(flops))
+        losses, metrics = np.zeros((2, len(chosen)))
+        is_compiled = [self.vector_hosts.can_judge(host, left_out) for host in chosen]
+        for flag in set(is_compiled):
+            places = [place for place, own in enumerate(is_compiled) if own == flag]
+            some = [chosen[place] for place in places]
+            judge = self.vector_hosts.judge if flag else self._judge_by_tensors
+            losses[places], metrics[places] = judge(some, split, left_out)
+        return Evaluation(losses, metrics, np.array(flops))
+
+    def _judge_by_tensors(
+        self, hosts: list[int], split: Split, left_out: LeftOut
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean loss and metric of hosts, in the order in which they are given."""
+        self._sort_rows()
+        ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
+        ordered = sorted(set(hosts), key=lambda host: ranks[host])
+        rows = [ranks[host] for host in ordered]
+        segment = Segment(
+            self,
+            rows,
+            is_training=False,
+            without_slot=left_out.slot,
+            committed_only=left_out.is_uncommitted,
+        )
+        losses, metrics = self._judge(segment, ordered, split)
+        where = [ordered.index(host) for host in hosts]
+        return losses[where], metrics[where]
+
+    def _note_change(self, host: int, slot: str, life: SlotLife) -> None:
+        super()._note_change(host, slot, life)
+        self.vector_hosts.forget(host)
 
     def lives(self, host: int) -> SlotLives:
         """Return the lives of a host's slots."""
@@ -305,15 +337,16 @@ class StackedPopulation(Population):
 
         def rank(host: int) -> tuple[bool, int, int, int]:
             order = self.orders[host]
-            return bool(self.is_finished[host]), order.batch_size, -order.n_batches, host
+            is_apart = bool(self.is_finished[host]) or self.vector_hosts.has_program(host)
+            return is_apart, order.batch_size, -order.n_batches, host
 
         self.state.sort(sorted(range(self.n_hosts), key=rank))
 
     def _cohorts(self) -> list[list[int]]:
-        """Return the rows of hosts with the same batch size, longest epoch first."""
+        """Return the rows of hosts without program by batch size, longest epoch first."""
         cohorts: dict[int, list[int]] = {}
         for row, host in enumerate(self.state.hosts.hosts):
-            if not self.is_finished[host]:
+            if not (self.is_finished[host] or self.vector_hosts.has_program(host)):
                 cohorts.setdefault(self.orders[host].batch_size, []).append(row)
         return list(cohorts.values())
 

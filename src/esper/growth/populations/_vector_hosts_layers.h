@@ -1,0 +1,201 @@
+/* What each op of a program does, forward and backward; see _vector_hosts_products.h. */
+
+/* Layer norm of each sample: to = (x - mean) / root * weight + bias; `back` gives the gradients. */
+static void NAME(norm)(const NAME(host) *host, const op *it)
+{
+    const int64_t D = host->plan->sizes[it->to], B = host->padded_batch;
+    const REAL *x = host->values + host->at[it->from] * B;
+    const REAL *weight = host->weights + host->own[it->weight];
+    const REAL *bias = host->weights + host->own[it->bias];
+    REAL *to = host->values + host->at[it->to] * B, *kept = host->values + host->at[it->other] * B;
+    for (int64_t b = 0; b < B; b++) {
+        REAL mean = 0, square = 0;
+        for (int64_t d = 0; d < D; d++) mean += x[d * B + b];
+        mean /= D;
+        for (int64_t d = 0; d < D; d++) square += (x[d * B + b] - mean) * (x[d * B + b] - mean);
+        const REAL root = SQRT(square / D + (REAL)it->number);
+        for (int64_t d = 0; d < D; d++) {
+            const REAL plain = (x[d * B + b] - mean) / root;
+            kept[d * B + b] = plain;
+            to[d * B + b] = plain * weight[d] + bias[d];
+        }
+        kept[D * B + b] = root;
+    }
+}
+
+static void NAME(norm_back)(const NAME(host) *host, const op *it)
+{
+    const int64_t D = host->plan->sizes[it->to], B = host->padded_batch;
+    const REAL *slope = host->slopes + host->at[it->to] * B;
+    const REAL *kept = host->values + host->at[it->other] * B;
+    const REAL *weight = host->weights + host->own[it->weight];
+    REAL *d_weight = host->gradient + host->own[it->weight];
+    REAL *d_bias = host->gradient + host->own[it->bias];
+    REAL *d_x = host->slopes + host->at[it->from] * B;
+    for (int64_t d = 0; d < D; d++) {
+        REAL of_weight = 0, of_bias = 0;
+        for (int64_t b = 0; b < B; b++) {
+            of_weight += slope[d * B + b] * kept[d * B + b];
+            of_bias += slope[d * B + b];
+        }
+        d_weight[d] = of_weight, d_bias[d] = of_bias;
+    }
+    for (int64_t b = 0; b < B && !it->is_detached; b++) {
+        REAL mean = 0, along = 0;
+        for (int64_t d = 0; d < D; d++) {
+            const REAL g = slope[d * B + b] * weight[d];
+            mean += g, along += g * kept[d * B + b];
+        }
+        mean /= D, along /= D;
+        for (int64_t d = 0; d < D; d++) {
+            const REAL g = slope[d * B + b] * weight[d];
+            d_x[d * B + b] += (g - mean - kept[d * B + b] * along) / kept[D * B + b];
+        }
+    }
+}
+
+/* The layers of seeds sum plainly: units of a new seed that cancel give nothing at all. */
+static void NAME(linear)(const NAME(host) *host, const op *it)
+{
+    const parameter *weight = &host->plan->parameters[it->weight];
+    const int64_t B = host->padded_batch, width = PADDED(weight->n_columns);
+    const REAL *own = host->weights + host->own[it->weight];
+    const REAL *x = host->values + host->at[it->from] * B;
+    const REAL *bias = it->bias < 0 ? NULL : host->weights + host->own[it->bias];
+    REAL *to = host->values + host->at[it->to] * B;
+    if (weight->part)
+        NAME(multiply_plainly)
+        (weight->n_rows, B, weight->n_columns, own, width, x, B, bias, to, B);
+    else
+        NAME(multiply)
+        (weight->n_rows, B, weight->n_columns, own, width, 1, x, B, bias, to, B, 0);
+}
+
+static void NAME(linear_back)(const NAME(host) *host, const op *it)
+{
+    const parameter *weight = &host->plan->parameters[it->weight];
+    const int64_t B = host->padded_batch, n_in = weight->n_columns, width = PADDED(n_in);
+    const REAL *slope = host->slopes + host->at[it->to] * B, *rows = host->rows;
+    if (it->from) {  /* the inputs themselves are there as rows already */
+        if (width != n_in) memset(host->turned, 0, B * width * sizeof(REAL));
+        NAME(turn)(host->values + host->at[it->from] * B, B, n_in, B, host->turned, width);
+        rows = host->turned;
+    }
+    NAME(multiply)
+    (weight->n_rows, width, host->batch, slope, B, 1, rows, width, NULL,
+     host->gradient + host->own[it->weight], width, 0);
+    for (int64_t o = 0; it->bias >= 0 && o < weight->n_rows; o++) {
+        NAME(vector) sums = {0};
+        for (int64_t b = 0; b < B; b += LANES) sums += LOAD(slope + o * B + b);
+        host->gradient[host->own[it->bias] + o] = NAME(total)(sums);
+    }
+    if (!it->is_detached)
+        NAME(multiply)
+        (n_in, B, weight->n_rows, host->weights + host->own[it->weight], 1, width, slope, B, NULL,
+         host->slopes + host->at[it->from] * B, B, 1);
+}
+
+static void NAME(forward)(const NAME(host) *host)
+{
+    const program *plan = host->plan;
+    const int64_t B = host->padded_batch;
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        const op *it = &plan->ops[i];
+        const int64_t n = plan->sizes[it->to] * B;
+        REAL *restrict to = host->values + host->at[it->to] * B;
+        const REAL *x = host->values + host->at[it->from] * B;
+        REAL *other = host->values + host->at[it->other] * B;
+        const REAL alpha = it->kind == BLEND ? (REAL)host->alphas[it->slot] : 0;
+        switch (it->kind) {
+        case LINEAR: NAME(linear)(host, it); break;
+        case NORM: NAME(norm)(host, it); break;
+        case RELU:
+            for (int64_t j = 0; j < n; j++) to[j] = x[j] < 0 ? 0 : x[j];
+            break;
+        case GELU:
+            for (int64_t j = 0; j < n; j++) {
+                other[j] = (REAL)0.5 * (1 + ERF(x[j] * (REAL)M_SQRT1_2));
+                to[j] = x[j] * other[j];
+            }
+            break;
+        case TANH:
+            for (int64_t j = 0; j < n; j++) to[j] = TANH_OF(x[j]);
+            break;
+        case GATE:
+            for (int64_t j = 0; j < n; j++) to[j] = 2 / (1 + EXP(-x[j]));
+            break;
+        case ZERO: memset(to, 0, n * sizeof(REAL)); break;
+        case ADD:
+            for (int64_t j = 0; j < n; j++) to[j] = x[j] + other[j];
+            break;
+        case PRODUCT:
+            for (int64_t j = 0; j < n; j++) to[j] = x[j] * other[j];
+            break;
+        case SCALE:
+            for (int64_t d = 0; d < n; d += B)
+                for (int64_t b = 0; b < B; b++) to[d + b] = x[b] * other[d + b];
+            break;
+        case PASS: memcpy(to, x, n * sizeof(REAL)); break;
+        case BLEND:
+            for (int64_t j = 0; j < n; j++) to[j] = x[j] + other[j] * alpha;
+            break;
+        }
+    }
+}
+
+static void NAME(backward)(const NAME(host) *host)
+{
+    const program *plan = host->plan;
+    const int64_t B = host->padded_batch;
+    for (int64_t i = plan->n_ops - 1; i >= 0; i--) {
+        const op *it = &plan->ops[i];
+        const int64_t n = plan->sizes[it->to] * B, is_attached = !it->is_detached;
+        const REAL *restrict slope = host->slopes + host->at[it->to] * B;
+        const REAL *y = host->values + host->at[it->to] * B;
+        const REAL *x = host->values + host->at[it->from] * B;
+        const REAL *other = host->values + host->at[it->other] * B;
+        REAL *restrict d_x = host->slopes + host->at[it->from] * B;
+        REAL *restrict d_other = host->slopes + host->at[it->other] * B;
+        const REAL alpha = it->kind == BLEND ? (REAL)host->alphas[it->slot] : 1;
+        switch (it->kind) {
+        case LINEAR: NAME(linear_back)(host, it); break;
+        case NORM: NAME(norm_back)(host, it); break;
+        case RELU:
+            for (int64_t j = 0; j < n && is_attached; j++) d_x[j] += y[j] <= 0 ? 0 : slope[j];
+            break;
+        case GELU:
+            for (int64_t j = 0; j < n && is_attached; j++) {
+                const REAL density = EXP(x[j] * x[j] * (REAL)-0.5) * (REAL)NORMAL_PEAK;
+                d_x[j] += slope[j] * (other[j] + x[j] * density);
+            }
+            break;
+        case TANH:
+            for (int64_t j = 0; j < n; j++) d_x[j] += slope[j] * (1 - y[j] * y[j]);
+            break;
+        case GATE:
+            for (int64_t j = 0; j < n; j++) d_x[j] += slope[j] * y[j] * (1 - y[j] / 2);
+            break;
+        case ZERO: break;
+        case ADD:
+            for (int64_t j = 0; j < n; j++) d_other[j] += slope[j];
+            for (int64_t j = 0; j < n && is_attached; j++) d_x[j] += slope[j];
+            break;
+        case PRODUCT:
+            for (int64_t j = 0; j < n; j++) d_other[j] += slope[j] * x[j];
+            for (int64_t j = 0; j < n && is_attached; j++) d_x[j] += slope[j] * other[j];
+            break;
+        case SCALE:
+            for (int64_t d = 0; d < n; d += B)
+                for (int64_t b = 0; b < B; b++) {
+                    d_other[d + b] += slope[d + b] * x[b];
+                    d_x[b] += slope[d + b] * other[d + b];
+                }
+            break;
+        case PASS:
+        case BLEND:
+            for (int64_t j = 0; j < n; j++) d_x[j] += slope[j];
+            for (int64_t j = 0; j < n; j++) d_other[j] += slope[j] * alpha;
+            break;
+        }
+    }
+}

@@ -1,0 +1,203 @@
+/* Epochs and judgements of one host; see _vector_hosts_products.h. */
+
+/* Lay a host out in scratch memory; without memory, only count what it needs. Return the count. */
+static int64_t NAME(lay_out)(NAME(host) *host, const program *plan, int64_t batch, int is_training,
+                             void *memory)
+{
+    int64_t widest = 0;
+    host->plan = plan, host->batch = batch, host->padded_batch = PADDED(batch);
+    host->n_numbers = host->n_values = 0;
+    for (int64_t v = 0; v < plan->n_values; v++) {
+        host->at[v] = host->n_values;
+        host->n_values += plan->sizes[v];
+        if (plan->sizes[v] > widest) widest = plan->sizes[v];
+    }
+    for (int64_t p = 0; p < plan->n_parameters; p++) {
+        host->own[p] = host->n_numbers;
+        host->n_numbers += plan->parameters[p].n_rows * PADDED(plan->parameters[p].n_columns);
+    }
+    const int64_t B = host->padded_batch, planes = is_training ? 3 : 1;
+    host->weights = memory;
+    host->gradient = host->weights + planes * host->n_numbers;
+    host->values = host->gradient + (is_training ? host->n_numbers : 0);
+    host->slopes = host->values + host->n_values * B;
+    host->rows = host->slopes + (is_training ? host->n_values * B : 0);
+    host->turned = host->rows + B * PADDED(plan->sizes[0]);
+    const int64_t total = host->turned + B * PADDED(widest) - host->weights;
+    return total * sizeof(REAL);
+}
+
+/* Copy parameters and moments between a host's rows and its own memory. */
+static void NAME(carry)(const NAME(host) *host, const job *work, int64_t n_planes, int is_back)
+{
+    if (!is_back) memset(host->weights, 0, n_planes * host->n_numbers * sizeof(REAL));
+    for (int64_t p = 0; p < host->plan->n_parameters; p++) {
+        const parameter *it = &host->plan->parameters[p];
+        const part *at = &work->parts[it->part];
+        for (int64_t plane = 0; plane < n_planes; plane++) {
+            REAL *theirs = (REAL *)at->data + plane * at->plane + it->offset;
+            REAL *ours = host->weights + plane * host->n_numbers + host->own[p];
+            for (int64_t r = 0; r < it->n_rows; r++) {
+                REAL *to = is_back ? theirs : ours, *from = is_back ? ours : theirs;
+                memcpy(to, from, it->n_columns * sizeof(REAL));
+                theirs += it->stride, ours += PADDED(it->n_columns);
+            }
+        }
+    }
+}
+
+/* Bring the samples of some numbers into place, as rows and as the first value. */
+static void NAME(gather)(NAME(host) *host, const job *work, const int64_t *numbers, int64_t n)
+{
+    const int64_t D = host->plan->sizes[0], B = host->padded_batch, width = PADDED(D);
+    if (n < B || D < width) memset(host->rows, 0, B * width * sizeof(REAL));
+    for (int64_t b = 0; b < n; b++) {
+        memcpy(host->rows + b * width, (const REAL *)work->inputs + numbers[b] * D,
+               D * sizeof(REAL));
+        host->targets[b] = work->targets[numbers[b]];
+    }
+    NAME(turn)(host->rows, width, B, D, host->values, B);
+}
+
+/* Add the cross-entropy of n samples to `loss` and the right answers to `hits`; leave the gradient
+ * of the mean loss in the output's slopes if asked for. */
+static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, double *loss,
+                          double *hits)
+{
+    const int64_t output = host->plan->output, K = host->plan->sizes[output];
+    const int64_t B = host->padded_batch;
+    const REAL *logits = host->values + host->at[output] * B;
+    REAL *shares = needs_slopes ? host->slopes + host->at[output] * B : host->turned;
+    REAL most[MAX_SAMPLES], sums[MAX_SAMPLES];
+    for (int64_t b = 0; b < B; b++) most[b] = logits[b], sums[b] = 0;
+    for (int64_t k = 1; k < K; k++)
+        for (int64_t b = 0; b < B; b++)
+            most[b] = logits[k * B + b] > most[b] ? logits[k * B + b] : most[b];
+    for (int64_t k = 0; k < K; k++)
+        for (int64_t b = 0; b < B; b++) {
+            shares[k * B + b] = EXP(logits[k * B + b] - most[b]);
+            sums[b] += shares[k * B + b];
+        }
+    for (int64_t b = 0; b < n; b++) {
+        const int64_t target = host->targets[b];
+        int64_t guess = 0;
+        *loss += (REAL)(LOG(sums[b]) + most[b] - logits[target * B + b]);
+        for (int64_t k = 1; k < K && !needs_slopes; k++) {
+            const REAL best = logits[guess * B + b], other = logits[k * B + b];
+            if (other > best || (isnan(other) && !isnan(best))) guess = k;
+        }
+        *hits += guess == target;
+    }
+    if (!needs_slopes) return;
+    for (int64_t b = 0; b < B; b++) sums[b] = b < n ? 1 / (sums[b] * n) : 0;
+    for (int64_t k = 0; k < K; k++)
+        for (int64_t b = 0; b < B; b++) shares[k * B + b] *= sums[b];
+    for (int64_t b = 0; b < n; b++) shares[host->targets[b] * B + b] -= (REAL)1 / n;
+}
+
+/* Move n numbers by their gradient as torch's optimizers do. */
+static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t n, int64_t plane,
+                       REAL *restrict weights, REAL *restrict gradient)
+{
+    REAL *restrict mean = weights + plane, *restrict square = mean + plane;
+    const REAL rate = at->rate, decay = how->weight_decay, keep = 1 - at->rate * decay;
+    const REAL beta1 = 1 - how->beta1, beta2 = how->beta2, rest = 1 - how->beta2;
+    for (int64_t j = 0; j < n && decay && how->kind == ADAMW; j++) weights[j] *= keep;
+    for (int64_t j = 0; j < n && decay && how->kind != ADAMW; j++)
+        gradient[j] += weights[j] * decay;
+    if (how->kind == SGD) {
+        const REAL momentum = how->momentum;
+        for (int64_t j = 0; j < n && momentum; j++)
+            gradient[j] = mean[j] = mean[j] * momentum + gradient[j];
+        for (int64_t j = 0; j < n; j++) weights[j] -= gradient[j] * rate;
+        return;
+    }
+    const double step_size = at->rate / (1 - pow(how->beta1, n_steps));
+    const REAL factor = 1 / (step_size * sqrt(1 - pow(how->beta2, n_steps)));
+    const REAL floor = how->eps / step_size;
+    for (int64_t j = 0; j < n; j++) {
+        mean[j] += beta1 * (gradient[j] - mean[j]);
+        square[j] = square[j] * beta2 + rest * gradient[j] * gradient[j];
+        weights[j] -= mean[j] / (SQRT(square[j]) * factor + floor);
+    }
+}
+
+/* Add the squares of each part's gradient to `squares`, then move all parameters. */
+static void NAME(update)(const NAME(host) *host, const job *work, const rule *how, int64_t step,
+                         double *squares)
+{
+    for (int64_t p = 0; p < host->plan->n_parameters; p++) {
+        const parameter *it = &host->plan->parameters[p];
+        const int64_t n = it->n_rows * PADDED(it->n_columns), first = host->own[p];
+        NAME(vector) sums = {0};
+        for (int64_t j = 0; j < n; j += LANES) {
+            const NAME(vector) some = LOAD(host->gradient + first + j);
+            sums += some * some;
+        }
+        squares[it->part] += NAME(total)(sums);
+        NAME(move)
+        (how, &work->parts[it->part], work->parts[it->part].n_steps + step + 1, n,
+         host->n_numbers, host->weights + first, host->gradient + first);
+    }
+}
+
+static int64_t NAME(train_scratch)(const job *work, const rule *how)
+{
+    NAME(host) host;
+    (void)how;
+    return NAME(lay_out)(&host, work->plan, work->batch, 1, NULL);
+}
+
+/* Train a host for an epoch; write the loss of each step and the squares of its gradient. */
+static void NAME(train)(const job *work, const rule *how, void *memory)
+{
+    NAME(host) host;
+    const int64_t n_planes = how->kind != SGD ? 3 : how->momentum ? 2 : 1;
+    NAME(lay_out)(&host, work->plan, work->batch, 1, memory);
+    host.alphas = work->alphas;
+    NAME(carry)(&host, work, n_planes, 0);
+    memset(host.gradient, 0, host.n_numbers * sizeof(REAL));
+    for (int64_t step = 0; step < work->n_batches; step++) {
+        double loss = 0, hits = 0;
+        NAME(gather)(&host, work, work->numbers + step * work->batch, work->batch);
+        NAME(forward)(&host);
+        memset(host.slopes, 0, host.n_values * host.padded_batch * sizeof(REAL));
+        NAME(compare)(&host, work->batch, 1, &loss, &hits);
+        NAME(backward)(&host);
+        work->losses[step] = (REAL)(loss / work->batch);
+        NAME(update)(&host, work, how, step, work->squares + step * how->n_parts);
+    }
+    NAME(carry)(&host, work, n_planes, 1);
+}
+
+static int64_t NAME(judge_scratch)(const job *work, const rule *how)
+{
+    NAME(host) host;
+    (void)how;
+    return NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, NULL);
+}
+
+/* Write the sum of a host's losses on consecutive samples, and how many it gets right. */
+static void NAME(judge)(const job *work, const rule *how, void *memory)
+{
+    NAME(host) host;
+    double *loss = work->losses, *hits = work->losses + 1;
+    (void)how;
+    NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, memory);
+    host.alphas = work->alphas;
+    NAME(carry)(&host, work, 1, 0);
+    *loss = *hits = 0;
+    for (int64_t first = 0; first < work->n_batches; first += JUDGED_AT_ONCE) {
+        int64_t numbers[JUDGED_AT_ONCE];
+        const int64_t left = work->n_batches - first;
+        const int64_t n = left < JUDGED_AT_ONCE ? left : JUDGED_AT_ONCE;
+        for (int64_t b = 0; b < n; b++) numbers[b] = work->numbers[0] + first + b;
+        NAME(gather)(&host, work, numbers, n);
+        NAME(forward)(&host);
+        NAME(compare)(&host, n, 0, loss, hits);
+    }
+}
+
+#undef LOAD
+#undef STORE
+#undef PADDED
