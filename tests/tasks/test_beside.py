@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.joint_tasks import make_joint_task
 
 from esper.config.tasks import Budget
 from esper.errors import TaskError
 from esper.tasks import Task, make_task
 from esper.tasks.sharing import share_out
-from tests.joint_tasks import make_joint_task
 
 
 def test_hosts_are_shared_out_as_near_to_the_shares_as_whole_hosts_can_be() -> None:

@@ -10,7 +10,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.config.run import RunConfig
 from esper.errors import StorageError
 from esper.reports.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
 from esper.runs.folder import RunFolder, write_whole
@@ -19,7 +18,7 @@ from esper.simic.evaluation import EpisodeResults
 from esper.simic.training import RecordOutput, Trainer
 from esper.simic.training.output import TrialProgress
 from esper.simic.training.round_records import evaluation_record
-from esper.simic.training.trials import run_final_trials
+from esper.simic.training.trials import count_hosts, run_final_trials, trial_parts
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.telemetry.records import NoticeRecord
 
@@ -27,9 +26,10 @@ from esper.telemetry.records import NoticeRecord
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
     """Compare the best policy of a run with simple controllers; keep and return the comparison."""
     progress, config = trainer.parts.progress, trainer.config
+    n_hosts = count_hosts(trial_parts(trainer.task, config.evaluation.n_final_episodes))
     message = (
         f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
-        f"on {config.evaluation.n_final_episodes} held-out hosts"
+        f"on {n_hosts} held-out hosts"
     )
     output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
     results: dict[str, ArmResults] = {}
@@ -41,7 +41,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
             trainer.task,
             _maker(trainer, arm),
             trainer.stop,
-            on_share=_teller(output, config, arm),
+            on_share=_teller(output, n_hosts, arm),
         )
         record = evaluation_record(
             found,
@@ -63,12 +63,12 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     return comparison
 
 
-def _teller(output: RecordOutput, config: RunConfig, arm: str) -> Callable[[float], None]:
+def _teller(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
     """Return what tells those who watch how far the trial of a controller is."""
     trial = TrialProgress(
         arm=arm,
         purpose="final",
-        n_hosts=config.evaluation.n_final_episodes,
+        n_hosts=n_hosts,
         share=0.0,
         number=1 + (LEARNED, *OTHERS).index(arm),
         n_trials=1 + len(OTHERS),

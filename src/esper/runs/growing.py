@@ -19,7 +19,7 @@ from esper.runs.run import Run
 from esper.runs.timeline import OnStep, TimelineStep, live
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.training.setup import make_run_task, make_trial_envs
-from esper.simic.training.trials import TRIAL_SEED
+from esper.simic.training.trials import TRIAL_SEED, trial_parts
 from esper.tamiyo import Controller
 from esper.tasks import Task, make_task
 
@@ -75,9 +75,9 @@ def grow_best_host(run: Run) -> GrownHost:
             f"Go on with it: {program()} resume {shell_word(run.path)}"
         )
     best = summary.best_host
-    envs = make_trial_envs(
-        run.config, make_run_task(run.config), 1, purpose="evaluation", final_split="test"
-    )
+    parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
+    task = next(part.task for part in reversed(parts) if part.first <= best.number)
+    envs = make_trial_envs(run.config, task, 1, purpose="evaluation", final_split="test")
     return _grow(envs, _Replay(best.actions), TRIAL_SEED + best.number, lambda _: None)
 
 

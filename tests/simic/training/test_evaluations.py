@@ -179,7 +179,7 @@ def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_a
     assert said(records[2]) != pytest.approx(final(best, not deterministic))
     tuning = Trials(config, task, stop)
     first, other = (
-        told(tuning.run(controller(tuning.envs, best, takes)))
+        told(tuning.run(controller(tuning.envs[0], best, takes)))
         for takes in (deterministic, not deterministic)
     )
     assert said(records[0]) == pytest.approx(first)

@@ -89,6 +89,7 @@ class GrowthEpisodes:
         final_split: FinalSplit = "validation",
     ) -> None:
         """Start an episode for each of the numbers that decide them."""
+        task.require_alone("a population")
         self.task = task
         self.rewards = rewards or RewardConfig()
         self.stopwatch = Stopwatch()
@@ -107,7 +108,8 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.population.slot_config
         self.layout = ObservationLayout(self.slot_config)
         self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
-        self._head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
+        self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
+        """``[H]`` how many choices each head has."""
         self._masks: ActionMasks | None = None
         """The legal actions as they are now; None when the hosts have changed since."""
         self._seed_sizes = SeedSizes(self.population.costs, self.slot_config)
@@ -153,7 +155,7 @@ class GrowthEpisodes:
         Args:
             actions: ``[N, H]`` choices of each head; an illegal combination is taken as wait.
         """
-        self._require_choices(actions)
+        require_choices(actions, self.n_hosts, self.head_sizes)
         records, is_running = self.records, ~self.records.is_over
         before = self._potential()
         score_before = records.score.copy()
@@ -265,21 +267,6 @@ class GrowthEpisodes:
         judged = self._evaluate(hosts)
         self.records.start_scores(hosts, self._scores(judged), judged.losses)
 
-    def _require_choices(self, actions: NDArray[np.int64]) -> None:
-        """Refuse actions that are not one choice of each head, for each host."""
-        if actions.shape != (self.n_hosts, len(HEAD_NAMES)):
-            raise ShapeError(
-                f"actions have shape {actions.shape}; [{self.n_hosts}, {len(HEAD_NAMES)}] is "
-                f"needed: a choice for each of {', '.join(HEAD_NAMES)}."
-            )
-        wrong = np.argwhere((actions < 0) | (actions >= self._head_sizes))
-        if len(wrong):
-            host, head = (int(index) for index in wrong[0])
-            raise ActionSpecError(
-                f"the action of environment {host} has choice {actions[host, head]} of head "
-                f"{HEAD_NAMES[head]!r}; it has 0 to {self._head_sizes[head] - 1}."
-            )
-
     def _act(
         self, actions: NDArray[np.int64], is_running: Flags
     ) -> tuple[Flags, NDArray[np.int64], dict[int, str]]:
@@ -368,3 +355,27 @@ class GrowthEpisodes:
     def _evaluate(self, hosts: list[int], split: Any = "validation") -> Evaluation:
         with self.stopwatch.measure("evaluation"):
             return self.population.evaluate(split, hosts=hosts)
+
+
+def require_choices(
+    actions: NDArray[np.int64], n_hosts: int, head_sizes: NDArray[np.int64]
+) -> None:
+    """Refuse actions that are not one choice of each head, for each host.
+
+    Args:
+        actions: ``[N, H]`` if they are right.
+        n_hosts: How many hosts there are.
+        head_sizes: ``[H]`` how many choices each head has.
+    """
+    if actions.shape != (n_hosts, len(HEAD_NAMES)):
+        raise ShapeError(
+            f"actions have shape {actions.shape}; [{n_hosts}, {len(HEAD_NAMES)}] is "
+            f"needed: a choice for each of {', '.join(HEAD_NAMES)}."
+        )
+    wrong = np.argwhere((actions < 0) | (actions >= head_sizes))
+    if len(wrong):
+        host, head = (int(index) for index in wrong[0])
+        raise ActionSpecError(
+            f"the action of environment {host} has choice {actions[host, head]} of head "
+            f"{HEAD_NAMES[head]!r}; it has 0 to {head_sizes[head] - 1}."
+        )

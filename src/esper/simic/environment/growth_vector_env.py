@@ -27,7 +27,8 @@ from esper.simic.environment.gymnasium_forms import (
     make_spaces,
     spread_reasons,
 )
-from esper.simic.environment.making import digest_of, require_same_making
+from esper.simic.environment.joint_episodes import JointEpisodes, make_episodes
+from esper.simic.environment.making import describe_part, require_same_making
 from esper.simic.environment.options import (
     find_rewards,
     find_task,
@@ -57,6 +58,8 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     ops, as ``MultiDiscrete.sample(mask=)`` takes it. Not every combination of such choices is
     legal; one that is not is taken as wait and flagged in ``info["illegal_action"]``.
     :attr:`masks` has the whole truth, which Esper's own policies draw from.
+
+    If the task has others beside it, the last environments grow their hosts.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._seeds = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
         self._started = np.zeros(num_envs)
-        self._growth = GrowthEpisodes(
+        self._growth = make_episodes(
             self.task,
             self._draw_seeds(range(num_envs)),
             form=form,
@@ -120,9 +123,15 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     @property
-    def growth(self) -> GrowthEpisodes:
-        """The hosts and their episodes."""
+    def growth(self) -> GrowthEpisodes | JointEpisodes:
+        """The hosts and their episodes; joint if the task has others beside it."""
         return self._growth
+
+    @property
+    def parts(self) -> tuple[GrowthEpisodes, ...]:
+        """The hosts of the task and of each task beside it, in the environments' order."""
+        growth = self._growth
+        return growth.parts if isinstance(growth, JointEpisodes) else (growth,)
 
     @property
     def layout(self) -> ObservationLayout:
@@ -131,7 +140,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     @property
     def slot_config(self) -> SlotConfig:
-        """The slots of the hosts."""
+        """The slots of the task's own hosts."""
         return self._growth.slot_config
 
     @property
@@ -224,28 +233,23 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._has_seeds = state["facts"]["has_seeds"]
 
     @cached_property
-    def _digest(self) -> str:
-        """A number that tells the task's data from others."""
-        return digest_of(self.task.sample(0))
+    def _described(self) -> list[dict[str, Any]]:
+        """What decides the hosts of the task and of each task beside it."""
+        return [{**describe_part(part), "n_hosts": part.n_hosts} for part in self.parts]
 
     def _made_with(self) -> dict[str, Any]:
         """Return what two environments must have in common for one to go on with the other."""
+        own, *beside = self._described
         return {
             "num_envs": self.num_envs,
-            "task": self.task.name,
-            "data": self._digest,
-            "host": [list(p.shape) for p in self._growth.population.template.parameters()],
+            **{name: value for name, value in own.items() if name != "n_hosts"},
+            "beside": beside or None,
             "purpose": self.purpose,
             "final_split": self.final_split,
-            "budget": asdict(self.task.budget),
-            "training": asdict(self.task.training),
-            "growth": None if self.task.growth is None else asdict(self.task.growth),
             "rewards": asdict(self.rewards),
             "autoreset": self.metadata["autoreset_mode"].value,
             "max_episode_steps": self.max_episode_steps,
             "episode_seconds": self.episode_seconds,
-            "slots": list(self.slot_config.slot_ids),
-            "blueprints": list(self.slot_config.blueprints),
         }
 
     def _draw_seeds(self, envs: Sequence[int] | NDArray[np.int64]) -> list[int]:

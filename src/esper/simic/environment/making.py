@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from typing import Any
 
 from esper.errors import ConfigError
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.tasks import TaskDraw
 
 _FACTS = ("hosts", "seeds", "episodes", "elapsed", "has_seeds")
@@ -19,6 +21,21 @@ def digest_of(draw: TaskDraw) -> str:
             digest.update(str(tuple(tensor.shape)).encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def describe_part(part: GrowthEpisodes) -> dict[str, Any]:
+    """Return what decides the hosts of a task, as plain values."""
+    task, slot_config = part.task, part.slot_config
+    return {
+        "task": task.name,
+        "data": digest_of(task.sample(0)),
+        "host": [list(p.shape) for p in part.population.template.parameters()],
+        "budget": asdict(task.budget),
+        "training": asdict(task.training),
+        "growth": None if task.growth is None else asdict(task.growth),
+        "slots": list(slot_config.slot_ids),
+        "blueprints": list(slot_config.blueprints),
+    }
 
 
 def require_same_making(own: dict[str, Any], state: Any) -> None:

@@ -86,6 +86,11 @@ class EpisodeRecords:
         }
         return cls(**arrays)
 
+    def rows(self, first: int, end: int) -> EpisodeRecords:
+        """Return the records of the hosts from one to before another, as views of these."""
+        arrays: dict[str, Any] = {f.name: getattr(self, f.name)[first:end] for f in fields(self)}
+        return EpisodeRecords(**arrays)
+
     def clear(self, host: int) -> None:
         """Forget a host's episode."""
         for field in fields(self):

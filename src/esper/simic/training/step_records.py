@@ -34,7 +34,9 @@ class StepRecorder:
     def __init__(self, envs: GrowthVectorEnv, spec: ActionSpec, *, record_steps: bool) -> None:
         self._envs, self._spec = envs, spec
         self._record_steps = record_steps
-        self._slot_config: SlotConfig = envs.slot_config
+        self._slot_configs: list[SlotConfig] = [
+            part.slot_config for part in envs.parts for _ in range(part.n_hosts)
+        ]
 
     def before(self) -> tuple[SlotOutcome, NDArray[np.int64]]:
         """Return the slots and draws as they are before a step, which :meth:`records` needs."""
@@ -129,9 +131,8 @@ class StepRecorder:
     ) -> list[Record]:
         """Return a record for each slot whose stage is another than before the step."""
         found: list[Record] = []
-        config = self._slot_config
         for env, slot in np.argwhere(before.stage != after.stage).tolist():
-            at = env, slot
+            at, config = (env, slot), self._slot_configs[env]
             # A seed that is gone, which is -1, is known by what was there before.
             blueprint = int(max(after.blueprint[at], before.blueprint[at]))
             found.append(

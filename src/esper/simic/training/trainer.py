@@ -27,7 +27,7 @@ from esper.simic.training.schedules import rates_of
 from esper.simic.training.setup import make_agent, make_envs, make_run_task, stream_seed
 from esper.simic.training.step_records import StepRecorder
 from esper.simic.training.stopping import Stopped, StopRequest
-from esper.simic.training.trials import Trials
+from esper.simic.training.trials import Trials, count_hosts, trial_parts
 from esper.tamiyo import Controller, LearnedController, WaitController
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 
@@ -276,7 +276,8 @@ class Trainer:
 
     def _try(self, controller: Controller, arm: str) -> tuple[EpisodeResults, float]:
         """Return how a controller does on the hosts of evaluations, and the seconds it took."""
-        start, n_hosts = perf_counter(), self.config.evaluation.n_eval_episodes
+        start, asked_for = perf_counter(), self.config.evaluation.n_eval_episodes
+        n_hosts = count_hosts(trial_parts(self.task, asked_for))
 
         def tell(share: float) -> None:
             self._output.show_trial(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -23,15 +23,46 @@ TRIAL_SEED = 0
 """Decides the hosts of evaluations: the same for all runs, so that runs can be compared."""
 
 
+LEAST_HOSTS = 2
+"""Hosts that each of several tasks has in a trial, however small its share is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrialPart:
+    """The hosts of one task in a trial; controllers steer the hosts of each task by themselves."""
+
+    task: Task
+    first: int
+    """The number of its first host; those of the run's own task are first."""
+    n_hosts: int
+
+
+def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
+    """Return the hosts of a trial by task: those of the task, then those of each beside it."""
+    parts, first = list[TrialPart](), 0
+    for own, count in task.spread(n_hosts, least=LEAST_HOSTS):
+        parts.append(TrialPart(task=own, first=first, n_hosts=count))
+        first += count
+    return parts
+
+
+def count_hosts(parts: list[TrialPart]) -> int:
+    """Return the hosts of a whole trial."""
+    return sum(part.n_hosts for part in parts)
+
+
 class Trials:
     """Evaluations while a run goes on, on draws for tuning."""
 
     def __init__(self, config: RunConfig, task: Task, stop: StopRequest) -> None:
-        n_hosts = config.evaluation.n_eval_episodes
         self._stop, self._n_steps = stop, config.budget.n_epochs
-        self.envs: GrowthVectorEnv = make_trial_envs(
-            config, task, n_hosts, purpose="tuning", final_split="validation"
-        )
+        self._parts = trial_parts(task, config.evaluation.n_eval_episodes)
+        self.envs: list[GrowthVectorEnv] = [
+            make_trial_envs(
+                config, part.task, part.n_hosts, purpose="tuning", final_split="validation"
+            )
+            for part in self._parts
+        ]
 
     def run(
         self, controller: Controller, on_share: Callable[[float], None] = lambda _: None
@@ -39,12 +70,18 @@ class Trials:
         """Return how a controller does.
 
         Args:
-            controller: The controller.
+            controller: The controller; it reads no layout, so that it can steer any task's hosts.
             on_share: Told before each step which share of the trial is done.
         """
-        n_steps = self._n_steps
-        stoppable = StoppableController(controller, self._stop, lambda n: on_share(n / n_steps))
-        return run_episodes(self.envs, stoppable, seed=TRIAL_SEED)
+        n_hosts, results = count_hosts(self._parts), list[EpisodeResults]()
+        for part, envs in zip(self._parts, self.envs, strict=True):
+
+            def tell(step: int, part: TrialPart = part) -> None:
+                on_share((part.first + part.n_hosts * step / self._n_steps) / n_hosts)
+
+            stoppable = StoppableController(controller, self._stop, tell)
+            results.append(run_episodes(envs, stoppable, seed=TRIAL_SEED + part.first))
+        return join_results(results)
 
 
 def run_final_trials(
@@ -59,7 +96,7 @@ def run_final_trials(
 
     Beside the results are its actions, ``[N, T, 8]``, -1 after an episode's end.
 
-    The hosts are grown in equal parts, as many at a time as the run trains.
+    The hosts of each task are grown in equal parts, as many at a time as the run trains.
 
     Args:
         config: Of the run.
@@ -68,28 +105,37 @@ def run_final_trials(
         stop: Checked at every step.
         on_share: Told before each step which share of the trial is done.
     """
-    n_hosts = config.evaluation.n_final_episodes
-    n_parts = math.ceil(n_hosts / max(config.envs, 1))
-    ends = [round(n_hosts * part / n_parts) for part in range(n_parts + 1)]
+    by_task = trial_parts(task, config.evaluation.n_final_episodes)
+    n_hosts = count_hosts(by_task)
     actions = np.full((n_hosts, config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
-    made: dict[int, GrowthVectorEnv] = {}
+    made: dict[tuple[int, int], GrowthVectorEnv] = {}
     results: list[EpisodeResults] = []
-    for first, end in pairwise(ends):
-        size = end - first
-        if size not in made:
-            made[size] = make_trial_envs(
-                config, task, size, purpose="evaluation", final_split="test"
+    for part in (group for one in by_task for group in in_groups(one, config.envs)):
+        first, size = part.first, part.n_hosts
+        key = id(part.task), size
+        if key not in made:
+            made[key] = make_trial_envs(
+                config, part.task, size, purpose="evaluation", final_split="test"
             )
 
         def tell(step: int, first: int = first, size: int = size) -> None:
             on_share((first + size * step / config.budget.n_epochs) / n_hosts)
 
-        controller = StoppableController(make(made[size]), stop, tell)
-        results.append(run_episodes(made[size], controller, seed=TRIAL_SEED + first))
+        controller = StoppableController(make(made[key]), stop, tell)
+        results.append(run_episodes(made[key], controller, seed=TRIAL_SEED + first))
         taken = np.stack(controller.actions, axis=1)
         taken[np.arange(taken.shape[1])[None] >= controller_steps(results[-1])[:, None]] = -1
-        actions[first:end, : taken.shape[1]] = taken
+        actions[first : first + size, : taken.shape[1]] = taken
     return join_results(results), actions
+
+
+def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
+    """Return a part as groups of about the same size, none of more hosts than ``most``."""
+    n_groups = math.ceil(part.n_hosts / most)
+    ends = [part.first + round(part.n_hosts * group / n_groups) for group in range(n_groups + 1)]
+    return [
+        TrialPart(task=part.task, first=first, n_hosts=end - first) for first, end in pairwise(ends)
+    ]
 
 
 def join_results(parts: list[EpisodeResults]) -> EpisodeResults:
