@@ -8,7 +8,7 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: train grow test check bench slow-test clean
+.PHONY: train grow test check bench evidence slow-test clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -31,6 +31,9 @@ slow-test: $(SLOW_READY)  ## the campaigns that take minutes, with models and fo
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
+
+evidence: $(READY)  ## every claim about controllers, from training to the shipped one; hours; goes on after Ctrl-C
+	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build
