@@ -176,7 +176,7 @@ def _values(options: Any, section: object) -> dict[str, Any]:
         if is_section(hint):
             values[name] = _values(given, value)
         elif is_table(hint):
-            values[name] = value if given == _table_words(value) else _table(name, given)
+            values[name] = value if given == _table_words(value) else read_table(name, given)
         else:
             values[name] = given
     return values
@@ -186,8 +186,12 @@ def _table_words(table: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key_text(key)}={value_text(value)}" for key, value in table.items())
 
 
-def _table(name: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values by name that words such as ``n_epochs=4`` give."""
+def read_table(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the values by name that words such as ``n_epochs=4`` give.
+
+    Raises:
+        UsageError: If a word is not of this form.
+    """
     table: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")

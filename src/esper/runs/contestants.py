@@ -78,18 +78,14 @@ def find_ground(
         RunError: If the controllers learned on different tasks and none is named.
         TaskError: If the task cannot be made.
     """
+    for one in saved[1:]:
+        _require_alike(saved[0], one, is_task_named=task is not None)
     options = dict(task_options or {})
     if task is not None:
         made = find_task(task, options)
         made.require_alone("an evaluation")
-        return Ground(task=replace(made, growth=saved[0].growth), options=options)
+        return Ground(task=_with_rules(made, saved), options=options)
     first = saved[0]
-    for one in saved[1:]:
-        if _learned_on(one) != _learned_on(first):
-            raise RunError(
-                f"{first.name} and {one.name} learned on different tasks, or with different "
-                "budgets; say what they are evaluated on with task (--task)."
-            )
     name, own, budget = _learned_on(first)
     if name is None:
         raise RunError(
@@ -97,7 +93,8 @@ def find_ground(
         )
     made = find_task(name, {**own, **options})
     made.require_alone("an evaluation")
-    return Ground(task=replace(made, budget=budget), options={**own, **options})
+    task_alone = replace(_with_rules(made, saved), budget=budget)
+    return Ground(task=task_alone, options={**own, **options})
 
 
 def find_prices(prices: float | Sequence[float] | None, usual: float) -> tuple[float, ...]:
@@ -135,6 +132,26 @@ def _require_learned(one: AnyController) -> SavedController:
             "controller, and compare simple ones with esper compare."
         )
     return saved
+
+
+def _require_alike(first: SavedController, one: SavedController, *, is_task_named: bool) -> None:
+    """Refuse controllers that cannot be training runs of one method."""
+    if first.growth != one.growth:
+        raise RunError(
+            f"{first.name} and {one.name} learned with different rules of growth; evaluate them "
+            "one by one."
+        )
+    if not is_task_named and _learned_on(first) != _learned_on(one):
+        raise RunError(
+            f"{first.name} and {one.name} learned on different tasks, or with different budgets; "
+            "say what they are evaluated on with task (--task)."
+        )
+
+
+def _with_rules(task: Task, saved: Sequence[SavedController]) -> Task:
+    """Return a task whose seeds live by the rules that controllers learned with, if they say so."""
+    growth = saved[0].growth if saved else None
+    return task if growth is None else replace(task, growth=growth)
 
 
 def _learned_on(saved: SavedController) -> tuple[str | None, dict[str, Any], Budget]:

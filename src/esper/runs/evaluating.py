@@ -132,10 +132,9 @@ class Campaign:
             tuning_runs: Host runs that each tuned arm may spend.
             **how: See :class:`How`.
         """
-        seed, folder = how.get("seed", 0), how.get("folder")
-        require_int("seed", seed, least=0)
+        folder = how.get("folder")
         self._saved, self._ground = list(saved), ground
-        self._hosts = range(seed, seed + n_hosts)
+        self._hosts = hosts_of(how, n_hosts)
         self._command = how.get("command", "")
         self._on_progress = how.get("on_progress", lambda _: None)
         self._cache = ResultCache(None if folder is None else Path(folder), ground.decided_by())
@@ -254,6 +253,13 @@ class Campaign:
             )
 
         return tell
+
+
+def hosts_of(how: How, n_hosts: int) -> range:
+    """Return the numbers of the hosts of an evaluation."""
+    first = how.get("seed", 0)
+    require_int("seed", first, least=0)
+    return range(first, first + n_hosts)
 
 
 def find_versions() -> dict[str, str]:

@@ -143,7 +143,7 @@ def halve(
         left[-1] = keep
     dropped: list[Candidate] = []
     used: set[tuple[Candidate, int]] = set()
-    scores = np.zeros((len(left), 1))
+    scores: Floats = np.zeros((len(left), 1))
     for number, (n, n_hosts) in enumerate(rungs):
         if number:
             left, gone = _narrow(left, scores, n, keep)
@@ -152,7 +152,7 @@ def halve(
         accuracy, flops = runs.curves(left, own, _within(on_share, number, len(rungs)))
         used.update((candidate, host) for candidate in left for host in own)
         # Rounded, so that no last digit decides between equals: the first of them is taken.
-        means = np.round((accuracy - price * flops).mean(1), 9)
+        means: Floats = (accuracy - price * flops).mean(1).round(9)
         scores = means[:, list(runs.bench.stops)]
     order = _order(scores)
     at = int(scores[order[0]].argmax())

@@ -1,0 +1,179 @@
+"""The command ``esper evaluate``: learned controllers beside every arm, on held-out hosts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from esper.cli.evaluation_views import ProgressLine, show_evidence
+from esper.cli.grow import require_writable
+from esper.cli.output import print_columns, print_json
+from esper.cli.parsing import UsageError, parse
+from esper.cli.train import read_table
+from esper.errors import RunError
+from esper.runs.folder import RunFolder, shell_word
+from esper.runs.invocation import program
+from esper.runs.signals import INTERRUPTED
+
+if TYPE_CHECKING:
+    from esper.reports.evidence import Evidence
+
+FOLDER = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Compare learned controllers with tuned rules, static networks and networks from scratch.
+
+    All of them train the same hosts, which nothing was learned or chosen on. Results are kept as
+    they are done: the same command goes on where it was interrupted.
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Runs, saved controllers, or shipped; several count as runs of one method."""
+
+    hosts: int = 512
+    """Held-out hosts."""
+
+    tuning_runs: int = 4096
+    """Host runs that each tuned arm may spend on its choice."""
+
+    price: tuple[float, ...] = ()
+    """Score that the reference run's FLOPs cost, one or several; by default as it was learned."""
+
+    arms: str | None = None
+    """Arms to run, with commas between them; by default all."""
+
+    task: str | None = None
+    """Another task than was learned on."""
+
+    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Options of the task."""
+
+    seed: int = 0
+    """The number of the first host; with another one, other hosts."""
+
+    out: str | None = None
+    """The folder that results are written to; by default one in the run's folder, or beside several
+    runs."""
+
+    quiet: bool = False
+    """Print nothing but one line at the end."""
+
+    json: bool = False
+    """Print a JSON object in the end, and nothing before."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Evaluate, write what was found, and print it."""
+    options = parse(Options, words, command="evaluate")
+    require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
+    folder = Path(options.out) if options.out is not None else _usual_folder(options)
+    require_writable(folder)
+    task_options = read_table("task_options", options.task_options)
+    progress = ProgressLine(quiet=options.quiet or options.json)
+    command = f"esper evaluate {shlex.join(words)}"
+    try:
+        entries = _evaluate(options, folder, progress, command, task_options)
+    except KeyboardInterrupt:
+        progress.clear()
+        again = f"{program()} evaluate {shlex.join(words)}"
+        print(f"esper: interrupted; what is done is kept, go on with: {again}", file=sys.stderr)
+        return INTERRUPTED
+    progress.clear()
+    from esper.runs.evidence_saving import save_evidence
+
+    paths = save_evidence(entries, folder)
+    _show(entries, paths, options)
+    return 0
+
+
+def require_counts(**given: tuple[int, int]) -> None:
+    """Refuse numbers of things below the least that makes sense, named as options are."""
+    for name, (value, least) in given.items():
+        if value < least:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is {value}; it must be at least {least}.")
+
+
+def _evaluate(
+    options: Options,
+    folder: Path,
+    progress: ProgressLine,
+    command: str,
+    task_options: dict[str, Any],
+) -> list[Evidence]:
+    if not (options.quiet or options.json):
+        print(f"evaluating {', '.join(options.runs)} on {options.hosts} hosts", flush=True)
+    import torch
+
+    from esper.runs.evaluating import evaluate
+
+    torch.set_num_threads(1)  # the hosts are small
+    arms = None if options.arms is None else [word for word in options.arms.split(",") if word]
+    return evaluate(
+        list(options.runs),
+        n_hosts=options.hosts,
+        tuning_runs=options.tuning_runs,
+        prices=options.price or None,
+        arms=arms,
+        task=options.task,
+        task_options=task_options,
+        seed=options.seed,
+        folder=folder / "cache",
+        command=command,
+        on_progress=progress,
+    )
+
+
+def _usual_folder(options: Options) -> Path:
+    """Return a folder in that of the only run, or beside several."""
+    if not options.runs:
+        raise UsageError("no run is given; name the folder of one or several.")
+    others = [] if options.task is None else [options.task]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *options.task_options]))
+    paths = [_folder_of(run) for run in options.runs]
+    if len(paths) == 1:
+        return (paths[0] or Path()) / name
+    parents = {None if path is None else path.absolute().parent for path in paths}
+    parent = parents.pop() if len(parents) == 1 else None
+    return (parent or Path()) / name
+
+
+def _folder_of(run: str) -> Path | None:
+    """Return the folder of a run or of a saved controller; None for what has none of its own."""
+    try:
+        return RunFolder.find(run).path
+    except RunError:
+        return Path(run) if Path(run).is_dir() else None
+
+
+def _show(entries: Sequence[Evidence], paths: Sequence[Path], options: Options) -> None:
+    from esper.reports.verdict import verdict_json, verdict_sentences
+
+    if options.json:
+        files = [str(path) for path in paths]
+        print_json({"files": files, "prices": [verdict_json(one) for one in entries]})
+        return
+    if options.quiet:
+        print(f"{paths[0].parent}: {verdict_sentences(entries[0])[0]}")
+        return
+    for entry in entries:
+        print()
+        show_evidence(entry, heading=len(entries) > 1)
+    print("\nWritten:")
+    print_columns([(f"  {shell_word(path)}", _ABOUT[path.suffix]) for path in paths])
+
+
+_ABOUT = {
+    ".json": "every arm, host by host",
+    ".md": "all of this, and what was chosen",
+    ".png": "score and accuracy against FLOPs and parameters",
+}
