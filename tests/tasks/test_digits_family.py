@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.errors import BadDataError
+from esper.errors import BadDataError, ConfigError
 from esper.growth.host_slots import slots
 from esper.tasks import TaskDraw, digits_family, load_digits, make_task
 from esper.tasks.digits import digit_splits, standard_digits
-from esper.tasks.digits_family import DESIGN, WIDTHS, draw_digits
+from esper.tasks.digits_family import HOST_KINDS, draw_digits
 
 FAMILY = make_task("digits-family")
+KIND = HOST_KINDS["mlp"]
 SEEDS = st.integers(0, 2**63)
 
 
@@ -40,7 +41,7 @@ def test_every_fact_is_within_its_range_and_describes_the_data(seed: int) -> Non
     assert 0.0 <= facts["label_noise"] <= 0.4
     assert 0.0 <= facts["input_noise"] <= 0.3
     assert 2e-3 <= facts["learning_rate"] <= 2e-2
-    assert facts["width"] in WIDTHS
+    assert facts["width"] in KIND.widths
     assert draw.learning_rate == facts["learning_rate"]
     assert draw.n_classes == facts["n_classes"]
     assert len(draw.data.train) == facts["n_samples"]
@@ -168,7 +169,7 @@ def test_the_ranges_are_used_evenly() -> None:
     def values(name: str) -> np.ndarray:
         return np.array([fact[name] for fact in facts])
 
-    for name, choices in (("n_digits", range(4, 11)), ("width", WIDTHS)):
+    for name, choices in (("n_digits", range(4, 11)), ("width", KIND.widths)):
         counts = Counter(values(name).tolist())
         assert set(counts) == set(choices)
         expected = 600 / len(choices)
@@ -188,8 +189,8 @@ def test_narrow_hosts_have_few_hidden_units_and_seeds_of_the_full_size() -> None
     for seed in range(60):
         draw = draw_digits(seed)
         makers[int(draw.facts["width"])] = draw.make_host or FAMILY.make_host
-    assert set(makers) == set(WIDTHS)
-    assert makers[DESIGN.hidden] is FAMILY.make_host
+    assert set(makers) == set(KIND.widths)
+    assert makers[KIND.largest] is FAMILY.make_host
     sizes = set()
     for width, make in makers.items():
         host = make(0)
@@ -207,3 +208,29 @@ def test_bad_draws_are_refused_by_the_name_of_the_task(monkeypatch: pytest.Monke
     monkeypatch.setitem(FAMILY.__dict__, "draw", lambda seed: draw)
     with pytest.raises(BadDataError, match="'digits-family', test split: 1 inputs are not finite"):
         FAMILY.sample(0)
+
+
+@pytest.mark.parametrize("host", ["mlp", "cnn"])
+def test_hosts_of_a_given_width_learn_from_the_same_draws(host: str) -> None:
+    drawn, fixed = make_task("digits-family", host=host), None
+    for width in HOST_KINDS[host].widths:
+        fixed = make_task("digits-family", host=host, width=width)
+        mine, theirs = fixed.sample(3), drawn.sample(3)
+        assert mine.facts == {**theirs.facts, "width": width}
+        assert torch.equal(mine.data.train.inputs, theirs.data.train.inputs)
+        assert torch.equal(mine.data.train.targets, theirs.data.train.targets)
+        made = (mine.make_host or fixed.make_host)(0)
+        assert made.get_submodule("blocks.0.first").weight.shape[0] == width
+    assert fixed is not None
+
+
+def test_images_are_the_same_for_both_kinds_of_hosts() -> None:
+    flat, maps = (make_task("digits-family", host=host).sample(5) for host in ("mlp", "cnn"))
+    assert maps.data.test.inputs.shape[1:] == (1, 8, 8)
+    assert torch.equal(maps.data.test.inputs.flatten(1), flat.data.test.inputs)
+
+
+@pytest.mark.parametrize(("option", "value"), [("host", "rnn"), ("width", 3)])
+def test_hosts_that_are_not_in_the_family_are_refused(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{option} is .*{value}"):
+        make_task("digits-family", **{option: value})

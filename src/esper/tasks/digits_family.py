@@ -18,29 +18,62 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config.hosts import MLPHostConfig
+from esper.config.checks import require_choice
+from esper.config.growth import GrowthConfig
+from esper.config.hosts import CNNHostConfig, MLPHostConfig
+from esper.config.tasks import Budget
+from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.tasks.digits import digit_splits, standard_digits
-from esper.tasks.options import budget, training
+from esper.tasks.options import training
 from esper.tasks.task import Task
 from esper.tasks.task_data import Samples, TaskData, TaskDraw
 
 SUMMARY = "a distribution: other digits, groups, noise, sizes and rates in every episode"
-DESIGN = MLPHostConfig(
-    n_features=64, n_classes=10, width=16, hidden=16, n_blocks=2, has_skips=False
-)
-"""The largest host that is drawn; seeds are as large as in it.
-
-Without skips a host is as good as its hidden units: beside a residual stream of 16 numbers, which
-is all that the digits need, it would not matter how many there are.
-"""
 N_DIGITS = (4, 10)
 N_SAMPLES = (60, 1000)
 LABEL_NOISE = (0.0, 0.4)
 INPUT_NOISE = (0.0, 0.3)
 LEARNING_RATES = (2e-3, 2e-2)
-WIDTHS = (2, 4, 8, 16)
 N_NOISE_ROWS = 2**13
+CNN_SHARE = 0.06
+"""The share of environments that grow CNNs where both kinds of hosts are grown."""
+GROWTH = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, advances_alone=True)
+"""A seed counts from its first epoch and can be kept four epochs after it germinated."""
+
+
+@dataclass(frozen=True)
+class HostKind:
+    """What sort of host is drawn, in which sizes."""
+
+    design: MLPHostConfig | CNNHostConfig
+    """The sizes that seeds are as large as in; all hosts start smaller."""
+    widths: tuple[int, ...]
+    """Hidden units of a host, one of these; a host of the most is what prices are relative to."""
+
+    @property
+    def largest(self) -> int:
+        """Hidden units of the largest host."""
+        return max(self.widths)
+
+
+HOST_KINDS: dict[str, HostKind] = {
+    "mlp": HostKind(
+        MLPHostConfig(
+            n_features=64, n_classes=10, width=16, hidden=32, n_blocks=2, has_skips=False
+        ),
+        widths=(4, 8, 16),
+    ),
+    "cnn": HostKind(
+        CNNHostConfig(image_size=8, n_channels=1, n_classes=10, width=4, hidden=8, n_blocks=2),
+        widths=(2, 4),
+    ),
+}
+"""The hosts, by the option that names them.
+
+Without skips an MLP is as good as its hidden units: beside a residual stream of 16 numbers, which
+is all that the digits need, it would not matter how many there are.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +100,54 @@ class _Question:
     n_classes: int
 
 
-def make_digits_family(*, n_epochs: int | None = None, batches_per_epoch: int | None = 12) -> Task:
-    """Return the task ``digits-family``."""
+def make_digits_family(
+    *,
+    host: str = "mlp",
+    width: int | None = None,
+    n_epochs: int | None = None,
+    batches_per_epoch: int | None = 8,
+) -> Task:
+    """Return the task ``digits-family``.
+
+    Args:
+        host: The hosts: "mlp", "cnn", or "both" for MLPs with CNNs beside them.
+        width: Hidden units of all hosts, in place of drawing them.
+        n_epochs: Epochs of an episode.
+        batches_per_epoch: Batches of an epoch.
+    """
+    require_choice("host", host, (*HOST_KINDS, "both"))
+    beside: tuple[tuple[Task, float], ...] = ()
+    if host == "both":
+        if width is not None:
+            raise ConfigError(f"host is 'both' and width is {width!r}; only one kind has a width.")
+        cnns = make_digits_family(
+            host="cnn", n_epochs=n_epochs, batches_per_epoch=batches_per_epoch
+        )
+        host, beside = "mlp", ((cnns, CNN_SHARE),)
+    kind = HOST_KINDS[host]
+    if width is not None:
+        require_choice("width", width, kind.widths)
+
+    def draw(seed: int) -> TaskDraw:
+        return draw_digits(seed, host, width)
+
     return Task(
         name="digits-family",
-        make_host=_host_makers()[DESIGN.hidden],
-        draw=draw_digits,
-        budget=budget(n_epochs, default=16),
+        make_host=_host_makers(host)[kind.largest],
+        draw=draw,
+        budget=Budget(
+            n_epochs=24 if n_epochs is None else n_epochs, flop_price=0.1, parameter_rent=0.0
+        ),
         training=training(batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch),
+        growth=GROWTH,
         summary=SUMMARY,
+        beside=beside,
     )
 
 
-def draw_digits(seed: int) -> TaskDraw:
-    """Return the draw of a seed."""
+def draw_digits(seed: int, host: str = "mlp", width: int | None = None) -> TaskDraw:
+    """Return the draw of a seed: hosts of a kind, of a width that is drawn unless it is given."""
+    kind = HOST_KINDS[host]
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3])))
     question = _draw_question(rng)
     facts = {
@@ -89,8 +156,10 @@ def draw_digits(seed: int) -> TaskDraw:
         "label_noise": rng.uniform(*LABEL_NOISE),
         "input_noise": rng.uniform(*INPUT_NOISE),
         "learning_rate": _log_uniform(rng, *LEARNING_RATES),
-        "width": WIDTHS[rng.integers(len(WIDTHS))],
+        "width": kind.widths[rng.integers(len(kind.widths))],
     }
+    if width is not None:
+        facts["width"] = width
     pools = _pools()
     train, validation, test = (
         rows[question.classes[pools.digits[rows]] >= 0] for rows in pools.rows
@@ -99,12 +168,12 @@ def draw_digits(seed: int) -> TaskDraw:
     facts["n_samples"] = len(train)
     rows = (train, validation, test)
     targets = (labels, *(question.classes[pools.digits[part]] for part in (validation, test)))
-    width = int(facts["width"])
+    own = int(facts["width"])
     return TaskDraw(
-        data=_gather(rng, rows, targets, facts["input_noise"]),
+        data=_gather(rng, rows, targets, facts["input_noise"], is_flat=host == "mlp"),
         n_classes=question.n_classes,
         learning_rate=facts["learning_rate"],
-        make_host=None if width == DESIGN.hidden else _host_makers()[width],
+        make_host=None if own == kind.largest else _host_makers(host)[own],
         facts=facts,
     )
 
@@ -147,11 +216,14 @@ def _gather(
     rows: tuple[NDArray[np.int64], ...],
     targets: tuple[NDArray[np.int64], ...],
     input_noise: float,
+    *,
+    is_flat: bool,
 ) -> TaskData:
     """Return the images of these rows, with noise of so many shades, and their targets."""
     pools = _pools()
     images = pools.images.index_select(0, torch.from_numpy(np.concatenate(rows)))
     images.add_(_draw_noise(rng, len(images)), alpha=input_noise / pools.unit)
+    images = images if is_flat else images.view(-1, 1, 8, 8)
     ends = np.cumsum([len(part) for part in rows])
     train, validation, test = (
         Samples(images[end - len(labels) : end], torch.from_numpy(labels))
@@ -187,7 +259,11 @@ def _pools() -> _Pools:
     return _Pools(images, unit, labels.numpy(), tuple(part.numpy() for part in digit_splits()))
 
 
-@lru_cache(maxsize=1)
-def _host_makers() -> dict[int, HostMaker]:
+@lru_cache(maxsize=len(HOST_KINDS))
+def _host_makers(host: str) -> dict[int, HostMaker]:
     """Return what makes a host of each width: the same whenever a width is drawn."""
-    return {width: HostMaker(replace(DESIGN, hidden=width), design=DESIGN) for width in WIDTHS}
+    kind = HOST_KINDS[host]
+    return {
+        width: HostMaker(replace(kind.design, hidden=width), design=kind.design)
+        for width in kind.widths
+    }

@@ -125,14 +125,16 @@ def test_both_forms_of_populations_give_the_same_trajectory() -> None:
         traces.append(play(envs, 14))
     for a, b in zip(*traces, strict=True):
         for name, x, y in zip(("obs", "reward"), a[:2], b[:2], strict=True):
-            np.testing.assert_allclose(x, y, atol=2e-2, err_msg=name)
+            np.testing.assert_allclose(x, y, atol=5e-2, err_msg=name)
         for x, y in zip(a[2:], b[2:], strict=True):
             np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_saved_state_goes_on_bit_for_bit_from_any_step(form: str, tmp_path: Path) -> None:
-    envs, twin = (make_envs(2, "digits-family", form=form, n_epochs=9) for _ in range(2))
+    # Under the usual rules of growth, so that all stages last.
+    task = replace(make_task("digits-family", n_epochs=9, batches_per_epoch=2), growth=None)
+    envs, twin = (GrowthVectorEnv(task, 2, form=form) for _ in range(2))
     envs.reset(seed=3)
     twin.reset(seed=99)
     script = life_of_a_seed(envs.slot_config)

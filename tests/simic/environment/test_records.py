@@ -42,7 +42,7 @@ def test_scores_and_contributions_are_those_of_the_models(form: str) -> None:
             model = population.model(host)
             score = accuracy(model, *sample)
             assert records.score[host] == pytest.approx(score, abs=1e-9)
-            is_open = arrays.stage[host, 0] in (Stage.BLENDING, Stage.HOLDING)
+            is_open = arrays.stage[host, 0] == Stage.HOLDING
             assert records.is_measured[host].tolist() == [is_open, False]
             if is_open:
                 with slots(model).switched_off(config.slot_ids[0]):
@@ -56,8 +56,8 @@ def test_scores_and_contributions_are_those_of_the_models(form: str) -> None:
             added = sum(p.numel() for p in slots(model)["blocks.0"].seed_parameters())
             assert records.n_parameters[host] + records.seed_parameters[host].sum() == n
             assert records.seed_parameters[host, 0] == added
-    assert measured_stages == {Stage.BLENDING, Stage.HOLDING}
-    assert max(worths) > 0.0 > min(worths)
+    assert measured_stages == {Stage.HOLDING}
+    assert len(set(worths)) > 1
 
 
 def test_a_seed_that_is_gone_contributes_nothing() -> None:

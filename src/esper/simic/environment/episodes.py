@@ -320,9 +320,9 @@ class GrowthEpisodes:
         return added / self.population.costs.host_parameters
 
     def _measure_seeds(self, flops: Floats) -> None:
-        """Measure what each growing seed that counts is worth: the score with it minus without."""
+        """Measure what each held seed is worth: the score with it minus without."""
         arrays, records = self.population.slot_arrays(), self.records
-        is_open = (arrays.stage == Stage.BLENDING) | (arrays.stage == Stage.HOLDING)
+        is_open = arrays.stage == Stage.HOLDING
         is_open &= ~self.population.is_finished[:, None]
         records.is_measured[:] = is_open
         for column, slot in enumerate(self.slot_config.slot_ids):
