@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper import Budget
+from esper.config.growth import GrowthConfig
 from esper.errors import (
     BadDataError,
     ConfigError,
@@ -437,3 +438,12 @@ def test_a_model_of_one_layer_grows_inside_another() -> None:
         grow(model, *flat, 2)
     grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3)
     assert {step.slot for step in grown.timeline} == {"", "0"}
+
+
+def test_seeds_live_by_the_rules_that_the_controller_learned_with() -> None:
+    model, refusals = made(MLP(2)), []
+    for epochs in (0, 5):
+        saved = fresh_controller(growth=GrowthConfig(min_training_epochs=epochs))
+        timeline = grow(model, TRAIN, VAL, 8, controller=saved).timeline
+        refusals.append(any("epochs" in step.note for step in timeline))
+    assert refusals == [False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.config import PolicyConfig
+from esper.config.growth import GrowthConfig
 from esper.config.tasks import Budget
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
@@ -29,6 +30,7 @@ def fresh_controller(
     blueprints: tuple[str, ...] = BUILTIN_BLUEPRINTS,
     deterministic: bool = False,
     n_epochs: int = 16,
+    growth: GrowthConfig | None = None,
 ) -> SavedController:
     """Return a controller that has learned nothing and wishes to grow, whatever it sees."""
     generator = torch.Generator().manual_seed(seed)
@@ -43,5 +45,6 @@ def fresh_controller(
         blueprints=blueprints,
         deterministic=deterministic,
         budget=Budget(n_epochs=n_epochs),
+        growth=growth,
         origin={"task": "spirals", "seed": seed},
     )

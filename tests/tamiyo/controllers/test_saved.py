@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from esper.config.growth import GrowthConfig
 from esper.errors import ControllerError, StorageError
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.tamiyo import (
@@ -46,13 +47,14 @@ def decisions(controller: Controller, slots: SlotConfig, *, seed: int = 0) -> np
 def test_a_loaded_controller_does_what_the_saved_one_did(
     n_slots: int, deterministic: bool, tmp_path: Path
 ) -> None:
-    saved = fresh_controller(deterministic=deterministic, n_epochs=9)
+    growth = GrowthConfig(min_training_epochs=2) if deterministic else None
+    saved = fresh_controller(deterministic=deterministic, n_epochs=9, growth=growth)
     save_controller(saved, tmp_path / "kept")
     loaded = load_saved(tmp_path / "kept")
     slots = SlotConfig(tuple(f"blocks.{i}" for i in range(n_slots)))
     own = LearnedController(saved.make_policy(slots), deterministic=deterministic)
     assert np.array_equal(decisions(loaded.make(slots), slots), decisions(own, slots))
-    for name in ("name", "policy", "blueprints", "deterministic", "budget", "origin"):
+    for name in ("name", "policy", "blueprints", "deterministic", "budget", "growth", "origin"):
         assert getattr(loaded, name) == getattr(saved, name)
 
 
