@@ -87,12 +87,12 @@ def _grow(options: Options, printer: _Printer) -> GrownHost:
 
 
 def _learned_task(saved: SavedController) -> Task:
-    """Return the task that a controller learned on, with the budget that it had."""
+    """Return the task that a controller learned on, without others beside it, with its budget."""
     from esper.tasks import make_task
 
     origin = saved.origin
     task = make_task(str(origin.get("task", "digits")), **origin.get("task_options", {}))
-    return replace(task, budget=saved.budget)
+    return replace(task, budget=saved.budget, beside=())
 
 
 class _Printer:

@@ -157,7 +157,7 @@ def test_hosts_with_other_numbers_of_slots_cannot_be_beside_each_other() -> None
 
 def test_where_one_task_is_needed_others_beside_it_are_refused() -> None:
     task = make_joint_task()
-    with pytest.raises(TaskError, match=r"1 others beside it and 1 environments; at least 2"):
+    with pytest.raises(TaskError, match=r"num_envs is 1 and task 'digits' .* at least 2"):
         GrowthEnv(task)
     with pytest.raises(TaskError, match="a population takes one task at a time"):
         GrowthEpisodes(task, [1, 2])

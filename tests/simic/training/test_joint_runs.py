@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from esper.cli.main import main
 from esper.config.run import RunConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
@@ -162,3 +163,11 @@ def test_any_host_of_the_comparison_can_be_grown_again(
     assert grown.host_parameters == results.host_parameters[number]
     assert grown.seed_parameters == results.seed_parameters[number]
     assert grown.sample.ndim == (2 if number < 5 else 4)
+
+
+def test_one_host_of_the_runs_own_task_is_grown_with_its_controller(
+    done: tuple[Run, Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = str(done[0].path), str(tmp_path / "grown")
+    assert main(["grow", "--controller", folder, "--out", out]) == 0
+    assert "epoch" in capsys.readouterr().out

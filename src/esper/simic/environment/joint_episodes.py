@@ -190,9 +190,9 @@ def make_episodes(
     """
     if len(draw_seeds) < 1 + len(task.beside):
         raise TaskError(
-            f"task {task.name!r} has {len(task.beside)} others beside it and {len(draw_seeds)} "
-            f"environments; at least {1 + len(task.beside)} are needed, one for each task. For "
-            "fewer make the task without others beside it: digits-family with host 'mlp' or 'cnn'."
+            f"num_envs is {len(draw_seeds)} and task {task.name!r} has others beside it; at least "
+            f"{1 + len(task.beside)} are needed, one for each task. For fewer make the task "
+            "without others beside it: digits-family with host 'mlp' or 'cnn'."
         )
     parts, first = list[GrowthEpisodes](), 0
     for own, n_hosts in task.spread(len(draw_seeds)):
