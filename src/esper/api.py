@@ -30,9 +30,14 @@ from esper.growth.tensor_kinds import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.stages import Stage
+from esper.reports.evidence import Arm, Evidence
+from esper.runs.comparing import compare
 from esper.runs.controllers import find_controller
+from esper.runs.evaluating import evaluate
+from esper.runs.evidence_saving import save_evidence
 from esper.runs.growing import GrownHost, grow_host
 from esper.runs.growth_summary import GrowthSummary
+from esper.runs.headroom import Headroom, headroom
 from esper.runs.own_model import Grown, grow
 from esper.runs.run import Run, list_runs, load_run
 from esper.runs.saving import save_grown
@@ -59,11 +64,13 @@ from esper.tasks import (
 
 __all__ = [
     "AlphaCurve",
+    "Arm",
     "BlendStyle",
     "Blueprint",
     "Budget",
     "CNNHostConfig",
     "EpisodeResults",
+    "Evidence",
     "GPTHostConfig",
     "Governor",
     "GovernorConfig",
@@ -74,6 +81,7 @@ __all__ = [
     "GrowthEnv",
     "GrowthSummary",
     "GrowthVectorEnv",
+    "Headroom",
     "HostData",
     "HostSpec",
     "MLPHostConfig",
@@ -100,13 +108,16 @@ __all__ = [
     "TrainingMeter",
     "add_slots",
     "blueprint_names",
+    "compare",
     "controller_names",
+    "evaluate",
     "export",
     "find_controller",
     "find_slots",
     "footprint",
     "grow",
     "grow_host",
+    "headroom",
     "list_runs",
     "load",
     "load_run",
@@ -124,6 +135,7 @@ __all__ = [
     "run_episodes",
     "save",
     "save_controller",
+    "save_evidence",
     "save_grown",
     "slots",
     "task_names",

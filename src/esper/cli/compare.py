@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from esper.cli.evaluate import require_counts
-from esper.cli.evaluation_views import ProgressLine, show_evidence
+from esper.cli.evaluation_views import ProgressLine, comparison_sentences, show_comparison
 from esper.cli.output import print_json
 from esper.cli.parsing import UsageError, parse
 from esper.cli.train import read_table
@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     progress = ProgressLine(quiet=options.quiet or options.json)
     import torch
 
-    from esper.reports.verdict import verdict_json, verdict_sentences
+    from esper.reports.verdict import verdict_json
     from esper.runs.comparing import compare
 
     torch.set_num_threads(1)  # the hosts are small
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         print_json(verdict_json(evidence))
     elif options.quiet:
-        print("\n".join(verdict_sentences(evidence)[1:]))
+        print("\n".join(comparison_sentences(evidence)))
     else:
-        show_evidence(evidence)
+        show_comparison(evidence)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -64,25 +63,49 @@ def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
         evidence: What was found.
         heading: Whether to say at which price.
     """
-    from esper.reports.evidence_text import facts, results_table
     from esper.reports.verdict import verdict_sentences
 
     if heading:
         print(f"At price {evidence.price:g}:\n")
-    table = results_table(evidence)
-    columns = [table.headers.index(name) for name in SHOWN]
-    rows = [tuple(row[column] for column in columns) for row in (table.headers, *table.rows)]
-    print_columns(rows)
-    print()
+    show_table(evidence)
     first, *others = verdict_sentences(evidence)
     print_wrapped(first)
     print()
     for sentence in others:
         print_wrapped(sentence, first="- ", indent="  ")
+    show_facts(evidence)
+
+
+def show_comparison(evidence: Evidence) -> None:
+    """Print the table of controllers and what is shown about the first against the others."""
+    show_table(evidence)
+    for sentence in comparison_sentences(evidence):
+        print_wrapped(sentence, first="- ", indent="  ")
+    show_facts(evidence)
+
+
+def comparison_sentences(evidence: Evidence) -> list[str]:
+    """Return what is shown about the first controller against each of the others."""
+    from esper.reports.verdict import weigh
+
+    own = evidence.own.label
+    return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
+
+
+def show_table(evidence: Evidence) -> None:
+    """Print the columns of the table that fit a screen."""
+    from esper.reports.evidence_text import results_table
+
+    table = results_table(evidence)
+    columns = [table.headers.index(name) for name in SHOWN]
+    rows = [tuple(row[column] for column in columns) for row in (table.headers, *table.rows)]
+    print_columns(rows)
     print()
-    print_sentences(facts(evidence)[:4])
 
 
-def print_sentences(sentences: Sequence[str]) -> None:
-    """Print sentences as one paragraph."""
-    print_wrapped(" ".join(sentences))
+def show_facts(evidence: Evidence) -> None:
+    """Print how it was measured, as one paragraph."""
+    from esper.reports.evidence_text import facts
+
+    print()
+    print_wrapped(" ".join(facts(evidence)[:4]))

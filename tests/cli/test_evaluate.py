@@ -1,0 +1,120 @@
+"""The commands that judge controllers run, keep what they find, and say mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.cli.main import main
+from esper.runs import evaluating
+from esper.runs.run import load_run
+from tests.cli.test_run_commands import refused
+
+SMALL = ["--hosts", "3", "--tuning-runs", "4", "--arms", "wait,static"]
+
+
+def test_an_evaluation_prints_its_verdict_and_writes_everything(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(copied_run), *SMALL, "--price", "0.1", "0.4"]) == 0
+    said = capsys.readouterr()
+    assert "At price 0.1:" in said.out
+    assert "At price 0.4:" in said.out
+    assert "3 hosts of spirals" in said.out
+    assert "Nothing was shown" in said.out
+    assert "tuning static" in said.err
+    folder = copied_run / "evaluation"
+    assert {path.name for path in folder.iterdir()} == {
+        "cache",
+        "evaluation.json",
+        "evaluation.md",
+        "pareto.png",
+    }
+    stored = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    assert [entry["price"] for entry in stored["entries"]] == [0.1, 0.4]
+    assert stored["entries"][0]["command"].startswith("esper evaluate ")
+    assert [arm["name"] for arm in stored["entries"][0]["arms"]] == ["learned", "wait", "static"]
+
+
+def test_an_evaluation_that_is_interrupted_says_how_to_go_on(
+    copied_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["evaluate", str(copied_run), *SMALL, "--quiet", "--out", "found here"]
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluating.Campaign, "_wait", interrupt)
+        assert main(words) == 130
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "what is done is kept, go on with: " in line
+    assert "--out 'found here'" in line
+    assert len(list(Path("found here/cache").iterdir())) == 1
+    assert main(words) == 0
+    (told,) = capsys.readouterr().out.splitlines()
+    assert told.startswith("found here: ")
+
+
+def test_findings_come_as_json_and_files_can_be_compared(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(copied_run), *SMALL, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["prices"][0]["price"] == load_run(copied_run).config.budget.flop_price
+    assert facts["prices"][0]["findings"][0]["against"] == "wait"
+    (file,) = [path for path in facts["files"] if path.endswith(".json")]
+    other = Path("other.json")
+    other.write_text(Path(file).read_text("utf-8"))
+    assert main(["compare", file, str(other), "--json"]) == 0
+    finding = json.loads(capsys.readouterr().out)["findings"][0]
+    assert finding["against"] == "other.json"
+    assert finding["score"]["mean"] == 0.0
+
+
+def test_simple_controllers_are_compared_on_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "wait", "heuristic", "--task", "spirals", "--hosts", "3", "--quiet"]
+    options = ["--task-options", "n_epochs=3", "batches_per_epoch=1"]
+    assert main([*words, *options]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Wait: better than heuristic at price 0.2: ")
+
+
+def test_headroom_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["headroom", "--task", "spirals", "--hosts", "3", "--tuning-runs", "6"]
+    options = ["--cache", "kept", "--task-options", "n_epochs=3", "batches_per_epoch=1"]
+    assert main([*words, *options]) == 0
+    assert "best setting for all" in capsys.readouterr().out
+    assert main([*words, *options, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["n_hosts"] == 3
+    assert facts["optimistic"]["mean"] >= facts["headroom"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate"], "no run is given"),
+        (["evaluate", "nowhere"], "there is no run 'nowhere'"),
+        (["evaluate", "heuristic"], "is no learned controller"),
+        (["evaluate", "RUN", "--hosts", "1"], "--hosts is 1; it must be at least 2"),
+        (["evaluate", "RUN", "--tuning-runs", "0"], "--tuning-runs is 0"),
+        (["evaluate", "RUN", "--arms", "wiat"], "Did you mean 'wait'"),
+        (["evaluate", "RUN", "--price", "-1"], "price is -1.0"),
+        (["evaluate", "RUN", "--task", "digts"], "Did you mean 'digits'"),
+        (["evaluate", "RUN", "--task-options", "host"], "must be NAME=VALUE"),
+        (["compare", "RUN"], "two controllers at least"),
+        (["compare", "wait", "random"], "name one with task (--task)"),
+        (["compare", "wait", "RUN", "--hosts", "0"], "--hosts is 0"),
+        (["compare", "wait", "wait", "--task", "spirals", "--hosts", "2"], "there twice"),
+        (["headroom", "--task", "nothing"], "there is no task 'nothing'"),
+        (["headroom", "--hosts", "1"], "--hosts is 1"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    words: list[str], told: str, finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(finished_run) if word == "RUN" else word for word in words]
+    quiet = ["--quiet"] if len(words) > 1 else []
+    assert told in refused([*given, *quiet], capsys)
