@@ -206,6 +206,11 @@ def test_controllers_of_different_tasks_or_ways_need_to_be_told_apart(done_run: 
     moved = replace(saved, name="moved", origin={**saved.origin, "task": "digits"})
     with pytest.raises(RunError, match="learned on different tasks"):
         find_ground([saved, moved], None, None)
+    named = find_ground([saved, saved], "spirals", {"batches_per_epoch": 1})
+    assert named.task.budget == saved.budget
+    assert named.options == {"batches_per_epoch": 1}
+    other = find_ground([saved, moved], "text", None)
+    assert other.task.budget.n_epochs != saved.budget.n_epochs
     with pytest.raises(RunError, match="different rules of growth"):
         find_ground([saved, replace(saved, growth=GrowthConfig(embargo_epochs=9))], "digits", None)
     with pytest.raises(RunError, match="does not say what it learned on"):

@@ -70,18 +70,21 @@ def find_ground(
     task: str | Task | None,
     task_options: Mapping[str, Any] | None,
 ) -> Ground:
-    """Return the task of controllers, or another one that is named, with its own budget.
+    """Return the task of controllers, with their budget, or another one, with its own.
 
-    Seeds live by the rules that the controllers learned with.
+    Options are added to those that the controllers learned with, if it is their task. Seeds live by
+    the rules that they learned with.
 
     Raises:
         RunError: If the controllers learned on different tasks and none is named.
         TaskError: If the task cannot be made.
     """
+    learned_on = saved[0].origin.get("task") if saved else None
+    is_other = task is not None and task != learned_on
     for one in saved[1:]:
-        _require_alike(saved[0], one, is_task_named=task is not None)
+        _require_alike(saved[0], one, is_other_task=is_other)
     options = dict(task_options or {})
-    if task is not None:
+    if task is not None and is_other:
         made = find_task(task, options)
         made.require_alone("an evaluation")
         return Ground(task=_with_rules(made, saved), options=options)
@@ -134,14 +137,14 @@ def _require_learned(one: AnyController) -> SavedController:
     return saved
 
 
-def _require_alike(first: SavedController, one: SavedController, *, is_task_named: bool) -> None:
+def _require_alike(first: SavedController, one: SavedController, *, is_other_task: bool) -> None:
     """Refuse controllers that cannot be training runs of one method."""
     if first.growth != one.growth:
         raise RunError(
             f"{first.name} and {one.name} learned with different rules of growth; evaluate them "
             "one by one."
         )
-    if not is_task_named and _learned_on(first) != _learned_on(one):
+    if not is_other_task and _learned_on(first) != _learned_on(one):
         raise RunError(
             f"{first.name} and {one.name} learned on different tasks, or with different budgets; "
             "say what they are evaluated on with task (--task)."
