@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import nn
+
+from esper.growth.attach import add_slots
 from esper.tasks import Task, make_task
 
 NAME = "tests.joint_tasks:make_joint_task"
+NAMED = "tests.joint_tasks:make_named_task"
 SHARE = 0.4
 
 
@@ -17,3 +22,15 @@ def make_joint_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
         for host in ("mlp", "cnn")
     )
     return replace(mlps, beside=((cnns, SHARE),))
+
+
+def make_named_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
+    """MLPs on the digits, with others beside them whose slots have other names."""
+    mlps, _ = (task for task, _ in make_joint_task(n_epochs, batches_per_epoch).spread(2))
+
+    def make_named_host(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
+        return add_slots(model, at=["0", "1"], sample_input=torch.zeros(2, 64))
+
+    return replace(mlps, beside=((replace(mlps, make_host=make_named_host), SHARE),))

@@ -8,8 +8,9 @@ import pytest
 from tests.joint_tasks import make_joint_task
 
 from esper.config.tasks import Budget
-from esper.errors import TaskError
+from esper.errors import ConfigError, TaskError
 from esper.tasks import Task, make_task
+from esper.tasks.digits_family import CNN_SHARE
 from esper.tasks.sharing import share_out
 
 
@@ -83,3 +84,15 @@ def test_a_task_with_others_beside_it_is_refused_where_one_is_needed() -> None:
     with pytest.raises(TaskError, match="'digits' has 'digits' beside it; a map takes one task"):
         task.require_alone("a map")
     task.beside[0][0].require_alone("a map")
+
+
+def test_the_family_of_digits_has_both_kinds_of_hosts() -> None:
+    task = make_task("digits-family", host="both", n_epochs=5)
+    (mlps, n_mlps), (cnns, n_cnns) = task.spread(64)
+    assert n_mlps + n_cnns == 64
+    assert n_cnns == round(64 * CNN_SHARE)
+    assert mlps.budget == cnns.budget == task.budget
+    assert mlps.sample(3).data.train.inputs.shape[1:] == (64,)
+    assert cnns.sample(3).data.train.inputs.shape[1:] == (1, 8, 8)
+    with pytest.raises(ConfigError, match="host is 'both' and width is 4"):
+        make_task("digits-family", host="both", width=4)

@@ -9,8 +9,8 @@ import pytest
 from esper.cli.main import main
 from esper.config.run import RunConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.lifecycle.stages import Stage
 from esper.reports.comparison import LEARNED, OTHERS
+from esper.runs.folder import RunFolder
 from esper.runs.growing import grow_best_host
 from esper.runs.run import Run
 from esper.runs.training import RunInterrupted, resume, train
@@ -20,8 +20,9 @@ from esper.simic.training.setup import make_run_task, make_trial_envs
 from esper.simic.training.trials import TRIAL_SEED, Trials, run_final_trials, trial_parts
 from esper.tamiyo import Controller, WaitController, make_controller
 from esper.telemetry.records import EvaluationRecord, SeedEventRecord, StepRecord
-from tests.joint_tasks import NAME
+from tests.joint_tasks import NAME, NAMED
 from tests.runs.tiny import Seen, liveliness, run_digests, tiny_config
+from tests.simic.training.stopped_run import make_trainer
 
 N_OWN = 3
 """Environments, of five, that grow MLPs; the others grow CNNs."""
@@ -32,7 +33,8 @@ DENSE = {"low_rank", "mlp_large", "mlp_small"}
 def joint_config(**changes: Any) -> RunConfig:
     few = {"evaluation__n_eval_episodes": 5, "evaluation__n_final_episodes": 9}
     short = {"rounds": 2, "n_steps": 5, "budget__n_epochs": 7, "envs": 5}
-    return tiny_config(task=NAME, task_options={"batches_per_epoch": 1}, **few | short | changes)
+    task = {"task": NAME, "task_options": {"batches_per_epoch": 1}}
+    return tiny_config(**task | few | short | changes)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +84,31 @@ def test_steps_and_seeds_are_recorded_with_what_their_own_design_has(
     assert len(steps) == 2 * 5 * 5
     assert {step.env for step in steps} == set(range(5))
     assert not any(step.is_illegal for step in steps)
+
+
+def test_seeds_are_recorded_with_the_names_of_their_own_slots() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(joint_config(task=NAMED, rounds=1), seen)
+    trainer.run()
+    names = {"own": set[str](), "beside": set[str]()}
     for event in of(seen, SeedEventRecord):
-        if event.to_stage == Stage.GERMINATED.name.lower():
-            assert event.slot in ("blocks.0", "blocks.1")
+        names["own" if event.env < N_OWN else "beside"].add(event.slot)
+    assert names == {"own": {"blocks.0", "blocks.1"}, "beside": {"0", "1"}}
+
+
+def test_the_command_trains_on_both_kinds_of_hosts_of_the_family_to_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "train --task digits-family --task-options host=both batches_per_epoch=1 --rounds 1 "
+        "--envs 4 --n-steps 2 --ppo.n-minibatches 1 --budget.n-epochs 2 "
+        "--evaluation.n-eval-episodes 4 --evaluation.n-final-episodes 4 --quiet --run-dir"
+    )
+    assert main([*words.split(), str(tmp_path / "run")]) == 0
+    summary = Run(RunFolder.find(tmp_path / "run")).summary
+    assert summary is not None
+    assert summary.n_hosts == 4
+    assert [arm.name for arm in summary.arms] == [LEARNED, *OTHERS]
 
 
 def test_every_controller_of_the_comparison_meets_the_hosts_of_both_tasks(
