@@ -40,7 +40,7 @@ def test_every_fact_is_within_its_range_and_describes_the_data(seed: int) -> Non
     assert 60 <= facts["n_samples"] <= 1000
     assert 0.0 <= facts["label_noise"] <= 0.4
     assert 0.0 <= facts["input_noise"] <= 0.3
-    assert 2e-3 <= facts["learning_rate"] <= 2e-2
+    assert 1e-3 <= facts["learning_rate"] <= 3e-2
     assert facts["width"] in KIND.widths
     assert draw.learning_rate == facts["learning_rate"]
     assert draw.n_classes == facts["n_classes"]
@@ -177,7 +177,7 @@ def test_the_ranges_are_used_evenly() -> None:
         assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in counts.values())
     assert np.mean(values("label_noise")) == pytest.approx(0.2, abs=0.025)
     assert np.mean(values("input_noise")) == pytest.approx(0.15, abs=0.02)
-    middle = math.log(math.sqrt(2e-3 * 2e-2))
+    middle = math.log(math.sqrt(1e-3 * 3e-2))
     assert np.mean(np.log(values("learning_rate"))) == pytest.approx(middle, abs=0.14)
     # Half of the draws are below the geometric middle of 60 and 1,000.
     assert np.mean(values("n_samples") < math.sqrt(60 * 1000)) == pytest.approx(0.5, abs=0.1)

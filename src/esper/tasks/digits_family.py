@@ -34,7 +34,7 @@ N_DIGITS = (4, 10)
 N_SAMPLES = (60, 1000)
 LABEL_NOISE = (0.0, 0.4)
 INPUT_NOISE = (0.0, 0.3)
-LEARNING_RATES = (2e-3, 2e-2)
+LEARNING_RATES = (1e-3, 3e-2)
 N_NOISE_ROWS = 2**13
 CNN_SHARE = 0.06
 """The share of environments that grow CNNs where both kinds of hosts are grown."""
