@@ -175,8 +175,11 @@ def test_a_policy_acts_the_same_on_scaled_observations_once_it_knows_the_scale()
     )
 
 
-def test_blueprints_in_a_slot_are_told_apart() -> None:
-    policy, observations = make_policy(2), draw_observations(2, 1).repeat(4, 1)
+@pytest.mark.parametrize("is_normal", [False, True])
+def test_blueprints_in_a_slot_are_told_apart(is_normal: bool) -> None:
+    config = dataclasses.replace(SIZES, normalize_observations=is_normal)
+    policy, observations = make_policy(2, 0, config), draw_observations(2, 1).repeat(4, 1)
+    policy.learn_observations(draw_observations(2, 100))
     observations[:, N_HOST + N_SLOT + BLUEPRINT] = torch.arange(4) / 3
     logits, values, _ = policy._step(observations, torch.zeros(4, STATE))
     assert len(set(values.tolist())) == 4
