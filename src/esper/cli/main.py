@@ -20,7 +20,7 @@ COMMANDS = {
     "resume": "go on with a run that was interrupted",
     "runs": "list runs",
     "show": "show how a run went and what it came to",
-    "evaluate": "compare a run's controller with everything else that could be done",
+    "evaluate": "judge controllers beside everything else that could be done",
     "compare": "compare controllers with one another",
     "headroom": "measure what there is to win on a task",
     "grow": "grow one host and keep it as a plain model",
