@@ -39,6 +39,7 @@ GROUPS = (
     "environment",
     "telemetry",
     "training",
+    "host_epochs",
 )
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"

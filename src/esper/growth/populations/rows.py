@@ -141,11 +141,22 @@ class RowStore:
         shapes = shapes_of(row.tensors)
         self.own_shapes[index] = self._known_shapes.setdefault(tuple(shapes.items()), shapes)
         parts = [row.tensors, *(row.moments.get(name, {}) for name in self.moment_names)]
-        for data, tensors in zip(self.data, parts, strict=True):
-            data[index] = self.flatten(tensors) if tensors else 0.0
+        self.data[:, index] = 0.0
+        for data, tensors in zip(self.data[:, index], parts, strict=True):
+            if tensors:
+                self._place(data, tensors)
         for name, buffer in self.buffers.items():
             buffer[index] = pad_corner(row.tensors[name], tuple(buffer.shape[1:]))
         self.steps[index] = row.steps
+
+    def _place(self, data: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Write parameters by name into a row ``[P]`` of zeros."""
+        for (name, shape), part in zip(
+            self.shapes.items(), torch.split(data, self.sizes), strict=True
+        ):
+            if name in tensors:
+                tensor = tensors[name]
+                cut_corner(part.view(shape), tuple(tensor.shape)).copy_(tensor)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return parameters by name as one row ``[P]``; zeros for those that are missing."""

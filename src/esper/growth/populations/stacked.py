@@ -83,6 +83,8 @@ class StackedPopulation(Population):
         """A host of each maker, to be given other weights, its tensors and what it costs."""
         self._pools: dict[Split, SamplePool] = {}
         self.vector_hosts: VectorHosts = VectorHosts(self)
+        self._changed: set[int] = set()
+        """Hosts of which a slot has changed since the snapshot was taken."""
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
         self._keep()
@@ -191,6 +193,7 @@ class StackedPopulation(Population):
     def _note_change(self, host: int, slot: str, life: SlotLife) -> None:
         super()._note_change(host, slot, life)
         self.vector_hosts.forget(host)
+        self._changed.add(host)
 
     def lives(self, host: int) -> SlotLives:
         """Return the lives of a host's slots."""
@@ -291,8 +294,10 @@ class StackedPopulation(Population):
 
     def _keep(self) -> None:
         """Remember the present state of all hosts as good, in place of the one before."""
-        self._snapshot = self.state.copied()
+        hosts = [host for host in range(self.n_hosts) if host not in self._changed]
+        self._snapshot = self.state.copied({host: self._snapshot.lives[host] for host in hosts})
         self._has_acted = False
+        self._changed.clear()
 
     def _restore_unfinite(
         self, tally: EpochTally, interventions: dict[int, GovernorReport]

@@ -42,8 +42,13 @@ class StackedState:
     )
     """Seeds that have germinated and do nothing yet, by host and slot."""
 
-    def copied(self) -> StackedState:
-        """Return a copy that shares nothing that changes."""
+    def copied(self, known: Mapping[int, SlotLives] | None = None) -> StackedState:
+        """Return a copy that shares nothing that changes.
+
+        Args:
+            known: Copies of hosts' lives that are made already.
+        """
+        known = known or {}
         watch = LossWatch(len(self.lives), self.watch.config)
         watch.count, watch.mean = self.watch.count.copy(), self.watch.mean.copy()
         watch.variance = self.watch.variance.copy()
@@ -51,7 +56,7 @@ class StackedState:
             self.design,
             self.config,
             self.hosts.copied(),
-            [_copied_lives(lives) for lives in self.lives],
+            [known.get(host) or _copied_lives(own) for host, own in enumerate(self.lives)],
             list(self.n_germinated),
             watch,
             {key: store.copied() for key, store in self.groups.items()},
