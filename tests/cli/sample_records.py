@@ -98,6 +98,7 @@ def evaluation_record(number: int, **changes: Any) -> EvaluationRecord:
         "seed_parameters_mean": 420.0,
         "ops": '{"wait": 9.0}',
         "is_best": True,
+        "fixed_reward": 0.571,
         "seconds": 3.0,
     }
     return EvaluationRecord(**(facts | changes))

@@ -16,6 +16,7 @@ from esper.cli.view_state import ViewState
 from esper.cli.views import LineWriter, make_view
 from esper.config.presets import load_preset
 from esper.config.toml import override
+from esper.reports.comparison import OTHERS
 from esper.simic.training.output import TrialProgress
 from esper.telemetry.records import Record
 from tests.cli.sample_records import (
@@ -63,7 +64,7 @@ FULL = (
     update_record(2),
     governor_record(2),
     evaluation_record(2),
-    evaluation_record(2, arm="wait", ep_rew_mean=0.111),
+    evaluation_record(2, arm="wait", ep_rew_mean=0.111, fixed_reward=None),
     notice_record(2, "the run [bold]stops"),
 )
 
@@ -81,7 +82,7 @@ def test_the_panel_shows_everything_within_its_width(width: int) -> None:
         "0.420 ▁█",
         "0.861; held-out hosts left alone 0.842",
         "1.87k host + 412 seeds",
-        "return 0.583, score 0.872 after round 2",
+        "return 0.583, fixed schedule 0.571",
         "KL 0.0123, entropy 4.56, stopped early 1 of 2",
         "hosts put back: 1, the last because the loss",
         "round 2: the run [bold]stops",
@@ -154,7 +155,7 @@ def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool)
     view.write(round_record(3, n_restored=2))
     view.write(evaluation_record(3))
     view.write(notice_record(3))
-    view.write(evaluation_record(3, purpose="final", arm="wait"))
+    view.write(evaluation_record(3, purpose="final", arm="wait", fixed_reward=None))
     view.close()
     view.close()
     assert len(lines) == 7
@@ -164,9 +165,9 @@ def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool)
         assert lines[number].startswith(f"round {number}/10  512 env-steps/s")
         assert f"KL {number / 100:.4f}" in lines[number]
     assert "the governor put back 2" in lines[3]
-    assert "held out after round 3, learned: return 0.583" in lines[4]
+    assert "held out after round 3, learned: return 0.583, fixed schedule 0.571, " in lines[4]
     assert lines[5] == "  round 3: checkpoint saved"
-    assert lines[6].startswith("  compared after round 3, wait: return 0.583")
+    assert lines[6].startswith("  compared after round 3, wait: return 0.583, score")
 
 
 def test_a_round_without_an_update_is_printed_in_the_end() -> None:
@@ -223,18 +224,18 @@ def test_the_comparison_at_the_end_is_seen_to_move() -> None:
     for record in FULL:
         state.take(record)
     assert state.comparison_share is None
-    final: dict[str, Any] = {"purpose": "final", "n_hosts": 256, "n_trials": 4}
+    final: dict[str, Any] = {"purpose": "final", "n_hosts": 256, "n_trials": 5}
     state.take_trial(trial(0.0, "learned", number=1, **final))
     assert state.comparison_share == 0.0
     clock.now += 30
     state.take(evaluation_record(10, purpose="final"))
     state.take_trial(trial(0.5, "wait", number=2, **final))
-    assert state.comparison_share == 3 / 8
-    assert state.seconds_left == pytest.approx(30 * 5 / 3)
+    assert state.comparison_share == 3 / 10
+    assert state.seconds_left == pytest.approx(30 * 7 / 3)
     text = picture(state, 80)
-    for piece in ("comparing", "38%", "0:50 left", "hosts left alone on 256 held-out hosts, 50%"):
+    for piece in ("comparing", "30%", "1:10 left", "hosts left alone on 256 held-out hosts, 50%"):
         assert piece in text
-    for arm in ("wait", "random", "heuristic"):
+    for arm in OTHERS:
         state.take(evaluation_record(10, purpose="final", arm=arm))
     assert (state.comparison_share, state.seconds_left) == (1.0, 0.0)
 
@@ -243,10 +244,11 @@ def test_the_time_left_counts_the_comparison_at_the_end() -> None:
     clock = Clock()
     state = ViewState(CONFIG, clock)
     state.take(evaluation_record(0, arm="wait", n_episodes=64, seconds=2.0))
+    state.take(evaluation_record(0, arm="fixed", n_episodes=64, seconds=9.0))
     state.take(step_record(0))
     clock.now += 10
     state.take(step_record(80))
-    n_final = 4 * CONFIG.evaluation.n_final_episodes
+    n_final = 5 * CONFIG.evaluation.n_final_episodes
     assert state.seconds_left == pytest.approx(10 + 2.0 / 64 * n_final)
 
 

@@ -252,7 +252,8 @@ MANY = {
     "in the update": [at_call(PPOAgent, "_descend", 3)],
     "update recorded": [at_record("updates", round=2)],
     "round recorded": [at_record("rounds", round=2)],
-    "in an evaluation": [at_call(StoppableController, "act", 25)],
+    "in the fixed schedule's trial": [at_call(StoppableController, "act", 15)],
+    "in an evaluation": [at_call(StoppableController, "act", 35)],
     "evaluation recorded": [at_record("evaluations", round=2)],
     "saving, first call": [in_save(3, 1)],
     "saving, half way": [in_save(3, 8)],
@@ -290,7 +291,7 @@ PLANS: dict[str, Plan] = {
         {
             "blending": [in_stage("blending")],
             "saving": [in_save(2, 8), at_call(RunParts, "load")],
-            "evaluation": [at_call(StoppableController, "act", 15)],
+            "evaluation": [at_call(StoppableController, "act", 35)],
         },
     ),
     "every step": Plan({"rounds": 4}, MANY),

@@ -122,6 +122,9 @@ def test_rounds_updates_and_evaluations_tell_the_same_rates_and_numbers(done_run
     static = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "wait")
     assert {record.static_score for record in rounds} == {static.score_mean}
     final = [e.arm for e in evaluations if e.purpose == "final"]
-    assert final == ["learned", "wait", "random", "heuristic"]
+    assert final == ["learned", "wait", "random", "fixed", "heuristic"]
+    fixed = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "fixed")
+    on_the_way = [e for e in evaluations if e.purpose == "tuning" and e.arm == "learned"]
+    assert [e.fixed_reward for e in on_the_way] == [fixed.ep_rew_mean] * 3
     ops = json.loads(next(e for e in evaluations if e.arm == "wait").ops)
     assert ops == {op.name.lower(): 10.0 * (op == Op.WAIT) for op in Op}

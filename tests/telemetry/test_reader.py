@@ -205,6 +205,29 @@ def test_a_file_that_cannot_be_right_is_refused_by_reader_and_writer_and_kept(
     assert path.read_bytes() == before
 
 
+def test_what_an_earlier_version_did_not_store_is_none_and_nothing_is_written_to_it(
+    tmp_path: Path,
+) -> None:
+    path, record = tmp_path / FILE, example(EvaluationRecord, fixed_reward=0.5)
+    with TelemetryWriter(path) as writer:
+        writer.write_many([record, notice(3)])
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE evaluations DROP COLUMN fixed_reward")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    older = replace(record, fixed_reward=None)
+    with open_run(tmp_path) as telemetry:
+        assert telemetry.schema_version == 1
+        assert telemetry.rows(EvaluationRecord) == [older]
+        assert telemetry.rows(EvaluationRecord, fixed_reward=None) == [older]
+        assert telemetry.rows(EvaluationRecord, fixed_reward=0.5) == []
+        assert telemetry.columns("evaluations")["fixed_reward"] == [None]
+        assert telemetry.rows(NoticeRecord) == [notice(3)]
+        assert telemetry.digest()
+    with pytest.raises(TelemetryError, match=r"schema version 1; this Esper writes version 2"):
+        TelemetryWriter(path)
+
+
 def test_an_empty_file_is_not_telemetry_to_a_reader_and_a_beginning_to_a_writer(
     tmp_path: Path,
 ) -> None:

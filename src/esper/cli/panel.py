@@ -104,7 +104,7 @@ def _comparison_rows(state: ViewState) -> list[Row]:
 
 def _held_out(row: EvaluationRecord) -> str:
     best = ", best so far" if row.is_best else ""
-    scores = f"return {row.ep_rew_mean:.3f}, score {row.score_mean:.3f}"
+    scores = f"{words.return_words(row)}, score {row.score_mean:.3f}"
     return f"{scores} after round {row.round}{best}"
 
 

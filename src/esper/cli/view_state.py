@@ -189,6 +189,8 @@ class ViewState:
         if record.purpose == "final":
             self.finals = self.finals | {record.arm: record}
             return
+        if record.arm == "fixed":  # it was trained twice: to find when it stops, and for good
+            return
         hosts = N_COMPARED * self.config.evaluation.n_final_episodes
         self._trial_seconds = record.seconds / max(1, record.n_episodes) * hosts
         if record.arm == LEARNED:

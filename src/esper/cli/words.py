@@ -74,11 +74,17 @@ def op_words(row: RoundRecord) -> str:
     return ", ".join(shown) or UNKNOWN
 
 
+def return_words(row: EvaluationRecord) -> str:
+    """Return the return of an evaluation, beside the fixed schedule's if that is known."""
+    fixed = "" if row.fixed_reward is None else f", fixed schedule {row.fixed_reward:.3f}"
+    return f"return {row.ep_rew_mean:.3f}{fixed}"
+
+
 def evaluation_words(row: EvaluationRecord) -> str:
     """Return how an evaluation went."""
     best = ", best so far" if row.is_best else ""
     return (
-        f"{row.arm}: return {row.ep_rew_mean:.3f}, score {row.score_mean:.3f}, "
+        f"{row.arm}: {return_words(row)}, score {row.score_mean:.3f}, "
         f"FLOPs {row.flops_mean:.2f} on {row.n_episodes} hosts{best}"
     )
 
@@ -87,6 +93,7 @@ ARMS = {
     "learned": "the learned controller",
     "wait": "hosts left alone",
     "random": "random legal growth",
+    "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
 }
 """Controllers as a person calls them."""

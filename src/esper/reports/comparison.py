@@ -15,7 +15,7 @@ from esper.reports.words import too_few
 Floats = NDArray[np.float64]
 
 LEARNED = "learned"
-OTHERS = ("wait", "random", "heuristic")
+OTHERS = ("wait", "random", "fixed", "heuristic")
 """The controllers that the learned one is compared with at the end of a run."""
 
 SELDOM = 0.05
@@ -194,6 +194,7 @@ def _sentences(
 _NAMES = {
     "wait": "leaving hosts alone",
     "random": "random legal growth",
+    "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
 }
 

@@ -58,6 +58,9 @@ def plot_metrics(metrics: Metrics, *, title: str = "") -> Any:
                 series = metrics[metric]
                 style = {"marker": "o", "markersize": 4} if metric.startswith("eval/") else {}
                 axis.plot(series.rounds, series.values, label=label, **style)
+        if "eval/mean_reward" in lines and "eval/fixed_reward" in metrics:
+            level = metrics["eval/fixed_reward"].values[-1]
+            axis.axhline(level, color="gray", linestyle="--", label="fixed schedule")
         axis.set_title(name, loc="left")
         axis.grid(alpha=0.3)
         if axis.lines:

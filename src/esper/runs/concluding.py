@@ -16,9 +16,16 @@ from esper.runs.folder import RunFolder, write_whole
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults
 from esper.simic.training import RecordOutput, Trainer
+from esper.simic.training.fixed_schedule import make_fixed
 from esper.simic.training.output import TrialProgress
+from esper.simic.training.progress import Progress
 from esper.simic.training.round_records import evaluation_record
-from esper.simic.training.trials import count_hosts, run_final_trials, trial_parts
+from esper.simic.training.trials import (
+    count_hosts,
+    run_final_trials,
+    task_place,
+    trial_parts,
+)
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.telemetry.records import NoticeRecord
 
@@ -48,19 +55,27 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
             round_number=progress.round,
             arm=arm,
             purpose="final",
-            split="test",
-            is_best=False,
             seconds=perf_counter() - start,
         )
         output.write([record])
         results[arm] = as_arm(found)
         actions = taken if arm == LEARNED else actions
     comparison = compare_arms(results, actions=actions)
+    sentences = (*comparison.sentences, _about_trials(progress))
+    comparison = replace(comparison, sentences=sentences)
     try:
         write_whole(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
     except OSError as error:
         raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
     return comparison
+
+
+def _about_trials(progress: Progress) -> str:
+    """Say whether the trials on the way did better than the fixed schedule, and since when."""
+    schedule = f"the fixed schedule's return ({progress.fixed_return:.3f})"
+    if progress.passed_round is None:
+        return f"Held-out trials did not pass {schedule}."
+    return f"Held-out trials first passed {schedule} after round {progress.passed_round}."
 
 
 def _teller(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
@@ -89,6 +104,9 @@ def as_arm(results: EpisodeResults) -> ArmResults:
 
 
 def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+    if arm == "fixed":
+        task, stops = trainer.task, trainer.parts.progress.fixed_stops
+        return lambda envs: make_fixed(envs, stops[task_place(task, envs.task)])
     if arm != LEARNED:
         return lambda envs: make_controller(arm, envs.layout)
     policy = trainer.parts.policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from esper.telemetry.marks import clock_field
+from esper.telemetry.marks import added_field, clock_field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,5 +147,7 @@ class EvaluationRecord:
     """Ops done per episode, by name: a JSON mapping."""
     is_best: bool
     """Whether it is the best so far of its kind."""
+    fixed_reward: float | None = added_field(since=2)
+    """In trials of the learned controller: what ``ep_rew_mean`` is of the fixed schedule there."""
     seconds: float = clock_field()
     """How long it took."""

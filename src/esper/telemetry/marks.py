@@ -1,4 +1,4 @@
-"""How a field of a record is marked as one that depends on the clock or the process."""
+"""How fields of records are marked: those of the clock or the process, and those added later."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import Field, field
 from typing import Any
 
 _MARK = "clock"
+_SINCE = "since"
 
 
 def clock_field() -> Any:
@@ -16,3 +17,13 @@ def clock_field() -> Any:
 def is_clock_field(one: Field[Any]) -> bool:
     """Return whether a field was made by :func:`clock_field`."""
     return bool(one.metadata.get(_MARK))
+
+
+def added_field(*, since: int) -> Any:
+    """Return a field that databases before a schema version lack; it reads as None from them."""
+    return field(metadata={_SINCE: since})
+
+
+def version_of(one: Field[Any]) -> int:
+    """Return the schema version from which on a field is stored."""
+    return int(one.metadata.get(_SINCE, 1))

@@ -42,6 +42,9 @@ METRICS: dict[str, str] = {
     "train/early_stop": "1 if the divergence ended the update before its last epoch, else 0.",
     "train/refused": "1 if the update was undone because a number was not finite, else 0.",
     "eval/mean_reward": "Mean sum of rewards of the learned controller on held-out draws.",
+    "eval/fixed_reward": (
+        "The same of the fixed schedule, which is tried once, before the first round."
+    ),
     "eval/score": "Mean final score of the hosts that the learned controller grew there.",
     "eval/flops": "Mean computing spent there, as a share of the reference host's.",
     "final/<arm>/mean_reward": "Mean sum of rewards of one controller in the last comparison.",
@@ -164,7 +167,8 @@ def _of_evaluation(record: EvaluationRecord) -> dict[str, float | None]:
         group = "eval"
     else:
         return {}
-    return {
+    fixed = {"eval/fixed_reward": record.fixed_reward} if group == "eval" else {}
+    return fixed | {
         f"{group}/mean_reward": record.ep_rew_mean,
         f"{group}/score": record.score_mean,
         f"{group}/flops": record.flops_mean,

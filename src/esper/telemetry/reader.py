@@ -37,8 +37,10 @@ _NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
     """Open the telemetry of a run folder for reading. A run that writes it is not disturbed.
 
+    What an earlier version did not store is None.
+
     Raises:
-        TelemetryError: If there is none, or it is damaged or of another version.
+        TelemetryError: If there is none, or it is damaged or of a later version.
     """
     path = Path(directory) / FILE_NAME
     if not path.is_file():
@@ -59,7 +61,7 @@ class RunTelemetry:
         with self._errors_named():
             self._connection = _connect(path)
             try:
-                check_schema(self._connection, path)
+                self._version = check_schema(self._connection, path, oldest=1)
             except BaseException:
                 self._connection.close()
                 raise
@@ -170,7 +172,8 @@ class RunTelemetry:
             connection.execute("COMMIT")
 
     def _digest_rows(self, kind: RecordType) -> Iterator[tuple[Any, ...]]:
-        names = [f'"{column.name}"' for column in columns_of(kind) if not column.is_clock]
+        stored = [column for column in columns_of(kind) if column.since <= self._version]
+        names = [self._sql(column) for column in stored if not column.is_clock]
         sql = f"SELECT seq, '{kind.table}', {', '.join(names)} FROM \"{kind.table}\" ORDER BY seq"
         return self._iterate(sql, ())
 
@@ -178,14 +181,14 @@ class RunTelemetry:
         self, kind: RecordType, columns: tuple[Column, ...], equal: dict[str, object]
     ) -> Iterator[list[Any]]:
         """Give the values of some columns of the rows that are asked for."""
-        allowed = [column.name for column in all_columns_of(kind)]
+        allowed = {column.name: self._sql(column) for column in all_columns_of(kind)}
         for name in equal:
             if name not in allowed:
                 raise TelemetryError(
                     f"table {kind.table!r} has no column {name!r}.{did_you_mean(name, allowed)}"
                 )
-        chosen = ", ".join(f'"{column.name}"' for column in columns)
-        where = " AND ".join(f'"{name}" IS ?' for name in equal) or "1"
+        chosen = ", ".join(map(self._sql, columns))
+        where = " AND ".join(f"{allowed[name]} IS ?" for name in equal) or "1"
         sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {key_of(kind)}'
         todo = decoders(columns)
         for row in self._iterate(sql, tuple(equal.values())):
@@ -193,6 +196,10 @@ class RunTelemetry:
             for index, decode in todo.items():
                 values[index] = decode(values[index])
             yield values
+
+    def _sql(self, column: Column) -> str:
+        """Return what a column is in a query: none if the database is too old to have it."""
+        return f'"{column.name}"' if column.since <= self._version else "NULL"
 
     def _iterate(self, sql: str, values: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
         with self._errors_named(), closing(self._open_connection().cursor()) as cursor:

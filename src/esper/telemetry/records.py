@@ -15,8 +15,8 @@ from esper.telemetry.episode_records import (
 from esper.telemetry.learning_records import EvaluationRecord, RoundRecord, UpdateRecord
 from esper.telemetry.run_records import NoticeRecord, RunRecord, SessionRecord
 
-SCHEMA_VERSION = 1
-"""Changes when a table or column does."""
+SCHEMA_VERSION = 2
+"""Changes when a table or column does. Earlier ones can be read, and not written."""
 
 Record = (
     RunRecord

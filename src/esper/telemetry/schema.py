@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import TelemetryError
-from esper.telemetry.marks import is_clock_field
+from esper.telemetry.marks import is_clock_field, version_of
 from esper.telemetry.records import SCHEMA_VERSION, TABLES, Record, SessionRecord
 
 FILE_NAME = "telemetry.sqlite"
@@ -45,6 +45,8 @@ class Column:
     """Whether None is allowed."""
     is_clock: bool
     """Whether it depends on the clock or the process."""
+    since: int = 1
+    """The schema version that added it."""
 
     @property
     def sql(self) -> str:
@@ -96,6 +98,7 @@ def columns_of(kind: RecordType) -> tuple[Column, ...]:
                 kind=plain,
                 is_optional=len(options) > 1,
                 is_clock=is_clock_field(one),
+                since=version_of(one),
             )
         )
     return tuple(columns)
@@ -174,22 +177,31 @@ def is_blank(connection: sqlite3.Connection) -> bool:
     return not (n_things or _pragma(connection, "application_id"))
 
 
-def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise TelemetryError unless a database is telemetry of this version."""
+def check_schema(
+    connection: sqlite3.Connection, path: Path, *, oldest: int = SCHEMA_VERSION
+) -> int:
+    """Return the version of a database; raise TelemetryError unless it is telemetry of ours.
+
+    Args:
+        connection: To the database.
+        path: Where it is.
+        oldest: The oldest version that is of use.
+    """
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise TelemetryError(
             f"{path} is not telemetry of Esper; name a run folder, or move the file away."
         )
     version = _pragma(connection, "user_version")
-    if version != SCHEMA_VERSION:
+    if not oldest <= version <= SCHEMA_VERSION:
+        known = f"writes version {SCHEMA_VERSION} and reads those up to it"
         raise TelemetryError(
-            f"{path} has schema version {version}; this Esper reads version {SCHEMA_VERSION}: "
-            "use the Esper that wrote it."
+            f"{path} has schema version {version}; this Esper {known}: use the Esper that wrote it."
         )
     for kind in TABLES.values():
         found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
-        if found != [column.name for column in all_columns_of(kind)]:
+        if found != [column.name for column in all_columns_of(kind) if column.since <= version]:
             raise TelemetryError(f"{path} is damaged: table {kind.table!r} is not as it was made.")
+    return version
 
 
 def last_position(connection: sqlite3.Connection) -> int:

@@ -22,6 +22,9 @@ from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecor
 from tests.runs.tiny import Seen, liveliness, tiny_config
 from tests.simic.training.stopped_run import make_trainer
 
+FIRST_LOOKS = 2
+"""Trials before the first round: of hosts left alone, and of the fixed schedule."""
+
 
 def config_of(**changes: Any) -> Any:
     small = {"budget__n_epochs": 4, "n_steps": 4, "envs": 2}
@@ -29,14 +32,14 @@ def config_of(**changes: Any) -> Any:
 
 
 def spoil_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
-    """Let evaluations, after the first look, have these mean returns; return what they had."""
+    """Let evaluations, after the first looks, have these mean returns; return what they had."""
     found: list[EpisodeResults] = []
 
     def run(*args: Any, **kwargs: Any) -> EpisodeResults:
         results = run_episodes(*args, **kwargs)
         found.append(results)
-        if 0 < len(found) - 1 <= len(returns):
-            results.returns[:] = returns[len(found) - 2]
+        if 0 < len(found) - FIRST_LOOKS <= len(returns):
+            results.returns[:] = returns[len(found) - FIRST_LOOKS - 1]
         return results
 
     monkeypatch.setattr(trials, "run_episodes", run)
@@ -51,8 +54,8 @@ def test_hosts_of_evaluations_are_the_same_each_time_and_met_nowhere_else(
     trainer, _, _ = make_trainer(config, seen)
     trainer.run()
     evaluated = [set(results.draw_seeds.tolist()) for results in found]
-    assert len(evaluated) == 3
-    assert evaluated[0] == evaluated[1] == evaluated[2]
+    assert len(evaluated) == FIRST_LOOKS + 2
+    assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     final, _ = run_final_trials(config, trainer.task, lambda _: WaitController(), StopRequest())
     assert len(trained) == 4
@@ -117,7 +120,7 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
         assert torch.equal(tensor, policies[1][name]), name
     assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
     is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
-    assert is_best == [False, True, True, False, False]
+    assert is_best == [False, False, True, True, False, False]
 
 
 def told(results: EpisodeResults) -> tuple[float, ...]:
@@ -197,9 +200,9 @@ def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
     assert trainer.parts.progress.phase == "done"
     assert trainer.parts.progress.round == 4
     notices = [record for record in seen.records if isinstance(record, NoticeRecord)]
-    assert [notice.kind for notice in notices] == ["early stop"]
-    assert "after round 4 of 9" in notices[0].message
-    assert "after round 2" in notices[0].message
+    assert [notice.kind for notice in notices] == ["fixed schedule", "early stop"]
+    assert "after round 4 of 9" in notices[1].message
+    assert "after round 2" in notices[1].message
 
 
 def test_evaluations_are_every_few_rounds_and_after_the_last() -> None:
@@ -207,4 +210,4 @@ def test_evaluations_are_every_few_rounds_and_after_the_last() -> None:
     trainer, _, _ = make_trainer(config_of(rounds=3, evaluation__eval_freq=2), seen)
     trainer.run()
     rounds = [r.round for r in seen.records if isinstance(r, EvaluationRecord)]
-    assert rounds == [0, 2, 3]
+    assert rounds == [0, 0, 2, 3]

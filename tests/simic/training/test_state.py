@@ -50,6 +50,8 @@ SAMPLE = [
     "tally/ended_ops",
     "tally/terms",
     "progress/static_score",
+    "progress/fixed_return",
+    "progress/fixed_stops/0",
     "progress/evaluations_since_best",
     "progress/telemetry_position",
     "best_policy/outputs.weight",

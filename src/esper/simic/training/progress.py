@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Phase = Literal["starting", "collecting", "evaluating", "done"]
@@ -30,6 +30,15 @@ class Progress:
     static_score: float | None = None
     """Mean score of hosts left alone, on the draws of evaluations."""
 
+    fixed_return: float | None = None
+    """Mean return of the fixed schedule there."""
+
+    fixed_stops: list[int] = field(default_factory=list[int])
+    """Epochs after which it stops the hosts of each of the run's tasks; none before it is tried."""
+
+    passed_round: int | None = None
+    """The round after which an evaluation first had a higher return than the fixed schedule."""
+
     best_return: float | None = None
     """Mean return of the best evaluation."""
 
@@ -47,5 +56,5 @@ class Progress:
 
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Take over what :meth:`to_facts` gave."""
-        for field in fields(self):
-            setattr(self, field.name, facts[field.name])
+        for one in fields(self):
+            setattr(self, one.name, facts[one.name])

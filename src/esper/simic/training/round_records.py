@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from esper.config.run import RunConfig
 from esper.config.toml import write_toml
@@ -134,18 +134,18 @@ def evaluation_record(
     *,
     round_number: int,
     arm: str,
-    purpose: str,
-    split: str,
-    is_best: bool,
+    purpose: Literal["tuning", "final"],
+    is_best: bool = False,
+    fixed_reward: float | None = None,
     seconds: float,
 ) -> EvaluationRecord:
-    """Return the record of an evaluation."""
+    """Return the record of an evaluation; the one at the end is on the test split."""
     ops = results.op_counts.mean(0)
     return EvaluationRecord(
         round=round_number,
         arm=arm,
         purpose=purpose,
-        split=split,
+        split="test" if purpose == "final" else "validation",
         n_episodes=len(results.returns),
         ep_rew_mean=float(results.returns.mean()),
         score_mean=float(results.scores.mean()),
@@ -155,6 +155,7 @@ def evaluation_record(
         seed_parameters_mean=float(results.seed_parameters.mean()),
         ops=json.dumps({op.name.lower(): float(ops[op]) for op in Op}),
         is_best=is_best,
+        fixed_reward=fixed_reward,
         seconds=seconds,
     )
 

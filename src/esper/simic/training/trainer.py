@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
@@ -27,12 +28,15 @@ from esper.simic.training.schedules import rates_of
 from esper.simic.training.setup import make_agent, make_envs, make_run_task, stream_seed
 from esper.simic.training.step_records import StepRecorder
 from esper.simic.training.stopping import Stopped, StopRequest
-from esper.simic.training.trials import Trials, count_hosts, trial_parts
-from esper.tamiyo import Controller, LearnedController, WaitController
+from esper.simic.training.trials import OnShare, Trials, count_hosts, trial_parts
+from esper.tamiyo import LearnedController, WaitController
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 
 MAX_REFUSALS = 3
 """Updates that may be refused in a row before a run stops."""
+
+Trial = Callable[[Trials, OnShare], EpisodeResults]
+"""Tries something on the hosts of evaluations."""
 
 
 class Trainer:
@@ -119,24 +123,28 @@ class Trainer:
         return progress.step, progress.round, progress.phase
 
     def _begin(self) -> None:
-        """Say what the run is, find out what hosts come to that are left alone, and start."""
+        """Say what the run is, find out what hosts come to without a controller, and start."""
         self._write(run_record(self.config, self.parts.envs.slot_config, self._name))
-        results, seconds = self._try(WaitController(), "wait")
-        self._write(
-            evaluation_record(
-                results,
-                round_number=0,
-                arm="wait",
-                purpose="tuning",
-                split="validation",
-                is_best=False,
-                seconds=seconds,
-            )
-        )
         progress = self.parts.progress
-        progress.static_score = float(results.scores.mean())
+        alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))
+        progress.static_score = float(alone.scores.mean())
+        progress.fixed_return = float(self._look("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         self.parts.buffer.reset()
+
+    def _look(self, arm: str, run: Trial) -> EpisodeResults:
+        """Try something before the first round, and record how it did."""
+        results, seconds = self._try(arm, run)
+        self._write(
+            evaluation_record(results, round_number=0, arm=arm, purpose="tuning", seconds=seconds)
+        )
+        return results
+
+    def _run_fixed(self, trials: Trials, tell: OnShare) -> EpisodeResults:
+        """Choose when the fixed schedule stops, and try it."""
+        stops = trials.find_stops(lambda share: tell(share / 2))
+        self.parts.progress.fixed_stops = stops
+        return trials.run_fixed(stops, lambda share: tell(0.5 + share / 2))
 
     def _run_round(self) -> None:
         """Fill the buffer, from wherever it is, improve the policy and say how it went."""
@@ -233,7 +241,7 @@ class Trainer:
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
         controller = LearnedController(parts.policy, deterministic=config.deterministic)
-        results, seconds = self._try(controller, "learned")
+        results, seconds = self._try("learned", lambda trials, tell: trials.run(controller, tell))
         mean = float(results.returns.mean())
         best = progress.best_return
         is_best = best is None or mean > best + config.min_improvement
@@ -251,14 +259,29 @@ class Trainer:
                 round_number=progress.round,
                 arm="learned",
                 purpose="tuning",
-                split="validation",
                 is_best=is_best,
+                fixed_reward=progress.fixed_return,
                 seconds=seconds,
             )
         )
+        self._compare_with_fixed(mean)
         progress.phase = "done" if self._is_over() else "collecting"
         if is_best:
             self.save(is_best=True)
+
+    def _compare_with_fixed(self, mean: float) -> None:
+        """Say so when an evaluation is the first that does better than the fixed schedule."""
+        progress = self.parts.progress
+        fixed = progress.fixed_return
+        assert fixed is not None, "the schedule is tried before the first round"
+        if progress.passed_round is not None or mean <= fixed:
+            return
+        progress.passed_round = progress.round
+        message = (
+            f"the controller now does better on held-out hosts than the fixed schedule "
+            f"({mean:.3f} over {fixed:.3f})"
+        )
+        self._write(NoticeRecord(round=progress.round, kind="fixed schedule", message=message))
 
     def _is_over(self) -> bool:
         """Return whether all rounds are done, or nothing has become better for too long."""
@@ -274,8 +297,8 @@ class Trainer:
         self._write(NoticeRecord(round=progress.round, kind="early stop", message=message))
         return True
 
-    def _try(self, controller: Controller, arm: str) -> tuple[EpisodeResults, float]:
-        """Return how a controller does on the hosts of evaluations, and the seconds it took."""
+    def _try(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
+        """Return how something does on the hosts of evaluations, and the seconds it took."""
         start, asked_for = perf_counter(), self.config.evaluation.n_eval_episodes
         n_hosts = count_hosts(trial_parts(self.task, asked_for))
 
@@ -287,7 +310,7 @@ class Trainer:
         with self.stopwatch.measure("trials"):
             if self._trials is None:
                 self._trials = Trials(self.config, self.task, self.stop)
-            results = self._trials.run(controller, tell)
+            results = run(self._trials, tell)
         return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from esper.config.run import RunConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults, run_episodes
+from esper.simic.training.fixed_schedule import find_stop, make_fixed
 from esper.simic.training.setup import make_trial_envs
 from esper.simic.training.stopping import StoppableController, StopRequest
 from esper.tamiyo import Controller
@@ -22,6 +24,9 @@ from esper.tasks import Task
 TRIAL_SEED = 0
 """Decides the hosts of evaluations: the same for all runs, so that runs can be compared."""
 
+
+OnShare = Callable[[float], None]
+"""Told before each step which share of a trial is done."""
 
 LEAST_HOSTS = 2
 """Hosts that each of several tasks has in a trial, however small its share is."""
@@ -46,6 +51,12 @@ def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
     return parts
 
 
+def task_place(task: Task, own: Task) -> int:
+    """Return which of a run's tasks one is: 0 for the first, then those beside it in order."""
+    places = (place for place, (other, _) in enumerate(task.beside, 1) if other is own)
+    return next(places, 0)
+
+
 def count_hosts(parts: list[TrialPart]) -> int:
     """Return the hosts of a whole trial."""
     return sum(part.n_hosts for part in parts)
@@ -64,24 +75,47 @@ class Trials:
             for part in self._parts
         ]
 
-    def run(
-        self, controller: Controller, on_share: Callable[[float], None] = lambda _: None
-    ) -> EpisodeResults:
+    def run(self, controller: Controller, on_share: OnShare = lambda _: None) -> EpisodeResults:
         """Return how a controller does.
 
         Args:
             controller: The controller; it reads no layout, so that it can steer any task's hosts.
             on_share: Told before each step which share of the trial is done.
         """
-        n_hosts, results = count_hosts(self._parts), list[EpisodeResults]()
-        for part, envs in zip(self._parts, self.envs, strict=True):
+        return self._run_each([controller] * len(self._parts), on_share)
 
-            def tell(step: int, part: TrialPart = part) -> None:
-                on_share((part.first + part.n_hosts * step / self._n_steps) / n_hosts)
+    def find_stops(self, on_share: OnShare = lambda _: None) -> list[int]:
+        """Return the epochs after which the fixed schedule stops the hosts of each task."""
+        return [
+            find_stop(
+                envs, seed=TRIAL_SEED + part.first, wrap=partial(self._stoppable, part, on_share)
+            )
+            for part, envs in zip(self._parts, self.envs, strict=True)
+        ]
 
-            stoppable = StoppableController(controller, self._stop, tell)
+    def run_fixed(self, stops: Sequence[int], on_share: OnShare = lambda _: None) -> EpisodeResults:
+        """Return how the fixed schedule does that stops the hosts of each task so early."""
+        made = [make_fixed(envs, stop) for envs, stop in zip(self.envs, stops, strict=True)]
+        return self._run_each(made, on_share)
+
+    def _run_each(self, controllers: Sequence[Controller], on_share: OnShare) -> EpisodeResults:
+        """Return how controllers do, each on the hosts of one task."""
+        results: list[EpisodeResults] = []
+        for part, envs, controller in zip(self._parts, self.envs, controllers, strict=True):
+            stoppable = self._stoppable(part, on_share, controller)
             results.append(run_episodes(envs, stoppable, seed=TRIAL_SEED + part.first))
         return join_results(results)
+
+    def _stoppable(
+        self, part: TrialPart, on_share: OnShare, controller: Controller
+    ) -> StoppableController:
+        """Return a controller of some hosts that can be stopped, and tells how far the trial is."""
+        n_hosts = count_hosts(self._parts)
+
+        def tell(step: int) -> None:
+            on_share((part.first + part.n_hosts * step / self._n_steps) / n_hosts)
+
+        return StoppableController(controller, self._stop, tell)
 
 
 def run_final_trials(
@@ -90,7 +124,7 @@ def run_final_trials(
     make: Callable[[GrowthVectorEnv], Controller],
     stop: StopRequest,
     *,
-    on_share: Callable[[float], None] = lambda _: None,
+    on_share: OnShare = lambda _: None,
 ) -> tuple[EpisodeResults, NDArray[np.int64]]:
     """Return how a controller does on the draws for evaluation, scored on the test split.
 
