@@ -38,7 +38,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_a_file_comes_back_as_it_was() -> None:
-    file = EvidenceFile(entries=(example(), example(0.4)))
+    file = EvidenceFile(entries=(example(), replace(example(0.4), learned_price=0.2)))
     assert_same(EvidenceFile.from_text(file.to_text()), file)
     assert json.loads(file.to_text()) == file.to_json()
     assert json.loads(file.to_text())["evidence_version"] == 1
@@ -113,6 +113,8 @@ def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: s
     [
         ({"price": math.nan}, "price is nan"),
         ({"price": -1.0}, "price is -1.0"),
+        ({"learned_price": math.inf}, "learned_price is inf"),
+        ({"learned_price": -0.1}, "learned_price is -0.1"),
         ({"learned": "greedy"}, "no arm 'greedy'"),
         ({"runs": ("a",)}, "has 3 runs and 1 are named"),
         ({"arms": (example().own, example().own)}, "learned is there twice"),
@@ -163,6 +165,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         (spoil("entries", 0, "price", value=math.nan), "a number is NaN"),
         (spoil("entries", 0, "price", value="0.2"), "price of an entry is '0.2'; int or float"),
         (spoil("entries", 0, "test_reads", value=True), "test_reads of an entry is True"),
+        (spoil("entries", 0, "learned_price", value="0.1"), "'0.1'; int or float or null"),
         (spoil("entries", 0, "runs", value=[1, 2, 3]), "a list of names"),
         (spoil("entries", 0, "arms", 0, "flops"), "an arm has no flops"),
         (spoil("entries", 0, "arms", 0, "flops", 0, 0, value=math.inf), "a number is Infinity"),

@@ -155,6 +155,8 @@ class Evidence:
     """Options of the task, as plain values."""
     price: float
     """Score that the FLOPs of one reference run cost."""
+    learned_price: float | None = None
+    """Price that the controllers learned at; None if none learned, or it is not known."""
     reference: str = "one run of the widest host"
     """What the FLOPs are a share of, in words."""
     seed: int = 0
@@ -180,6 +182,9 @@ class Evidence:
     def __post_init__(self) -> None:
         if not (np.isfinite(self.price) and self.price >= 0.0):
             raise EvidenceError(f"price is {self.price}; give a finite number from 0.")
+        learned_price = 0.0 if self.learned_price is None else self.learned_price
+        if not (np.isfinite(learned_price) and learned_price >= 0.0):
+            raise EvidenceError(f"learned_price is {learned_price}; give a finite number from 0.")
         names = [arm.name for arm in self.arms]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

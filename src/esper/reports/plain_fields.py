@@ -15,7 +15,9 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "Kind": (str,),
     "int": (int,),
+    "int | None": (int, type(None)),
     "float": (int, float),
+    "float | None": (int, float, type(None)),
     "Floats": (list,),
     "tuple": (list,),
     "Mapping": (dict,),
@@ -58,9 +60,9 @@ def checked_values(kind: type[Any], values: object, what: str) -> dict[str, Any]
 def _checked(value: Any, annotation: str, what: str) -> Any:
     word = annotation.split("[", maxsplit=1)[0]
     if type(value) not in _TYPES[word]:
-        allowed = " or ".join(kind.__name__ for kind in _TYPES[word])
+        allowed = " or ".join(kind.__name__ for kind in _TYPES[word]).replace("NoneType", "null")
         raise EvidenceError(f"{what} is {_short(value)}; {allowed} is needed.")
-    if word == "float" and not math.isfinite(value):
+    if type(value) is float and not math.isfinite(value):
         raise EvidenceError(f"{what} is {value}; a finite number is needed.")
     if word == "Floats":
         return _numbers(value, what)
