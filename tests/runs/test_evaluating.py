@@ -10,20 +10,25 @@ import numpy as np
 import pytest
 
 from esper.config.growth import GrowthConfig
+from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MOST_TRIAL_HOSTS
+from esper.config.run import EvaluationConfig
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.reports.evidence import Evidence
 from esper.reports.evidence_file import EvidenceFile
 from esper.runs.comparing import compare, compare_files
 from esper.runs.contestants import find_contestants, find_ground, find_prices
 from esper.runs.controllers import controller_of
-from esper.runs.evaluating import EvaluationProgress, evaluate
+from esper.runs.evaluating import EvaluationProgress, evaluate, hosts_of
 from esper.runs.evaluation_arms import ARMS, choose_arms
 from esper.runs.evidence_saving import save_evidence
+from esper.runs.headroom import headroom
 from esper.runs.run import Run
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import run_episodes
 from esper.simic.training.setup import make_run_task
-from esper.tamiyo import make_controller
+from esper.simic.training.trials import TRIAL_SEED, trial_parts
+from esper.tamiyo import SavedController, make_controller
+from esper.tasks import make_task
 
 SOME = ("wait", "random", "static", "scratch_same_epochs", "shuffled")
 N_HOSTS = 6
@@ -58,14 +63,14 @@ def test_arms_are_what_controllers_do_on_held_out_hosts(
         "learned": controller_of(done_run).make(envs.slot_config),
     }
     for name, controller in controllers.items():
-        results = run_episodes(envs, controller, seed=0)
+        results = run_episodes(envs, controller, seed=EVALUATION_HOSTS.first)
         arm = evidence.arm(name)
         np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
         np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
         np.testing.assert_array_equal(arm.n_epochs[0], results.n_epochs)
         sizes = results.host_parameters + results.seed_parameters
         np.testing.assert_array_equal(arm.parameters[0], sizes)
-        assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean())
+        assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
 
 
 def test_each_price_has_its_results_and_only_those_that_see_it_differ(
@@ -79,6 +84,7 @@ def test_each_price_has_its_results_and_only_those_that_see_it_differ(
     assert first.arm("static").n_epochs.max() >= second.arm("static").n_epochs.max()
     assert first.arm("learned").tuning_runs == done_run.n_episodes > 0
     assert first.purpose == "evaluation"
+    assert first.learned_price == done_run.config.budget.flop_price
     assert first.split == "test"
 
 
@@ -119,20 +125,73 @@ def test_an_evaluation_that_was_interrupted_goes_on_and_ends_the_same(
         np.testing.assert_array_equal(arm.flops, other.flops)
 
 
-def test_several_runs_are_rows_and_a_run_twice_gives_the_same_row_twice(done_run: Run) -> None:
-    (evidence,) = evaluate_some([done_run, done_run], arms=("random", "wrong_task"))  # type: ignore[arg-type]
-    for name in ("learned", "random", "wrong_task"):
+def another_run(saved: SavedController) -> SavedController:
+    """Return a controller as another seed could have given it."""
+    halved = {name: tensor / 2 for name, tensor in saved.weights.items()}
+    origin = {**saved.origin, "seed": 77, "command": "esper train --seed 77"}
+    return replace(saved, name="another", weights=halved, origin=origin)
+
+
+def test_several_runs_are_rows_each_as_if_it_were_alone(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    other, arms = another_run(saved), ("random", "wrong_task")
+    (evidence,) = evaluate_some([saved, other], arms=arms)  # type: ignore[arg-type]
+    (alone,) = evaluate_some(other, arms=arms)  # type: ignore[arg-type]
+    for name in ("learned", *arms):
         arm = evidence.arm(name)
         assert arm.accuracy.shape == (2, N_HOSTS)
-        np.testing.assert_array_equal(arm.accuracy[0], arm.accuracy[1])
+        np.testing.assert_array_equal(arm.accuracy[1], alone.arm(name).accuracy[0])
+    assert evidence.runs == (done_run.name, "another")
+
+
+def test_one_training_run_is_not_counted_twice(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    other = another_run(saved)
+    assert find_contestants([saved, other]) == [saved, other]
+    with pytest.raises(RunError, match="done and copy are of the same training run"):
+        find_contestants([done_run, replace(saved, name="copy", origin={})])
+    later_checkpoint = replace(other, name="later", origin=saved.origin)
+    with pytest.raises(RunError, match="done and later are of the same training run"):
+        find_contestants([saved, later_checkpoint])
+    with pytest.raises(RunError, match="two runs are named done"):
+        find_contestants([saved, replace(other, name=saved.name)])
 
 
 def test_other_hosts_are_other_hosts(done_run: Run) -> None:
-    usual, others = (evaluate_some(done_run, arms=("wait",), seed=seed)[0] for seed in (0, 3))
+    first = EVALUATION_HOSTS.first
+    usual, others = (
+        evaluate_some(done_run, arms=("wait",), seed=seed)[0] for seed in (None, first + 3)
+    )
     wait, moved = usual.arm("wait"), others.arm("wait")
     np.testing.assert_allclose(wait.accuracy[0, 3:], moved.accuracy[0, :3])
     assert not np.array_equal(wait.accuracy, moved.accuracy)
-    assert others.seed == 3
+    assert (usual.seed, others.seed) == (first, first + 3)
+
+
+def test_hosts_of_one_use_are_never_those_of_another(done_run: Run) -> None:
+    evaluation, room = hosts_of({}, 512), hosts_of({}, 128, HEADROOM_HOSTS)
+    parts = trial_parts(make_run_task(done_run.config), MOST_TRIAL_HOSTS)
+    last = max(part.first + part.n_hosts for part in parts) - 1
+    assert TRIAL_SEED + last < evaluation[0]
+    assert evaluation[-1] < room[0]
+    assert EVALUATION_HOSTS.end <= HEADROOM_HOSTS.first
+    for seed, n_hosts in ((0, 6), (99_999, 6), (199_999, 6)):
+        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+            evaluate(done_run, n_hosts=n_hosts, seed=seed)
+        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+            compare([done_run, "wait"], n_hosts=n_hosts, seed=seed)
+        with pytest.raises(ConfigError, match=r"headroom are 200000 to 299999"):
+            headroom("spirals", n_hosts=n_hosts, seed=seed)
+    with pytest.raises(ConfigError, match="at most 50000"):
+        EvaluationConfig(n_final_episodes=MOST_TRIAL_HOSTS + 1)
+
+
+def test_nothing_is_kept_of_a_task_whose_draws_have_no_name(tmp_path: Path) -> None:
+    named = find_ground([], "spirals", {"batches_per_epoch": 1})
+    given = find_ground([], make_task("spirals", batches_per_epoch=1), None)
+    for ground, n_files in ((given, 0), (named, 1)):
+        ground.cache(tmp_path / "kept").get({"host": 1}, lambda: {"values": [1]})
+        assert len(list(tmp_path.rglob("*.npz"))) == n_files
 
 
 def test_a_controller_is_evaluated_on_another_task_without_retraining(done_run: Run) -> None:
@@ -161,7 +220,9 @@ def test_controllers_are_compared_with_the_first(done_run: Run) -> None:
     assert evidence.learned == done_run.name
     assert [arm.kind for arm in evidence.arms] == ["learned", "simple", "simple"]
     envs = held_out_envs(done_run)
-    results = run_episodes(envs, make_controller("heuristic", envs.layout), seed=0)
+    results = run_episodes(
+        envs, make_controller("heuristic", envs.layout), seed=EVALUATION_HOSTS.first
+    )
     np.testing.assert_allclose(evidence.arm("heuristic").accuracy[0], results.scores, atol=1e-6)
 
 
@@ -176,7 +237,10 @@ def test_files_are_compared_if_their_hosts_are_the_same(
     np.testing.assert_array_equal(evidence.arms[0].accuracy, evidence.arms[1].accuracy)
     with pytest.raises(EvidenceError, match=r"prices 0.2, 0.5; choose one"):
         compare_files([first, second])
-    with pytest.raises(EvidenceError, match=r"seed 0 and .* has 9"):
+    with pytest.raises(EvidenceError, match=r"seed 100000 and .* has 9"):
+        compare_files([first, other])
+    other.write_text(EvidenceFile(entries=(replace(found[0], reference="24 epochs"),)).to_text())
+    with pytest.raises(EvidenceError, match=r"reference training .* has 24 epochs; compare"):
         compare_files([first, other])
     with pytest.raises(RunError, match="files with files"):
         compare([first, "wait"])

@@ -14,6 +14,7 @@ from esper.cli.evaluation_views import ProgressLine, comparison_sentences, show_
 from esper.cli.output import print_json
 from esper.cli.parsing import UsageError, parse
 from esper.cli.train import read_table
+from esper.config.held_out_hosts import EVALUATION_HOSTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class Options:
     task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Options of the task."""
 
-    seed: int = 0
-    """The number of the first host; with another one, other hosts."""
+    seed: int = EVALUATION_HOSTS.first
+    """The number of the first host, of 100,000 to 199,999; with another one, other hosts."""
 
     quiet: bool = False
     """Print nothing but what is shown."""

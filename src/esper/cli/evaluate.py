@@ -17,6 +17,7 @@ from esper.cli.grow import require_writable
 from esper.cli.output import print_columns, print_json
 from esper.cli.parsing import UsageError, parse
 from esper.cli.train import read_table
+from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import RunError
 from esper.runs.folder import RunFolder, shell_word
 from esper.runs.invocation import program
@@ -57,8 +58,8 @@ class Options:
     task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Options of the task."""
 
-    seed: int = 0
-    """The number of the first host; with another one, other hosts."""
+    seed: int = EVALUATION_HOSTS.first
+    """The number of the first host, of 100,000 to 199,999; with another one, other hosts."""
 
     out: str | None = None
     """The folder that results are written to; by default one in the run's folder, or beside several

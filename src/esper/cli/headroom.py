@@ -17,6 +17,7 @@ from esper.cli.grow import require_writable
 from esper.cli.output import print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.train import read_table
+from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.runs.invocation import program
 from esper.runs.signals import INTERRUPTED
 
@@ -46,8 +47,8 @@ class Options:
     task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Options of the task."""
 
-    seed: int = 0
-    """The number of the first host; with another one, other hosts."""
+    seed: int = HEADROOM_HOSTS.first
+    """The number of the first host, of 200,000 to 299,999; with another one, other hosts."""
 
     cache: str | None = None
     """A folder for what is done, so that the same command goes on where it was interrupted."""

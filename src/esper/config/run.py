@@ -14,6 +14,7 @@ from esper.config.checks import (
     require_number,
 )
 from esper.config.environment import RewardConfig
+from esper.config.held_out_hosts import MOST_TRIAL_HOSTS
 from esper.config.learning import PolicyConfig, PPOConfig
 from esper.config.tasks import Budget
 from esper.errors import ConfigError
@@ -74,6 +75,11 @@ class EvaluationConfig:
         require_int("eval_freq", self.eval_freq, least=1)
         require_int("n_eval_episodes", self.n_eval_episodes, least=1)
         require_int("n_final_episodes", self.n_final_episodes, least=2)
+        if self.n_final_episodes > MOST_TRIAL_HOSTS:
+            raise ConfigError(
+                f"n_final_episodes is {self.n_final_episodes}; it must be at most "
+                f"{MOST_TRIAL_HOSTS}, hosts with higher numbers are kept for evaluations."
+            )
         require_bool("deterministic", self.deterministic)
         if self.patience is not None:
             require_int("patience", self.patience, least=1)

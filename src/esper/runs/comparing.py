@@ -21,8 +21,8 @@ from esper.simic.evaluation.bench import Bench, OnShare
 from esper.tamiyo import Controller, SavedController, make_controller
 from esper.tasks import Task
 
-_SAME = ("task", "task_options", "price", "seed", "purpose", "split", "n_hosts")
-"""What two evaluations must have in common for their hosts to be the same."""
+_SAME = ("task", "task_options", "price", "reference", "seed", "purpose", "split", "n_hosts")
+"""What two evaluations must have in common for hosts and units to be the same."""
 
 
 def compare(
@@ -67,8 +67,9 @@ def compare(
     ground = find_ground(learned, task, task_options)
     own = learned[0].budget if learned and task is None else ground.task.budget
     (at,) = find_prices(price, own.flop_price)
-    arms = _run_all(many, saved, ground, at, n_hosts, how)
-    return _evidence(arms, ground, at, how)
+    hosts = hosts_of(how, n_hosts)
+    arms = _run_all(many, saved, ground, at, hosts, how)
+    return _evidence(arms, ground, at, hosts, how)
 
 
 def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence:
@@ -85,7 +86,7 @@ def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence
             if values[0] != values[1]:
                 raise EvidenceError(
                     f"{paths[0]} has {name} {values[0]} and {path} has {values[1]}; compare "
-                    "evaluations of the same hosts."
+                    "evaluations of the same hosts, with FLOPs of the same unit."
                 )
         if entry.own.n_runs != first.own.n_runs:
             raise EvidenceError(
@@ -118,12 +119,11 @@ def _run_all(
     saved: Sequence[SavedController | None],
     ground: Ground,
     price: float,
-    n_hosts: int,
+    hosts: range,
     how: How,
 ) -> list[Arm]:
     """Run every contestant on the same hosts."""
     bench = Bench(ground.at(price), purpose="evaluation", final_split="test")
-    hosts = hosts_of(how, n_hosts)
     arms: list[Arm] = []
     for number, (one, own) in enumerate(zip(many, saved, strict=True), start=1):
         name = _name(one, own)
@@ -170,14 +170,16 @@ def _teller(on_progress: OnProgress, work: str, number: int, n_arms: int) -> OnS
     )
 
 
-def _evidence(arms: Sequence[Arm], ground: Ground, price: float, how: How) -> Evidence:
+def _evidence(
+    arms: Sequence[Arm], ground: Ground, price: float, hosts: range, how: How
+) -> Evidence:
     task = ground.task
     return Evidence(
         task=task.name,
         task_options=dict(ground.options),
         price=price,
         reference=f"training the reference host of {task.name} for {task.budget.n_epochs} epochs",
-        seed=how.get("seed", 0),
+        seed=hosts[0],
         runs=(arms[0].name,),
         arms=tuple(arms),
         learned=arms[0].name,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, cast
 
 from esper.config.checks import require_number
@@ -14,6 +16,7 @@ from esper.runs.controllers import AnyController, find_saved
 from esper.simic.environment.making import digest_of
 from esper.simic.environment.options import find_task
 from esper.simic.evaluation.bench import PART
+from esper.simic.evaluation.result_cache import ResultCache
 from esper.tamiyo import SavedController
 from esper.tasks import Task
 
@@ -28,6 +31,13 @@ class Ground:
     task: Task
     options: Mapping[str, Any]
     """The task's options, as plain values."""
+    is_named: bool = True
+    """Whether the task has a name that it is made from, as opposed to an object of the caller's."""
+
+    def cache(self, folder: str | PathLike[str] | None) -> ResultCache:
+        """Return where results are kept: nowhere for an object, whose functions have no digest."""
+        path = Path(folder) if folder is not None and self.is_named else None
+        return ResultCache(path, self.decided_by())
 
     def at(self, price: float) -> Task:
         """Return the task at another price of computing."""
@@ -51,7 +61,7 @@ def find_contestants(runs: AnyController | Sequence[AnyController]) -> list[Save
     """Return learned controllers by whatever names them.
 
     Raises:
-        RunError: If none is given, or what is named is no learned controller.
+        RunError: If none is given, one is there twice, or what is named is no learned controller.
     """
     many = cast("list[AnyController]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
     if not many:
@@ -62,6 +72,9 @@ def find_contestants(runs: AnyController | Sequence[AnyController]) -> list[Save
             f"of {', '.join(one.name for one in found)} some act greedily and others do not; "
             "evaluate those that act alike together."
         )
+    for number, one in enumerate(found):
+        for other in found[:number]:
+            _require_apart(other, one)
     return found
 
 
@@ -87,7 +100,8 @@ def find_ground(
     if task is not None and is_other:
         made = find_task(task, options)
         made.require_alone("an evaluation")
-        return Ground(task=_with_rules(made, saved), options=options)
+        is_named = isinstance(task, str)
+        return Ground(task=_with_rules(made, saved), options=options, is_named=is_named)
     first = saved[0]
     name, own, budget = _learned_on(first)
     if name is None:
@@ -135,6 +149,22 @@ def _require_learned(one: AnyController) -> SavedController:
             "controller, and compare simple ones with esper compare."
         )
     return saved
+
+
+def _require_apart(first: SavedController, one: SavedController) -> None:
+    """Refuse what is no second training run: it would be counted as one."""
+    trained = [(saved.origin.get("command"), saved.origin.get("seed")) for saved in (first, one)]
+    is_same = digest_of_controller(first) == digest_of_controller(one)
+    if is_same or (trained[0] == trained[1] and None not in trained[0]):
+        raise RunError(
+            f"{first.name} and {one.name} are of the same training run; give each run once, and "
+            "train others with other seeds."
+        )
+    if first.name == one.name:
+        raise RunError(
+            f"two runs are named {one.name}; results are told apart by name, so give their folders "
+            "different ones."
+        )
 
 
 def _require_alike(first: SavedController, one: SavedController, *, is_other_task: bool) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
 
 from esper.config.checks import require_int
+from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
 from esper.reports.evidence import Evidence
 from esper.runs.contestants import (
     Ground,
@@ -37,7 +37,6 @@ from esper.simic.evaluation.arms.results import ArmEnds, HostEnds, ends_of, join
 from esper.simic.evaluation.arms.tuned import TunedArms
 from esper.simic.evaluation.bench import Bench, MakeController, OnShare
 from esper.simic.evaluation.host_runs import HostRuns
-from esper.simic.evaluation.result_cache import ResultCache
 from esper.tamiyo import SavedController, WaitController
 from esper.tasks import Task
 from esper.version import __version__
@@ -66,10 +65,11 @@ class How(TypedDict, total=False):
     """How an evaluation is done, apart from what is compared."""
 
     seed: int
-    """The number of the first host, 0 if not given; the others follow. Others are other hosts."""
+    """The number of the first host; the others follow. Not given, the first that is kept for this
+    use: see :mod:`esper.config.held_out_hosts`."""
     folder: str | PathLike[str] | None
     """Where results are kept, so that an evaluation that was interrupted goes on; nowhere if not
-    given."""
+    given, or if the task is an object and no name."""
     command: str
     """What gives these results again, for the record."""
     on_progress: OnProgress
@@ -132,12 +132,11 @@ class Campaign:
             tuning_runs: Host runs that each tuned arm may spend.
             **how: See :class:`How`.
         """
-        folder = how.get("folder")
         self._saved, self._ground = list(saved), ground
         self._hosts = hosts_of(how, n_hosts)
         self._command = how.get("command", "")
         self._on_progress = how.get("on_progress", lambda _: None)
-        self._cache = ResultCache(None if folder is None else Path(folder), ground.decided_by())
+        self._cache = ground.cache(how.get("folder"))
         self._number, self._n_arms = 0, 1
         self._bench = Bench(ground.task, purpose="evaluation", final_split="test")
         self._benches: dict[float, Bench] = {}
@@ -163,6 +162,7 @@ class Campaign:
             task=task.name,
             task_options=dict(self._ground.options),
             price=price,
+            learned_price=self._learned_price(),
             reference=f"training the reference host of {task.name} for "
             f"{task.budget.n_epochs} epochs",
             seed=self._hosts[0],
@@ -173,6 +173,11 @@ class Campaign:
             versions=find_versions(),
             command=self._command,
         )
+
+    def _learned_price(self) -> float | None:
+        """Return the price that all controllers learned at; None if they differ."""
+        prices = {one.budget.flop_price for one in self._saved}
+        return prices.pop() if len(prices) == 1 else None
 
     def _arm(self, name: str, price: float, learned: list[HostRuns]) -> ArmEnds:
         """Run an arm, or take what is kept of it."""
@@ -255,11 +260,12 @@ class Campaign:
         return tell
 
 
-def hosts_of(how: How, n_hosts: int) -> range:
-    """Return the numbers of the hosts of an evaluation."""
-    first = how.get("seed", 0)
-    require_int("seed", first, least=0)
-    return range(first, first + n_hosts)
+def hosts_of(how: How, n_hosts: int, numbers: HostNumbers = EVALUATION_HOSTS) -> range:
+    """Return the numbers of the hosts of an evaluation, which no other use has met."""
+    first = how.get("seed")
+    if first is not None:
+        require_int("seed", first, least=0)
+    return numbers.take(first, n_hosts)
 
 
 def find_versions() -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Unpack
 
 from esper.config.checks import require_int
+from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.reports.statistics import Interval, mean_interval, paired_interval
 from esper.reports.words import points
 from esper.runs.contestants import find_ground, find_prices
@@ -16,7 +16,6 @@ from esper.simic.evaluation.arms.tuned import TunedArms
 from esper.simic.evaluation.bench import Bench, OnShare
 from esper.simic.evaluation.contexts import pool_of
 from esper.simic.evaluation.hindsight import choose_by_luck, choose_for_each, score_candidates
-from esper.simic.evaluation.result_cache import ResultCache
 from esper.tasks import Task
 
 FAMILIES = ("static", "fixed")
@@ -87,10 +86,10 @@ def headroom(
     """
     require_int("n_hosts", n_hosts, least=2)
     require_int("tuning_runs", tuning_runs, least=2)
+    hosts = hosts_of(how, n_hosts, HEADROOM_HOSTS)
     ground = find_ground([], task, task_options)
     (at,) = find_prices(price, ground.task.budget.flop_price)
-    folder, works = how.get("folder"), _Works(how)
-    cache = ResultCache(None if folder is None else Path(folder), ground.decided_by())
+    works, cache = _Works(how), ground.cache(how.get("folder"))
     evaluation = Bench(ground.task, purpose="evaluation", final_split="test")
     tuning = Bench(ground.task, purpose="tuning", final_split="validation")
     arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, tell=works.begin)
@@ -98,7 +97,7 @@ def headroom(
     best = max((one.best for one in tuned), key=lambda choice: choice.value)
     pool = pool_of(tuned)[: max(2, tuning_runs // n_hosts)]
     pool += [] if best.candidate in pool else [best.candidate]
-    hosts, tell = hosts_of(how, n_hosts), works.begin("every setting on every host")
+    tell = works.begin("every setting on every host")
     scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=tell)
     stop = evaluation.stops.index(best.stop)
     fixed = scores.judge[pool.index(best.candidate), :, stop]
