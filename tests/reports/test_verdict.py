@@ -1,15 +1,17 @@
 """A verdict says what intervals, corrected p-values and the number of hosts support, no more."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from esper.reports import findings, robust, statistics
+from esper.reports import claims, robust, statistics
+from esper.reports.claims import EQUIVALENCE
 from esper.reports.evidence import Arm
-from esper.reports.findings import EQUIVALENCE, Finding, find_differences
+from esper.reports.findings import Finding, find_differences
 from esper.reports.nested import nested_interval
 from esper.reports.robust import interquartile_mean
 from esper.reports.significance import holm, p_value
@@ -113,7 +115,7 @@ def scratch(gain: float, *, spread: float = 0.02, flops: float = 0.625) -> tuple
     theirs = make_arm(
         "scratch",
         accuracy + noise - noise.mean() + gain,
-        label="the same architecture trained from scratch for as many epochs",
+        label="the same architecture trained from scratch",
         kind="same_epochs",
         flops=flops,
     )
@@ -125,12 +127,13 @@ def test_accuracy_is_tied_only_if_the_whole_interval_is_small() -> None:
     assert found.verdict == "as accurate"
     assert -EQUIVALENCE < found.accuracy.low < found.accuracy.high < EQUIVALENCE
     assert found.sentence.startswith(
-        "as accurate as the same architecture trained from scratch for as many epochs: "
-        "yes, within 0.5 points (+0.1 ["
+        "as accurate as the same architecture trained from scratch for as many epochs, "
+        "with 20% [20, 20] fewer FLOPs: yes, within 0.5 points (+0.1 ["
     )
-    assert found.sentence.endswith("]), with 20% [20, 20] fewer FLOPs")
+    assert found.is_claim
     loose = only(*scratch(-0.001, spread=0.2))
     assert loose.verdict == "not shown"
+    assert ", with fewer FLOPs: not shown, +0.1 [" in loose.sentence
     assert "points, which is not within 0.5 points, with 20%" in loose.sentence
 
 
@@ -162,7 +165,7 @@ def test_a_tie_needs_both_ends_of_the_interval() -> None:
 
 
 def test_a_tie_that_chance_can_give_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "LEVEL", 0.0)
+    monkeypatch.setattr(claims, "LEVEL", 0.0)
     found = only(*scratch(0.0, spread=0.01))
     assert found.verdict == "not shown"
     assert "but p corrected for all comparisons is <0.001" in found.sentence
@@ -170,19 +173,127 @@ def test_a_tie_that_chance_can_give_is_not_shown(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("flops", "words"), [(0.4, "25% [25, 25] more FLOPs"), (0.5, "FLOPs not shown to differ")]
+    ("gain", "shown"), [(0.0, "as accurate within 0.5 points ("), (-0.02, "at least as accurate (")]
 )
-def test_a_saving_is_named_only_where_there_is_one(flops: float, words: str) -> None:
-    assert f", with {words}" in only(*scratch(0.0, spread=0.01, flops=flops)).sentence
+@pytest.mark.parametrize(
+    ("flops", "words"), [(0.4, "25% [25, 25] more FLOPs"), (0.5, "FLOPs not shown to differ (")]
+)
+def test_as_accurate_without_fewer_flops_is_no_claim(
+    gain: float, shown: str, flops: float, words: str
+) -> None:
+    evidence = make_evidence(*scratch(gain, spread=0.01, flops=flops))
+    (found,) = weigh(evidence)
+    assert (found.verdict, found.is_claim) == ("not shown", False)
+    assert f", with fewer FLOPs: not shown, {shown}" in found.sentence
+    assert f", but with {words}" in found.sentence
+    assert headline(evidence, weigh(evidence)).startswith("Nothing was shown")
+
+
+def saved_by_hosts(share: float) -> tuple[Arm, Arm]:
+    """Return a tie whose FLOPs differ by much from host to host, and by a share on average."""
+    own, theirs = scratch(0.0, spread=0.01)
+    noise = 0.1 * np.random.default_rng(8).normal(size=(1, N))
+    noise = np.tile(noise - noise.mean(), (R, 1))
+    return own, replace(theirs, flops=0.5 + share * 0.5 + noise)
+
+
+def test_the_saving_of_flops_is_corrected_along_with_all_comparisons() -> None:
+    share = next(
+        share
+        for share in np.arange(0.01, 0.2, 0.001)
+        if p_value(np.subtract(*(arm.flops for arm in saved_by_hosts(share)))) < 0.02
+    )
+    own, theirs = saved_by_hosts(share)
+    alone = only(own, theirs)
+    assert (alone.verdict, alone.is_claim) == ("as accurate", True)
+    assert alone.flops_p == pytest.approx(stats.ttest_rel(own.flops[0], theirs.flops[0]).pvalue)
+    assert [alone.corrected_p, alone.corrected_flops_p] == holm([alone.p, alone.flops_p])
+    noise = [other(f"noise{number}", 0.0) for number in range(12)]
+    among = weigh(make_evidence(own, theirs, *noise))[0]
+    assert among.corrected_flops_p == pytest.approx(13 * alone.flops_p)
+    assert (among.verdict, among.flops_ratio) == ("not shown", alone.flops_ratio)
+    words = f"FLOPs, whose p corrected for all comparisons is {among.corrected_flops_p:.3f}"
+    assert among.sentence.endswith(words)
+
+
+def test_less_accurate_needs_the_corrected_p_too() -> None:
+    own, theirs = scratch(0.02, spread=0.01)
+    level = own.accuracy - theirs.accuracy + EQUIVALENCE
+    shift = next(shift for shift in np.arange(0.0, 0.03, 0.00001) if p_value(level + shift) > 0.01)
+    near = replace(theirs, accuracy=theirs.accuracy - shift)
+    alone = only(own, near)
+    assert alone.verdict == "worse"
+    noise = [other(f"noise{number}", 0.0) for number in range(12)]
+    among = weigh(make_evidence(own, near, *noise))[0]
+    assert among.accuracy == alone.accuracy
+    assert among.corrected_p > 0.05
+    assert among.verdict == "not shown"
 
 
 def test_at_equal_flops_accuracies_are_compared() -> None:
     own, theirs = own_arm(), other("scratch", -0.02, kind="same_flops", flops=9.0)
     found = only(own, theirs)
     assert found.sentence.startswith("better at equal FLOPs than the scratch arm: yes, +2.0 [")
+    assert found.sentence.endswith("points, with 94% [94, 94] fewer FLOPs")
     better = only(own, other("scratch", 0.02, kind="same_flops", flops=9.0))
     assert better.score.is_above_zero  # because of its FLOPs, which are not what it is about
     assert better.verdict == "worse"
+
+
+@pytest.mark.parametrize(("flops", "is_equal"), [(0.5, True), (0.491, True), (0.489, False)])
+def test_better_at_equal_flops_needs_flops_that_are_not_more(flops: float, is_equal: bool) -> None:
+    own = own_arm()
+    found = only(own, other("scratch", -0.02, kind="same_flops", flops=flops))
+    assert found.is_claim == is_equal
+    if is_equal:
+        assert found.sentence.endswith("] points")
+    else:
+        assert "scratch arm: not shown, +2.0 [" in found.sentence
+        assert found.sentence.endswith("points, but with 2% [2, 2] more FLOPs")
+    worse = only(own, other("scratch", 0.02, kind="same_flops", flops=flops))
+    assert worse.verdict == "worse"
+
+
+def test_equal_flops_need_the_upper_end_of_their_interval() -> None:
+    noise = 0.1 * np.random.default_rng(8).normal(size=(1, N))
+    theirs = other("scratch", -0.02, kind="same_flops", flops=0.5 + noise - noise.mean())
+    found = only(own_arm(), theirs)
+    assert found.flops_ratio is not None
+    assert found.flops_ratio.mean == pytest.approx(1.0)
+    assert found.verdict == "not shown"
+    assert ", but with FLOPs not shown to be equal (0.0% [-" in found.sentence
+    none = only(own_arm(), other("scratch", -0.02, kind="same_flops", flops=0.0))
+    assert none.sentence.endswith("points, but the other has no FLOPs")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        (1000.0, ""),
+        (960.0, ""),
+        (1040.0, ""),
+        (500.0, "100% [100, 100] more parameters"),
+        (1100.0, "9% [9, 9] fewer parameters"),
+    ],
+)
+def test_as_many_parameters_are_claimed_only_where_they_are(parameters: float, words: str) -> None:
+    found = only(own_arm(), other("wide", -0.02, kind="same_parameters", parameters=parameters))
+    assert found.is_claim == (not words)
+    answer = "not shown" if words else "yes"
+    assert f"better than the wide arm at price 0.2: {answer}, +2.0 [" in found.sentence
+    assert found.sentence.endswith(f"points, but with {words}" if words else "points")
+
+
+def test_another_price_than_that_of_learning_is_told() -> None:
+    arms = own_arm(), other("static", -0.02, kind="tuned"), other("x", -0.02, kind="same_flops")
+    sentences = verdict_sentences(make_evidence(*arms, learned_price=0.1))
+    assert "1 of 1 tuned arms at price 0.2 (learned at price 0.1)." in sentences[0]
+    assert sentences[1].startswith(
+        "Better than the static arm at price 0.2 (learned at price 0.1): yes"
+    )
+    plain = verdict_sentences(make_evidence(*arms))
+    assert verdict_sentences(make_evidence(*arms, learned_price=0.2)) == plain
+    assert "learned at" not in " ".join(plain)
 
 
 def test_numbers_of_a_finding_are_those_of_their_definitions() -> None:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.reports.claims import EQUIVALENCE, Claim, Verdict, judge, tell
 from esper.reports.evidence import Arm, Kind
 from esper.reports.nested import nested_interval, paired_differences, ratio_interval
 from esper.reports.robust import interquartile_interval, probability_of_improvement
 from esper.reports.significance import holm, p_value
 from esper.reports.statistics import Interval
-from esper.reports.words import change, points, probability, too_few
+from esper.reports.words import at_price
 
 Floats = NDArray[np.float64]
-
-LEVEL = 0.05
-"""Corrected p-values below this allow a claim."""
-EQUIVALENCE = 0.005
-"""Accuracies whose difference is shown to be smaller than this are as good as each other."""
-
-Verdict = Literal["better", "worse", "as accurate", "at least as accurate", "not shown"]
 
 FOLLOWS_RUN: frozenset[Kind] = frozenset(
     {"learned", "same_epochs", "same_flops", "same_parameters", "ablation"}
@@ -52,10 +46,14 @@ class Finding:
     improvement: Interval
     """How often the score is above the other's; ties count half."""
     p: float
-    """Of the claim: of equal scores, of equal accuracies at equal FLOPs, or of being less accurate
-    than the same architecture by 0.5 points."""
+    """Of equal scores; of equal accuracies at equal FLOPs; of being less accurate by 0.5 points
+    than the same architecture for as many epochs."""
     corrected_p: float
-    """The same with Holm's correction over all arms."""
+    """The same with Holm's correction over all comparisons at one price."""
+    flops_p: float | None
+    """Of as many FLOPs, where fewer are part of the claim: for as many epochs."""
+    corrected_flops_p: float | None
+    """The same, corrected along with all others."""
     verdict: Verdict
     sentence: str
 
@@ -69,111 +67,98 @@ class Finding:
         return asdict(self)
 
 
-def find_differences(own: Arm, others: Sequence[Arm], *, price: float) -> tuple[Finding, ...]:
+def find_differences(
+    own: Arm, others: Sequence[Arm], *, price: float, learned_price: float | None = None
+) -> tuple[Finding, ...]:
     """Return what is shown about an arm against each of the others, in their order.
 
     A claim needs an interval that excludes what would refute it, a p-value below 0.05 after
-    correction for the number of others, and enough hosts.
+    correction for the number of comparisons, and enough hosts. Fewer FLOPs than the same
+    architecture takes for as many epochs are a comparison of their own.
+
+    Args:
+        own: What claims are about.
+        others: What it is compared with, on the same hosts.
+        price: Of computing, in the score.
+        learned_price: What the first arm learned at, told where it is another.
     """
-    claims = [_claimed_difference(own, other, price) for other in others]
-    p_values = [_p_value(claim, other.kind) for claim, other in zip(claims, others, strict=True)]
-    return tuple(
-        _make_finding(own, other, nested_interval(claim), price=price, p=p, corrected_p=corrected)
-        for other, claim, p, corrected in zip(others, claims, p_values, holm(p_values), strict=True)
-    )
+    differences = [_claimed_difference(own, other, price) for other in others]
+    p_values = [p_value(difference) for difference in differences]
+    saved = [number for number, other in enumerate(others) if other.kind == "same_epochs"]
+    p_values += [p_value(paired_differences(own.flops, others[n].flops)) for n in saved]
+    corrected, where = holm(p_values), at_price(price, learned_price)
+    found: list[Finding] = []
+    for number, other in enumerate(others):
+        p = p_values[number], corrected[number], None, None
+        if number in saved:
+            flops = len(others) + saved.index(number)
+            p = p_values[number], corrected[number], p_values[flops], corrected[flops]
+        found.append(_make_finding(own, other, price=price, where=where, p=p))
+    return tuple(found)
 
 
 def _claimed_difference(own: Arm, other: Arm, price: float) -> Floats:
-    """Return the differences ``[R, N]`` of what the claim against an arm is about."""
+    """Return ``[R, N]`` how far what the claim against an arm is about is from refuting it."""
     if other.kind in ("same_epochs", "same_flops"):
-        return paired_differences(own.accuracy, other.accuracy)
+        margin = EQUIVALENCE if other.kind == "same_epochs" else 0.0
+        return paired_differences(own.accuracy, other.accuracy) + margin
     return paired_differences(own.score(price), other.score(price))
 
 
-def _p_value(claim: Floats, kind: Kind) -> float:
-    if kind != "same_epochs":
-        return p_value(claim)
-    return p_value(claim + EQUIVALENCE) if claim.mean() > -EQUIVALENCE else 1.0
-
-
 def _make_finding(
-    own: Arm, other: Arm, claim: Interval, *, price: float, p: float, corrected_p: float
+    own: Arm,
+    other: Arm,
+    *,
+    price: float,
+    where: str,
+    p: tuple[float, float, float | None, float | None],
 ) -> Finding:
-    scores = own.score(price), other.score(price)
-    verdict = _judge(claim, corrected_p, other.kind)
-    flops = _ratio(own.flops, other.flops)
-    sentence = _claim_in_words(verdict, other, price, is_one_run=_is_one_run(own, other))
-    sentence += f": {_reason(verdict, claim, corrected_p, other.kind)}"
-    if other.kind == "same_epochs" and flops is not None:
-        sentence += f", with {change(flops, 'FLOPs')}"
+    """Return what is shown about an arm against another.
+
+    Args:
+        own: What claims are about.
+        other: What it is compared with.
+        price: Of computing.
+        where: The price in words.
+        p: Of the difference, plain and corrected, and of the FLOPs where they are claimed.
+    """
+    scores = paired_differences(own.score(price), other.score(price))
+    score = nested_interval(scores)
+    accuracy = nested_interval(paired_differences(own.accuracy, other.accuracy))
+    difference_p, corrected_p, flops_p, corrected_flops_p = p
+    claim = Claim(
+        kind=other.kind,
+        label=other.label,
+        where=where,
+        run=", for this one training run" if _is_one_run(own, other) else "",
+        difference=accuracy if other.kind in ("same_epochs", "same_flops") else score,
+        corrected_p=corrected_p,
+        flops=_ratio(own.flops, other.flops),
+        corrected_flops_p=corrected_flops_p,
+        parameters=_ratio(own.parameters, other.parameters),
+    )
+    verdict = judge(claim)
     return Finding(
         against=other.name,
         label=other.label,
         kind=other.kind,
-        score=nested_interval(paired_differences(*scores)),
-        accuracy=nested_interval(paired_differences(own.accuracy, other.accuracy)),
-        flops_ratio=flops,
-        parameters_ratio=_ratio(own.parameters, other.parameters),
-        interquartile=interquartile_interval(paired_differences(*scores)),
-        improvement=probability_of_improvement(*scores),
-        p=p,
+        score=score,
+        accuracy=accuracy,
+        flops_ratio=claim.flops,
+        parameters_ratio=claim.parameters,
+        interquartile=interquartile_interval(scores),
+        improvement=probability_of_improvement(own.score(price), other.score(price)),
+        p=difference_p,
         corrected_p=corrected_p,
+        flops_p=flops_p,
+        corrected_flops_p=corrected_flops_p,
         verdict=verdict,
-        sentence=sentence,
+        sentence=tell(claim, verdict),
     )
 
 
 def _ratio(own: Floats, other: Floats) -> Interval | None:
     return ratio_interval(own, other) if other.mean() > 0.0 else None
-
-
-def _judge(claim: Interval, corrected_p: float, kind: Kind) -> Verdict:
-    is_sure = corrected_p < LEVEL and claim.is_from_enough
-    if kind == "same_epochs":
-        if is_sure and _is_small(claim):
-            return "as accurate"
-        if is_sure and claim.is_above_zero:
-            return "at least as accurate"
-        return "worse" if claim.is_below_zero and claim.high < -EQUIVALENCE else "not shown"
-    if is_sure and claim.excludes_zero:
-        return "better" if claim.is_above_zero else "worse"
-    return "not shown"
-
-
-def _is_small(claim: Interval) -> bool:
-    return claim.low > -EQUIVALENCE and claim.high < EQUIVALENCE
-
-
-def _claim_in_words(verdict: Verdict, other: Arm, price: float, *, is_one_run: bool) -> str:
-    """Return what was asked about another arm; what is worse is asked as that."""
-    if other.kind == "same_epochs":
-        words = "less accurate than" if verdict == "worse" else f"{verdict} as"
-        words = "as accurate as" if verdict == "not shown" else words
-        asked = f"{words} {other.label}"
-    else:
-        words = "worse" if verdict == "worse" else "better"
-        equal = " at equal FLOPs" if other.kind == "same_flops" else ""
-        asked = f"{words}{equal} than {other.label}"
-        asked += "" if equal else f" at price {price:g}"
-    return f"{asked}, for this one training run" if is_one_run else asked
-
-
-def _reason(verdict: Verdict, claim: Interval, corrected_p: float, kind: Kind) -> str:
-    """Return the answer with the interval that it follows from."""
-    spread, margin = points(claim), f"{100 * EQUIVALENCE:g} points"
-    if verdict == "as accurate":
-        return f"yes, within {margin} ({spread.removesuffix(' points')})"
-    if verdict == "worse":
-        return spread
-    if verdict != "not shown":
-        return f"yes, {spread}"
-    if not claim.is_from_enough:
-        return f"not shown, {too_few(claim)}, {spread}"
-    if claim.is_above_zero or (kind == "same_epochs" and _is_small(claim)):
-        chance = f"p corrected for all comparisons is {probability(corrected_p)}"
-        return f"not shown, {spread}, but {chance}"
-    beyond = f", which is not within {margin}" if kind == "same_epochs" else ""
-    return f"not shown, {spread}{beyond}"
 
 
 def _is_one_run(own: Arm, other: Arm) -> bool:

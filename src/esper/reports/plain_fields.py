@@ -62,7 +62,9 @@ def _checked(value: Any, annotation: str, what: str) -> Any:
     if type(value) not in _TYPES[word]:
         allowed = " or ".join(kind.__name__ for kind in _TYPES[word]).replace("NoneType", "null")
         raise EvidenceError(f"{what} is {_short(value)}; {allowed} is needed.")
-    if type(value) is float and not math.isfinite(value):
+    if value is None:
+        return None
+    if word.startswith("float") and not math.isfinite(value):
         raise EvidenceError(f"{what} is {value}; a finite number is needed.")
     if word == "Floats":
         return _numbers(value, what)

@@ -10,13 +10,18 @@ from typing import Any
 from esper.reports.comparison import SELDOM
 from esper.reports.evidence import Arm, Evidence
 from esper.reports.findings import FOLLOWS_RUN, Finding, find_differences
-from esper.reports.words import listed
+from esper.reports.words import at_price, listed
 
 
 @lru_cache(maxsize=32)
 def weigh(evidence: Evidence) -> tuple[Finding, ...]:
     """Return what is shown about the learned arm against each other arm, in their order."""
-    return find_differences(evidence.own, evidence.others, price=evidence.price)
+    return find_differences(
+        evidence.own,
+        evidence.others,
+        price=evidence.price,
+        learned_price=evidence.learned_price,
+    )
 
 
 def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
@@ -35,7 +40,7 @@ def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
 
 def headline(evidence: Evidence, findings: Sequence[Finding]) -> str:
     """Return for how many of the tuned arms the learned one is shown to be better."""
-    at = f"at price {evidence.price:g}"
+    at = at_price(evidence.price, evidence.learned_price)
     if evidence.own.n_runs == 1 and evidence.own.kind == "learned":
         at += ", for this one training run"
     tuned = [one for one in findings if one.kind == "tuned"]

@@ -13,16 +13,28 @@ def points(interval: Interval) -> str:
     return f"{mean:+.1f} [{low:.1f}, {high:.1f}] points"
 
 
-def change(ratio: Interval, what: str) -> str:
+def saving(ratio: Interval) -> Interval:
+    """Return the share that is saved, from the ratio of what is left."""
+    return Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
+
+
+def change(ratio: Interval, what: str, *, unclear: str = "not shown to differ") -> str:
     """Return how much less or more there is of something, from its ratio, in percent.
 
     Only a ratio that is shown to differ from one is called less or more.
     """
-    saved = Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
+    saved = saving(ratio)
     if saved.is_below_zero:
         return f"{_percent(-saved.mean, -saved.high, -saved.low)} more {what}"
     fewer = f"{_percent(saved.mean, saved.low, saved.high)} fewer {what}"
-    return fewer if saved.is_above_zero else f"{what} not shown to differ ({fewer})"
+    return fewer if saved.is_above_zero else f"{what} {unclear} ({fewer})"
+
+
+def at_price(price: float, learned_price: float | None = None) -> str:
+    """Return at which price something holds and, if it is another, which was learned at."""
+    if learned_price is None or learned_price == price:
+        return f"at price {price:g}"
+    return f"at price {price:g} (learned at price {learned_price:g})"
 
 
 def too_few(interval: Interval) -> str:
@@ -41,7 +53,8 @@ def listed(names: list[str]) -> str:
 
 
 def _percent(mean: float, low: float, high: float) -> str:
-    ends = [int(_rounded(100.0 * end, 0)) for end in (mean, low, high)]
+    digits = 0 if abs(mean) >= 0.01 or mean == 0.0 else 1
+    ends = [f"{_rounded(100.0 * end, digits):.{digits}f}" for end in (mean, low, high)]
     return f"{ends[0]}% [{ends[1]}, {ends[2]}]"
 
 
