@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +26,7 @@ from esper.simic.evaluation.bench import Bench
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.families import widening_sets
 from esper.simic.evaluation.host_runs import HostRuns
-from esper.tamiyo import FixedSchedule, Planting, RandomController
+from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
 from esper.tasks import make_task
 from tests.simic.evaluation.test_host_runs import make_bench
 
@@ -53,8 +57,10 @@ def test_from_scratch_is_the_same_network_from_the_first_epoch_on(
     assert (scratch.grown == 0).all()
     same = at_same_epochs(scratch, learned)
     np.testing.assert_array_equal(same.n_epochs, learned.n_epochs)
+    curves = every_epoch(bench, learned)
     for host, end in enumerate(learned.n_epochs):
-        assert same.accuracy[host] == scratch.accuracy_by_epoch[host, end]
+        assert same.accuracy[host] == curves.accuracy_by_epoch[host, end]
+        assert same.flops[host] == pytest.approx(curves.flops_by_epoch[host, end])
     untouched = (learned.blueprint < 0).all(1) & (learned.op_counts[:, Op.GERMINATE] == 0)
     np.testing.assert_allclose(same.accuracy[untouched], learned.accuracy[untouched])
     np.testing.assert_allclose(same.flops[untouched], learned.flops[untouched])
@@ -63,15 +69,44 @@ def test_from_scratch_is_the_same_network_from_the_first_epoch_on(
 def test_equal_flops_are_those_of_the_first_epoch_that_has_them(
     bench: Bench, learned: HostRuns
 ) -> None:
-    scratch = run_scratch(bench, learned, HOSTS)
-    ends = at_same_flops(scratch, learned)
+    curves = every_epoch(bench.longer(), learned)
+    # Some wants are beyond the budget, one beyond twice the budget.
+    wants = curves.flops_by_epoch[:, -1] * np.array([0.3, 0.5, 1.0, 1.4, 1.9, 2.5])
+    wanted = replace(learned, flops=wants)
+    ends = at_same_flops(run_scratch(bench, wanted, HOSTS), wanted)
     for host in HOSTS:
         stop = 0
-        while scratch.flops_by_epoch[host, stop] < learned.flops[host] - 1e-12 and stop < 9:
+        while 2 * curves.flops_by_epoch[host, stop] < wants[host] - 1e-12 and stop < 18:
             stop += 1
         assert ends.n_epochs[host] == stop
-        assert ends.flops[host] == scratch.flops_by_epoch[host, stop]
-        assert ends.accuracy[host] == scratch.accuracy_by_epoch[host, stop]
+        assert ends.flops[host] == pytest.approx(2 * curves.flops_by_epoch[host, stop])
+        assert ends.accuracy[host] == curves.accuracy_by_epoch[host, stop]
+    assert ends.n_epochs[2] == 9 < ends.n_epochs[3]
+    assert (ends.flops[:5] >= wants[:5] - 1e-9).all()
+
+
+def test_each_network_from_scratch_is_scored_once_for_each_arm(
+    bench: Bench, learned: HostRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    population = bench.longer().start(HOSTS).population
+    evaluate, reads = population.evaluate, np.zeros(len(HOSTS), np.int64)
+
+    def count(split: str = "validation", *, hosts: Sequence[int], **others: Any) -> Any:
+        reads[list(hosts)] += split == "final"
+        return evaluate(split, hosts=hosts, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(population, "evaluate", count)
+    scratch = run_scratch(bench, learned, HOSTS)
+    epochs = np.stack([first_reaching(scratch.flops_by_epoch, learned.flops), learned.n_epochs])
+    assert reads.tolist() == [len(set(pair)) for pair in epochs.T.tolist()]
+    assert np.isfinite(at_same_flops(scratch, learned).accuracy).all()
+
+
+def every_epoch(bench: Bench, learned: HostRuns) -> HostRuns:
+    """Return what controllers made of hosts from the start, scored after every epoch."""
+    config = bench.slot_config
+    seeds = {host: committed_seeds(learned, host, config) for host in HOSTS}
+    return bench.run(HOSTS, lambda *_: WaitController(), seeds=seeds, every_epoch=("final",))
 
 
 def test_the_last_epoch_counts_where_flops_are_never_reached() -> None:

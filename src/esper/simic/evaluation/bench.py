@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,12 +16,14 @@ from esper.simic.environment.episodes import GrowthEpisodes
 from esper.simic.environment.options import require_splits
 from esper.simic.environment.seeds import Purpose, draw_seed
 from esper.simic.environment.splits import FinalSplit
-from esper.simic.evaluation.host_runs import HostRuns, Integers, run_hosts
+from esper.simic.evaluation.host_runs import Goals, HostRuns, Integers, run_hosts
 from esper.tamiyo import Controller
 from esper.tasks import Task
 
 PART = 128
 """Hosts that are trained side by side."""
+LONGER = 2
+"""How many times the budget hosts may train that are to spend what others have spent."""
 
 MakeController = Callable[[GrowthEpisodes, slice], Controller]
 """Makes the controller of a part of all hosts."""
@@ -31,12 +34,25 @@ OnShare = Callable[[float], None]
 class Bench:
     """Trains hosts of one task, for one purpose, scored on one split."""
 
-    def __init__(self, task: Task, *, purpose: Purpose, final_split: FinalSplit) -> None:
+    def __init__(
+        self, task: Task, *, purpose: Purpose, final_split: FinalSplit, training: int = 0
+    ) -> None:
+        """Get ready.
+
+        Args:
+            task: What hosts learn.
+            purpose: The space of draws that they are from.
+            final_split: What they are scored on.
+            training: Which training of the same draws: others have other weights and batches.
+        """
         self.task = task
+        self._training, self._draws = training, dict[int, int]()
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
         require_splits(purpose, final_split)
         self._growth: GrowthEpisodes | None = None
+        self._longer: Bench | None = None
+        self._again: Bench | None = None
         self._contexts: dict[int, tuple[int, int]] = {}
 
     @property
@@ -56,6 +72,28 @@ class Bench:
         """What hosts of the task's design cost."""
         return self._any().population.costs
 
+    def longer(self) -> Bench:
+        """Return a bench of the same hosts with :data:`LONGER` times the epochs.
+
+        A share of the reference run's FLOPs is as much smaller there, as that run is longer too.
+        """
+        if self._longer is None:
+            budget = replace(self.task.budget, n_epochs=LONGER * self.task.budget.n_epochs)
+            task = replace(self.task, budget=budget)
+            self._longer = Bench(task, purpose=self.purpose, final_split=self.final_split)
+        return self._longer
+
+    def again(self) -> Bench:
+        """Return a bench where the same draws are trained from other weights, on other batches."""
+        if self._again is None:
+            self._again = Bench(
+                self.task,
+                purpose=self.purpose,
+                final_split=self.final_split,
+                training=self._training + 1,
+            )
+        return self._again
+
     def contexts(self, hosts: Sequence[int]) -> tuple[Integers, Integers]:
         """Return the classes and samples of hosts, ``[N]`` each, before any of them trains."""
         for host in hosts:
@@ -67,14 +105,27 @@ class Bench:
 
     def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
         """Return hosts at the start of their episodes, first in a population that may have more."""
-        numbers = [draw_seed(self.purpose, host, 0) for host in hosts]
+        numbers = [self._number(host) for host in hosts]
         if self._growth is None or self._growth.n_hosts < len(hosts):
-            self._growth = GrowthEpisodes(self.task, numbers, final_split=self.final_split)
+            self._growth = GrowthEpisodes(self._task_again(), numbers, final_split=self.final_split)
             return self._growth
         self._growth.begin(range(len(hosts)), numbers)
         for host in range(len(hosts), self._growth.n_hosts):
             self._growth.stop(host)
         return self._growth
+
+    def _number(self, host: int) -> int:
+        """Return what decides the weights and batches of a host."""
+        number = draw_seed(self.purpose, host, self._training)
+        self._draws[number] = draw_seed(self.purpose, host, 0)
+        return number
+
+    def _task_again(self) -> Task:
+        """Return the task, whose draws do not follow the number of the training."""
+        if self._training == 0 or self.task.draw is None:
+            return self.task
+        sample, draws = self.task.sample, self._draws
+        return replace(self.task, draw=lambda seed: sample(draws.get(seed, seed)))
 
     def _any(self) -> GrowthEpisodes:
         return self.start([0]) if self._growth is None else self._growth
@@ -86,6 +137,7 @@ class Bench:
         *,
         seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
         every_epoch: Sequence[Split] = (),
+        goals: Goals | None = None,
         on_share: OnShare = lambda _: None,
     ) -> HostRuns:
         """Train hosts to their end, part after part; a caller's random numbers stay as they are.
@@ -95,6 +147,7 @@ class Bench:
             make: Makes the controller of a part.
             seeds: What hosts start with, by their place in ``hosts``.
             every_epoch: Splits to score by after every epoch.
+            goals: Where hosts are scored by the final split and when they end, if not at the end.
             on_share: Told how far it is.
         """
         planted, parts = seeds or {}, list[HostRuns]()
@@ -113,6 +166,7 @@ class Bench:
                         seed=own[0],
                         seeds={place: some for place, some in here.items() if some},
                         every_epoch=every_epoch,
+                        goals=None if goals is None else goals.of_part(part),
                     )
                 )
         return join_runs(parts)

@@ -24,7 +24,29 @@ from esper.tamiyo import Controller
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+SCORES = ("final", "validation")
 _SLOT = HEAD_NAMES.index("slot")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Goals:
+    """When hosts are scored, ``[N]`` each: after so many epochs, and once so much is paid.
+
+    A host ends when it has been scored at both.
+    """
+
+    n_epochs: Integers
+    flops: Floats
+    """As a share of the reference run's."""
+
+    def of_part(self, part: slice) -> Goals:
+        """Return those of some of the hosts."""
+        return Goals(n_epochs=self.n_epochs[part], flops=self.flops[part])
+
+    def have_paid(self, flops: Floats) -> NDArray[np.bool_]:
+        """Return which hosts have paid enough."""
+        # Sums of the same numbers in another order are off by a last digit.
+        return flops >= self.flops * (1.0 - 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +79,8 @@ class HostRuns:
     number: Integers
     """``[N, S]`` seeds that germinated in the host before each committed one."""
     accuracy_by_epoch: Floats
-    """``[N, T + 1]`` as if the host had stopped after each epoch; ``[N, 0]`` if not asked for."""
+    """``[N, T + 1]`` as if the host had stopped after each epoch, NaN where it was not scored;
+    ``[N, 0]`` if not asked for."""
     flops_by_epoch: Floats
     validation_by_epoch: Floats
     """``[N, T + 1]`` score of what was committed on the validation samples, likewise."""
@@ -80,6 +103,7 @@ def run_hosts(
     seed: int = 0,
     seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
     every_epoch: Sequence[Split] = (),
+    goals: Goals | None = None,
 ) -> HostRuns:
     """Train hosts to their end.
 
@@ -90,11 +114,12 @@ def run_hosts(
         seed: What the controller draws from.
         seeds: What hosts start with, by number.
         every_epoch: Splits to score by after every epoch: "final", "validation" or both.
+        goals: Score by the final split where these are met, and end hosts that have met them.
     """
     if seeds:
         growth.plant(seeds)
     controller.start(n_hosts, seed=seed)
-    record, is_start = _Record(growth, n_hosts, every_epoch), np.ones(n_hosts, np.bool_)
+    record, is_start = _Record(growth, n_hosts, every_epoch, goals), np.ones(n_hosts, np.bool_)
     actions = np.zeros((growth.n_hosts, len(HEAD_NAMES)), np.int64)
     is_over = growth.records.is_over
     while not is_over.all():
@@ -111,18 +136,22 @@ def run_hosts(
 class _Record:
     """Notes what happens to hosts."""
 
-    def __init__(self, growth: GrowthEpisodes, n: int, every_epoch: Sequence[Split]) -> None:
+    def __init__(
+        self, growth: GrowthEpisodes, n: int, every_epoch: Sequence[Split], goals: Goals | None
+    ) -> None:
         n_epochs, shape = growth.task.budget.n_epochs, (n, growth.slot_config.max_slots)
         self._growth, self._n, self._splits = growth, n, tuple(every_epoch)
+        self._goals, self._has_paid = goals, np.zeros(n, np.bool_)
         self._step = 0
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
         self._numbers, self._n_germinated = np.zeros(shape, np.int64), np.zeros(n, np.int64)
         self._accuracy = np.full(n, np.nan)
         self._planted = self._is_committed().copy()
-        columns = n_epochs + 1 if every_epoch else 0
+        columns = n_epochs + 1 if every_epoch or goals is not None else 0
         self._by_epoch = {
-            name: np.zeros((n, columns)) for name in ("final", "validation", "flops", "parameters")
+            name: np.full((n, columns), np.nan if name in SCORES else 0.0)
+            for name in (*SCORES, "flops", "parameters")
         }
         self._read(np.ones(n, np.bool_))
 
@@ -141,15 +170,14 @@ class _Record:
         """Note the final scores of hosts that have just ended, and that they stay so."""
         self._accuracy[ended] = scores[ended]
         epochs = self._growth.records.epoch
-        for host in np.flatnonzero(ended).tolist() if self._splits else ():
+        for host in np.flatnonzero(ended).tolist() if self._splits or self._goals else ():
             end = epochs[host]
             self._by_epoch["final"][host, end] = scores[host]
-            for values in self._by_epoch.values():
-                values[host, end:] = values[host, end]
+            self._stay(host)
 
     def _read(self, chosen: NDArray[np.bool_]) -> None:
         """Score what hosts have committed after the epoch that they have just trained."""
-        if not self._splits or not chosen.any():
+        if not (self._splits or self._goals) or not chosen.any():
             return
         growth, hosts = self._growth, np.flatnonzero(chosen)
         at = hosts, growth.records.epoch[hosts]
@@ -157,6 +185,33 @@ class _Record:
             self._by_epoch[split][at] = growth.judge_committed(hosts.tolist(), split)
         self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
+        if self._goals is not None:
+            self._read_goals(self._goals, chosen)
+
+    def _read_goals(self, goals: Goals, chosen: NDArray[np.bool_]) -> None:
+        """Score hosts that have just met a goal; end those that have met both."""
+        growth, own = self._growth, slice(self._n)
+        epochs = growth.records.epoch[own]
+        paid = goals.have_paid(growth.records.paid_flops[own])
+        is_due = chosen & ((epochs == goals.n_epochs) | (paid & ~self._has_paid))
+        # Whoever is at the end of the budget is scored by the episode itself.
+        is_due &= ~growth.records.is_over[own]
+        self._has_paid |= paid & chosen
+        due = np.flatnonzero(is_due)
+        if len(due):
+            self._by_epoch["final"][due, epochs[due]] = growth.judge_committed(
+                due.tolist(), "final"
+            )
+        is_met = chosen & self._has_paid & (epochs >= goals.n_epochs)
+        for host in np.flatnonzero(is_met & ~growth.records.is_over[own]).tolist():
+            self._stay(host)
+            growth.stop(host)
+
+    def _stay(self, host: int) -> None:
+        """Note that a host stays as it is."""
+        end = self._growth.records.epoch[host]
+        for values in self._by_epoch.values():
+            values[host, end:] = values[host, end]
 
     def _is_committed(self) -> NDArray[np.bool_]:
         return self._growth.population.slot_arrays().stage[: self._n] == Stage.FOSSILIZED

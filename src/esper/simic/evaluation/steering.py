@@ -116,19 +116,22 @@ class Shuffled:
 class MatchedRandom:
     """Does a given number of random legal things in each host, at random epochs, and then stops.
 
-    Where nothing but waiting is legal, what was due is done as soon as something is.
+    Where nothing but waiting is legal, or a gate refuses, what was due is done later.
     """
 
     name = "random"
 
-    def __init__(self, n_actions: Integers, n_epochs: Integers) -> None:
+    def __init__(
+        self, n_actions: Integers, n_epochs: Integers, last_op: Callable[[], Integers]
+    ) -> None:
         """Make the controller.
 
         Args:
             n_actions: ``[N]`` things to do besides waiting and finishing.
             n_epochs: ``[N]`` epochs after which each host is finished.
+            last_op: Gives ``[N]`` the op that was carried out last in each host, -1 before any.
         """
-        self._n_actions, self._n_epochs = n_actions, n_epochs
+        self._n_actions, self._n_epochs, self._last_op = n_actions, n_epochs, last_op
         self._weights = RandomController(op_weights={Op.WAIT: 0.0, Op.FINISH: 0.0}).op_weights
         self._left = n_actions.copy()
         self._epochs = EpochCounter()
@@ -143,6 +146,7 @@ class MatchedRandom:
     def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
         """Choose an action for each host."""
         epochs = self._epochs.count(observations, starts)
+        self._left -= ~np.isin(self._last_op(), (-1, Op.WAIT, Op.FINISH))
         uniform: NDArray[np.float64] = np.stack(
             [stream.random(1 + len(HEAD_NAMES)) for stream in self._streams]
         )
@@ -154,5 +158,4 @@ class MatchedRandom:
         rows[~acts, _OP] = Op.WAIT
         is_over = epochs >= self._n_epochs
         rows[is_over, _OP] = Op.FINISH
-        self._left -= acts & ~is_over
         return rows

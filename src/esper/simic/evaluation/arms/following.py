@@ -7,6 +7,7 @@ did, how large the network became, or which network it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,14 +15,15 @@ from esper.growth.populations import FirstSeed
 from esper.lifecycle.factored_actions import STYLES, Op
 from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.environment.episodes import GrowthEpisodes
 from esper.simic.evaluation.arms.results import Floats, HostEnds, Integers, ends_at
-from esper.simic.evaluation.bench import Bench, OnShare
+from esper.simic.evaluation.bench import LONGER, Bench, OnShare
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.families import widening_sets
-from esper.simic.evaluation.host_runs import HostRuns
+from esper.simic.evaluation.host_runs import Goals, HostRuns
 from esper.simic.evaluation.steering import MatchedRandom
 from esper.simic.evaluation.treating import treat
-from esper.tamiyo import Planting, WaitController
+from esper.tamiyo import Controller, Planting, WaitController
 
 
 def run_random(
@@ -30,11 +32,14 @@ def run_random(
     """Grow at random, with as many actions and epochs as the controller had in each host."""
     n_waits = learned.op_counts[:, Op.WAIT] + learned.op_counts[:, Op.FINISH]
     n_actions = learned.op_counts.sum(1) - n_waits
-    return bench.run(
-        hosts,
-        lambda _, part: MatchedRandom(n_actions[part], learned.n_epochs[part]),
-        on_share=on_share,
-    )
+
+    def make(growth: GrowthEpisodes, part: slice) -> Controller:
+        n = part.stop - part.start
+        return MatchedRandom(
+            n_actions[part], learned.n_epochs[part], lambda: growth.records.last_op[:n]
+        )
+
+    return bench.run(hosts, make, on_share=on_share)
 
 
 def run_wide(
@@ -50,15 +55,21 @@ def run_wide(
 def run_scratch(
     bench: Bench, learned: HostRuns, hosts: Sequence[int], on_share: OnShare = lambda _: None
 ) -> HostRuns:
-    """Train each host from the start as what the controller made of it, with the same weights."""
+    """Train each host from the start as what the controller made of it, with the same weights.
+
+    Each is scored after the learned arm's epochs and once it has spent the learned arm's FLOPs,
+    and not otherwise. Seeds that were trained in isolation, measured or removed have cost what the
+    architecture by itself may not reach within the budget, so that hosts train on past its end.
+    """
     config = bench.slot_config
-    return bench.run(
+    runs = bench.longer().run(
         hosts,
         lambda _, __: WaitController(),
         seeds={place: committed_seeds(learned, place, config) for place in range(len(hosts))},
-        every_epoch=("final",),
+        goals=Goals(n_epochs=learned.n_epochs, flops=learned.flops / LONGER),
         on_share=on_share,
     )
+    return replace(runs, flops=LONGER * runs.flops, flops_by_epoch=LONGER * runs.flops_by_epoch)
 
 
 def at_same_epochs(scratch: HostRuns, learned: HostRuns) -> HostEnds:
@@ -69,7 +80,7 @@ def at_same_epochs(scratch: HostRuns, learned: HostRuns) -> HostEnds:
 def at_same_flops(scratch: HostRuns, learned: HostRuns) -> HostEnds:
     """Return the results from scratch after the first epoch with at least the learned FLOPs.
 
-    That gives the opponent a little more; where the budget ends before, all of it.
+    That gives the opponent a little more; where twice the budget ends before, all of that.
     """
     return ends_at(scratch, first_reaching(scratch.flops_by_epoch, learned.flops))
 
