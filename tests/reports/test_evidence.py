@@ -100,6 +100,7 @@ ARM: dict[str, Any] = {
         ({"kind": "tunde"}, "Did you mean 'tuned'"),
         ({"name": ""}, "name it in both"),
         ({"tuning_runs": -1}, "count from 0"),
+        ({"test_reads": 0}, "arm x has 0 test_reads; count from 1"),
     ],
 )
 def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: str) -> None:
@@ -117,6 +118,7 @@ def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: s
         ({"learned_price": -0.1}, "learned_price is -0.1"),
         ({"learned": "greedy"}, "no arm 'greedy'"),
         ({"runs": ("a",)}, "has 3 runs and 1 are named"),
+        ({"runs": ("a", "b", "a")}, "run a is there twice"),
         ({"arms": (example().own, example().own)}, "learned is there twice"),
         ({"arms": (example().own, make_arm("x", make_hosts(2, 12)))}, "2 runs on 12 hosts"),
         ({"arms": (example().own, make_arm("x", make_hosts(1, 11)))}, "1 runs on 11 hosts"),
@@ -164,7 +166,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         (spoil("entries", 0, "price", name="prize"), "Did you mean 'price'"),
         (spoil("entries", 0, "price", value=math.nan), "a number is NaN"),
         (spoil("entries", 0, "price", value="0.2"), "price of an entry is '0.2'; int or float"),
-        (spoil("entries", 0, "test_reads", value=True), "test_reads of an entry is True"),
+        (spoil("entries", 0, "arms", 0, "test_reads", value=True), "test_reads of an arm is True"),
         (spoil("entries", 0, "learned_price", value="0.1"), "'0.1'; int or float or null"),
         (spoil("entries", 0, "runs", value=[1, 2, 3]), "a list of names"),
         (spoil("entries", 0, "arms", 0, "flops"), "an arm has no flops"),

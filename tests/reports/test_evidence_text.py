@@ -1,6 +1,7 @@
 """Evidence is told with every arm, every sentence and how it was measured."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -81,8 +82,38 @@ def test_what_intervals_are_over_is_told(n_runs: int, words: str) -> None:
     assert words in told
     assert "30 hosts of digits-family" in told
     assert "drawn for evaluation (seed 3)" in told
-    assert "scored on the test split once per host" in told
-    assert "2 times" in " ".join(facts(example(test_reads=2)))
+    assert "Hosts are scored on the test split." in told
+    assert "corrected for all comparisons at this price (Holm), not for those at other" in told
+
+
+def test_reads_of_the_test_split_are_told_of_arms_that_counted_them() -> None:
+    counts = {"learned": 1, "heuristic": 1, "wait": 3}
+    evidence = example()
+    arms = tuple(replace(arm, test_reads=counts[arm.name]) for arm in evidence.arms)
+    assert (
+        "Hosts are scored on the test split; each host once by learned and heuristic, "
+        "up to 3 times by wait."
+    ) in facts(replace(evidence, arms=arms))
+    assert "each host once by learned." in " ".join(
+        facts(replace(evidence, arms=(arms[0], *evidence.others)))
+    )
+
+
+def test_the_price_of_learning_is_told_where_it_is_known() -> None:
+    told = {price: " ".join(facts(example(learned_price=price))) for price in (None, 0.2, 0.1)}
+    assert "learned at" not in told[None]
+    assert "Controllers learned at this price." in told[0.2]
+    assert "learned at price 0.1 and were not trained again; what is tuned was tuned" in told[0.1]
+
+
+def test_a_row_of_the_same_architecture_has_both_of_its_p_values() -> None:
+    own = make_arm("learned", make_hosts(3, 30), kind="learned")
+    same = make_arm("scratch", make_hosts(3, 30, seed=4), kind="same_epochs", flops=0.6)
+    evidence = make_evidence(own, same)
+    (found,) = weigh(evidence)
+    assert found.corrected_flops_p == 0.0
+    cells = dict(zip(results_table(evidence).headers, results_table(evidence).rows[1], strict=True))
+    assert cells["p (Holm)"] == f"{found.corrected_p:.3f}, <0.001".replace("0.000", "<0.001")
 
 
 def test_a_file_of_several_prices_is_one_page() -> None:

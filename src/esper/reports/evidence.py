@@ -65,6 +65,8 @@ class Arm:
     """``[R]`` share of hosts in which something was committed while they trained."""
     tuning_runs: int = 0
     """Host runs spent on the choice; for learned arms those of training, mean over runs."""
+    test_reads: int | None = None
+    """How often a host was scored on the test split, at most; None if it was not counted."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.label:
@@ -78,6 +80,8 @@ class Arm:
             raise EvidenceError(
                 f"arm {self.name} has {self.tuning_runs} tuning_runs; count from 0."
             )
+        if self.test_reads is not None and self.test_reads < 1:
+            raise EvidenceError(f"arm {self.name} has {self.test_reads} test_reads; count from 1.")
         for name in (*_PER_HOST, "grown_share"):
             self._keep(name, getattr(self, name))
         self._require_shapes()
@@ -147,7 +151,7 @@ class Evidence:
     """All arms of an evaluation at one price of computing, and how they were measured.
 
     Raises:
-        EvidenceError: If arms are not of the same hosts and runs, or one is there twice.
+        EvidenceError: If arms are not of the same hosts and runs, or an arm or run is there twice.
     """
 
     task: str
@@ -165,8 +169,6 @@ class Evidence:
     """The space of draws, shared with no training and no tuning."""
     split: str = "test"
     """What hosts were scored on."""
-    test_reads: int = 1
-    """How often each arm was scored on it, per host."""
     runs: tuple[str, ...]
     """Names of the training runs, in the order of R."""
     arms: tuple[Arm, ...]
@@ -189,6 +191,9 @@ class Evidence:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise EvidenceError(f"arm {twice[0]} is there twice; give each arm a name of its own.")
+        again = sorted({name for name in self.runs if self.runs.count(name) > 1})
+        if again:
+            raise EvidenceError(f"run {again[0]} is there twice; a training run counts once.")
         own = self.arm(self.learned)
         if own.n_runs != len(self.runs):
             raise EvidenceError(

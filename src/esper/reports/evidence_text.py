@@ -60,7 +60,7 @@ def settings_table(evidence: Evidence) -> Table:
 
 def facts(evidence: Evidence) -> tuple[str, ...]:
     """Return how the evidence was measured, in sentences."""
-    n_runs, times = len(evidence.runs), evidence.test_reads
+    n_runs = len(evidence.runs)
     several = f"{n_runs} training runs ({listed(list(evidence.runs))}); intervals are 95 % ones "
     several += "over runs and hosts, so they are about runs that were not made as well."
     one = f"One training run ({evidence.runs[0]}); intervals are 95 % ones over hosts, "
@@ -68,16 +68,17 @@ def facts(evidence: Evidence) -> tuple[str, ...]:
     return (
         f"{evidence.n_hosts} hosts of {evidence.task}, the same for all arms, drawn for "
         f"{evidence.purpose} (seed {evidence.seed}) and for nothing else.",
-        f"Each arm is scored on the {evidence.split} split "
-        f"{'once' if times == 1 else f'{times} times'} per host.",
+        _reads(evidence),
         several if n_runs > 1 else one,
         f"Score = accuracy - {evidence.price:g} x FLOPs; FLOPs are all that training took, "
         f"as a share of {evidence.reference}.",
+        *_learned_price(evidence),
         f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01. "
         "IQM is the mean of the middle half of them; P(improvement) is how often it is ahead.",
-        "p is corrected for the number of arms (Holm). Against the same architecture for as many "
-        "epochs it is of being less accurate by 0.5 points, against it at equal FLOPs of equal "
-        "accuracy, else of equal score.",
+        "p is corrected for all comparisons at this price (Holm), not for those at other prices. "
+        "Against the same architecture for as many epochs it is of being less accurate by 0.5 "
+        "points, then of as many FLOPs; against it at equal FLOPs of equal accuracy, else of equal "
+        "score.",
         "Tuning runs are the hosts that were trained to choose a setting; for learned arms, those "
         "of training, mean over runs.",
     )
@@ -114,6 +115,33 @@ def file_to_markdown(file: EvidenceFile) -> str:
     return "\n".join([title, *(to_markdown(entry, level=2) for entry in file.entries)])
 
 
+def _reads(evidence: Evidence) -> str:
+    """Return what hosts were scored on and, of arms that counted it, how often."""
+    arms: dict[int, list[str]] = {}
+    for arm in evidence.arms:
+        if arm.test_reads is not None:
+            arms.setdefault(arm.test_reads, []).append(arm.name)
+    said = [
+        f"{'once' if times == 1 else f'up to {times} times'} by {listed(names)}"
+        for times, names in sorted(arms.items())
+    ]
+    counted = f"; each host {', '.join(said)}" if said else ""
+    return f"Hosts are scored on the {evidence.split} split{counted}."
+
+
+def _learned_price(evidence: Evidence) -> list[str]:
+    """Return which price the controllers learned at, as far as it is known."""
+    learned = evidence.learned_price
+    if learned is None:
+        return []
+    if learned == evidence.price:
+        return ["Controllers learned at this price."]
+    return [
+        f"Controllers learned at price {learned:g} and were not trained again; what is tuned was "
+        f"tuned at price {evidence.price:g}."
+    ]
+
+
 def _row(arm: Arm, price: float, finding: Finding | None) -> tuple[str, ...]:
     results = (
         arm.name,
@@ -131,7 +159,11 @@ def _row(arm: Arm, price: float, finding: Finding | None) -> tuple[str, ...]:
         points(finding.score).removesuffix(" points"),
         points(finding.interquartile).removesuffix(" points"),
         f"{finding.improvement.mean:.2f}",
-        probability(finding.corrected_p),
+        ", ".join(
+            probability(p)
+            for p in (finding.corrected_p, finding.corrected_flops_p)
+            if p is not None
+        ),
         tuning,
     )
 
