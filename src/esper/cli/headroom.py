@@ -39,7 +39,7 @@ class Options:
     """Held-out hosts."""
 
     tuning_runs: int = 4096
-    """Host runs for each family of settings, and again for trying the best on every host."""
+    """Host runs for each family of settings, and again for trying the best on every host, twice."""
 
     price: float | None = None
     """Score that the reference run's FLOPs cost; by default the task's."""
@@ -112,7 +112,7 @@ def _show(found: Headroom) -> None:
         [
             ("best setting for all", found.setting),
             ("its score", found.best_fixed.text(signed=False)),
-            ("each host its own", f"{points(found.headroom)} more, chosen without seeing the test"),
+            ("each host its own", f"{points(found.headroom)} more, chosen by another training"),
             ("with hindsight", f"{points(found.optimistic)} more, chosen by the test itself: luck"),
             ("settings tried", f"{found.n_candidates}, each at every stopping epoch"),
             ("tuning runs", f"{found.tuning_runs:,}"),

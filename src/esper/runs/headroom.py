@@ -39,7 +39,8 @@ class Headroom:
     best_fixed: Interval
     """Its score on the test split."""
     headroom: Interval
-    """Chosen on validation samples and scored on test samples, minus the best for all."""
+    """Chosen by another training of the same draw and scored on test samples, minus the best for
+    all."""
     optimistic: Interval
     """Chosen by the very scores that it is judged by, minus the best for all: luck included."""
 
@@ -79,7 +80,7 @@ def headroom(
         task: A task, or the name of one.
         n_hosts: Hosts of the draws for evaluation.
         tuning_runs: Host runs that may be spent on each family, fixed schedules and static
-            networks, and again on trying the best of both on every host.
+            networks, and again on trying the best of both on every host, twice.
         price: Score that the reference run's FLOPs cost; the task's if None.
         task_options: Options of the task.
         **how: More that can be said by name: see :class:`esper.runs.evaluating.How`.
@@ -94,8 +95,8 @@ def headroom(
     tuning = Bench(ground.task, purpose="tuning", final_split="validation")
     arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, tell=works.begin)
     tuned = [arms.tune(family, at) for family in FAMILIES]
-    best = max((one.best for one in tuned), key=lambda choice: choice.value)
-    pool = pool_of(tuned)[: max(2, tuning_runs // n_hosts)]
+    best = arms.tune_best(FAMILIES, at)
+    pool = pool_of(tuned)[: max(2, tuning_runs // (2 * n_hosts))]
     pool += [] if best.candidate in pool else [best.candidate]
     tell = works.begin("every setting on every host")
     scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=tell)

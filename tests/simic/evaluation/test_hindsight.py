@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.families import static_candidates
@@ -14,6 +15,7 @@ from esper.simic.evaluation.hindsight import (
     score_candidates,
 )
 from esper.simic.evaluation.result_cache import ResultCache
+from esper.tamiyo import WaitController
 from tests.simic.evaluation.test_host_runs import N_EPOCHS, make_bench
 
 C, N, T = 12, 400, 5
@@ -53,15 +55,37 @@ def test_candidates_are_scored_on_both_splits_minus_their_price() -> None:
     cache = ResultCache(None, {})
     scores = score_candidates(bench, candidates, range(3), price=0.4, cache=cache)
     assert scores.judge.shape == (2, 3, N_EPOCHS + 1)
-    growth = bench.start(range(3))
-    growth.plant(dict.fromkeys(range(3), candidates[1].first_seeds()))
-    np.testing.assert_allclose(scores.chooser[1, :, 0], growth.records.score[:3])
-    np.testing.assert_allclose(scores.judge[1, :, 0], growth.judge_committed(range(3), "final"))
-    waits = np.zeros((growth.n_hosts, 8), np.int64)
-    for _ in range(4):
-        growth.step(waits)
-    costs = 0.4 * growth.records.paid_flops[:3]
-    np.testing.assert_allclose(scores.chooser[1, :, 4], growth.records.score[:3] - costs)
-    judged = growth.judge_committed(range(3), "final")
-    np.testing.assert_allclose(scores.judge[1, :, 4], judged - costs)
+    for own, found, split in (
+        (bench.again(), scores.chooser, "validation"),
+        (bench, scores.judge, "final"),
+    ):
+        growth = own.start(range(3))
+        growth.plant(dict.fromkeys(range(3), candidates[1].first_seeds()))
+        np.testing.assert_allclose(found[1, :, 0], growth.judge_committed(range(3), split))
+        waits = np.zeros((growth.n_hosts, 8), np.int64)
+        for _ in range(4):
+            growth.step(waits)
+        costs = 0.4 * growth.records.paid_flops[:3]
+        judged = growth.judge_committed(range(3), split)
+        np.testing.assert_allclose(found[1, :, 4], judged - costs)
     assert candidates[0] == Candidate()
+
+
+@pytest.mark.parametrize("task", ["spirals", "digits-family"])
+def test_another_training_has_the_same_data_and_other_weights(task: str) -> None:
+    bench = make_bench(task)
+    first, other = bench.start(range(2)), bench.again().start(range(2))
+    for host in range(2):
+        specs = first.population.specs[host], other.population.specs[host]
+        assert torch.equal(specs[0].data.train_inputs, specs[1].data.train_inputs)
+        assert torch.equal(specs[0].data.validation_targets, specs[1].data.validation_targets)
+        assert specs[0].learning_rate == specs[1].learning_rate
+        pairs = zip(
+            first.population.model(host).parameters(),
+            other.population.model(host).parameters(),
+            strict=True,
+        )
+        assert any(not torch.equal(one, two) for one, two in pairs)
+    runs = [one.run(range(2), lambda *_: WaitController()) for one in (bench, bench.again())]
+    assert not np.array_equal(runs[0].accuracy, runs[1].accuracy)
+    np.testing.assert_allclose(runs[0].flops, runs[1].flops)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from esper.simic.evaluation import contexts
-from esper.simic.evaluation.arms.tuned import TunedArms
+from esper.simic.evaluation.arms.tuned import TunedArms, count_heuristics
 from esper.simic.evaluation.bench import Bench
 from esper.simic.evaluation.candidates import Candidate
-from esper.simic.evaluation.contexts import Buckets, pool_of, tune_contexts
+from esper.simic.evaluation.contexts import (
+    Buckets,
+    ContextTable,
+    best_of,
+    pool_of,
+    tune_contexts,
+)
 from esper.simic.evaluation.families import (
     fixed_candidates,
     heuristic_candidates,
@@ -146,11 +154,85 @@ def test_a_context_table_is_the_best_of_each_bucket(
         accuracy, flops = runs.curves(four[:2], hosts, lambda _: None)
         means = (accuracy - PRICE * flops).mean(1)
         candidate, stop = np.unravel_index(means.argmax(), means.shape)
-        assert table.choices[bucket].candidate == four[candidate]
-        assert table.choices[bucket].stop == stop
+        scores, overall = accuracy - PRICE * flops, table.overall
+        common = scores[four.index(overall.candidate), :, overall.stop]
+        gains = scores[candidate, :, stop] - common
+        is_own = gains.mean() > gains.std(ddof=1) / len(hosts) ** 0.5
+        assert table.choices[bucket].candidate == (four[candidate] if is_own else overall.candidate)
+        assert table.choices[bucket].stop == (stop if is_own else overall.stop)
     chosen = table.choose(n_classes, n_samples)
     for host in range(24):
         assert chosen[host] == table.choices.get(int(found[host]), table.overall)
+
+
+class _Simulated:
+    """Stands in for runs of hosts: scores are given values, and noise of each host run."""
+
+    def __init__(self, value: Callable[[int, int], float], candidates: list[Candidate]) -> None:
+        self._value, self._candidates = value, candidates
+        self.bench = self
+        self.stops = (0, 1)
+
+    def contexts(self, hosts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        kinds = np.array(hosts) % 9
+        return kinds // 3, kinds % 3
+
+    def curves(
+        self, candidates: Sequence[Candidate], hosts: Sequence[int], on_share: object
+    ) -> tuple[np.ndarray, np.ndarray]:
+        scores = np.zeros((len(candidates), len(hosts), 2))
+        for row, candidate in enumerate(candidates):
+            number = self._candidates.index(candidate)
+            for column, host in enumerate(hosts):
+                noise = np.random.default_rng((number, host)).normal(0.0, 0.05, 2)
+                scores[row, column] = self._value(number, host % 9) + noise
+        return scores, np.zeros_like(scores)
+
+
+def test_kinds_of_hosts_are_treated_otherwise_only_where_that_stands_out() -> None:
+    candidates = static_candidates(make_bench().slot_config)[:16]
+
+    def tables(value: Callable[[int, int], float]) -> ContextTable:
+        runs = cast(TuningRuns, _Simulated(value, candidates))
+        family = halve(runs, candidates, price=0.0, budget=2048)
+        return tune_contexts(runs, [family], price=0.0, budget=4096)
+
+    alike = tables(lambda number, _: 0.001 * number)
+    n_own = sum(choice != alike.overall for choice in alike.choices.values())
+    assert n_own <= 6
+    lost = [
+        0.001 * (candidates.index(alike.overall.candidate) - candidates.index(one.candidate))
+        for one in alike.choices.values()
+    ]
+    assert np.mean(lost) < 0.003
+    mixed = tables(lambda number, kind: 0.2 * (number == 3 and kind == 4))
+    assert mixed.choices[4].candidate == candidates[3]
+
+
+def test_families_are_compared_on_the_hosts_that_both_have_had() -> None:
+    candidates = static_candidates(make_bench().slot_config)[:8]
+    hard = {host: 0.5 * (host >= 8) for host in range(999)}
+
+    class Drifting(_Simulated):
+        def curves(self, candidates: Any, hosts: Any, on_share: object) -> Any:
+            scores, flops = super().curves(candidates, hosts, on_share)
+            return scores - np.array([hard[host] for host in hosts])[None, :, None], flops
+
+    runs = cast(TuningRuns, Drifting(lambda number, _: 0.3 * (number >= 4), candidates))
+    few = halve(runs, candidates[:4], price=0.0, budget=24)
+    many = halve(runs, candidates[4:], price=0.0, budget=240)
+    assert few.best.value > many.best.value
+    assert best_of(runs, [few, many], 0.0) == many.best
+
+
+def test_a_larger_budget_tries_more_heuristics() -> None:
+    assert [count_heuristics(budget) for budget in (8, 256, 1024, 4096, 16384)] == [
+        2,
+        16,
+        64,
+        128,
+        512,
+    ]
 
 
 def test_the_pool_takes_turns_among_families(runs: TuningRuns, four: list[Candidate]) -> None:

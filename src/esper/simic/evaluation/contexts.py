@@ -84,7 +84,9 @@ def tune_contexts(
 ) -> ContextTable:
     """Choose for each bucket among the best candidates of families that were tuned before.
 
-    The best candidate for all hosts takes part in every bucket until the end.
+    A bucket has a choice of its own where that is better than the best for all, on the same hosts
+    of the bucket, by more than a standard error: a choice by few hosts is worse where nothing is
+    to be gained.
 
     Args:
         runs: Where host runs are made.
@@ -95,7 +97,7 @@ def tune_contexts(
     """
     n_classes, n_samples = runs.bench.contexts(range(N_DRAWS))
     buckets = Buckets.of(n_classes, n_samples)
-    overall = max((tuned.best for tuned in families), key=lambda choice: choice.value)
+    overall = best_of(runs, families, price)
     found, used = buckets.find(n_classes, n_samples), set[tuple[Candidate, int]]()
     used.update(*(tuned.runs for tuned in families))
     choices: dict[int, Choice] = {}
@@ -106,18 +108,53 @@ def tune_contexts(
             on_share((number + share) / len(present))
 
         hosts: list[int] = np.flatnonzero(found == bucket).tolist()
+        own = budget // len(present)
+        last = hosts[: max(2, own // 4)]
         tuned = halve(
             runs,
             pool_of(families),
             price=price,
-            budget=budget // len(present),
+            budget=max(2, own - 2 * len(last)),
             hosts=hosts,
             keep=overall.candidate,
             on_share=tell,
         )
-        choices[bucket] = tuned.best
-        used |= tuned.runs
+        choices[bucket] = _own_or_overall(runs, tuned.best.candidate, overall, last, price)
+        both = (tuned.best.candidate, overall.candidate)
+        used |= tuned.runs | {(candidate, host) for candidate in both for host in last}
     return ContextTable(buckets=buckets, choices=choices, overall=overall, n_runs=len(used))
+
+
+def best_of(runs: TuningRuns, families: Sequence[Tuned], price: float) -> Choice:
+    """Return the best choice of several families, by the hosts that all of them were tried on."""
+    bests = [tuned.best for tuned in families]
+    tried = [
+        {host for candidate, host in tuned.runs if candidate == tuned.best.candidate}
+        for tuned in families
+    ]
+    common = sorted(set[int].intersection(*tried))
+    values = [_scores(runs, best.candidate, common, price)[:, best.stop].mean() for best in bests]
+    return bests[int(np.argmax(np.round(values, 9)))]
+
+
+def _own_or_overall(
+    runs: TuningRuns, candidate: Candidate, overall: Choice, hosts: Sequence[int], price: float
+) -> Choice:
+    """Return a candidate at its best stop if it stands out on these hosts, or the best for all."""
+    scores, stops = _scores(runs, candidate, hosts, price), list(runs.bench.stops)
+    stop = stops[int(scores[:, stops].mean(0).round(9).argmax())]
+    gains = scores[:, stop] - _scores(runs, overall.candidate, hosts, price)[:, overall.stop]
+    if gains.mean() <= gains.std(ddof=1) / np.sqrt(len(hosts)):
+        return overall
+    return Choice(candidate=candidate, stop=stop, value=float(scores[:, stop].mean()))
+
+
+def _scores(
+    runs: TuningRuns, candidate: Candidate, hosts: Sequence[int], price: float
+) -> NDArray[np.float64]:
+    """Return the scores of a candidate on hosts for each stopping epoch, ``[N, T + 1]``."""
+    accuracy, flops = runs.curves([candidate], hosts, lambda _: None)
+    return (accuracy - price * flops)[0]
 
 
 def pool_of(families: Sequence[Tuned]) -> list[Candidate]:

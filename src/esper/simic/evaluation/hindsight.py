@@ -1,9 +1,10 @@
 """How much better hosts would do if each had its own best setting. Shapes: C, N hosts, T epochs.
 
 C = candidates. A setting is a candidate and a stopping epoch. Choosing each host's best by the very
-scores it is judged by would count luck as skill, so that the choice is made on validation samples
-and judged on test samples; how far a host's own scores are trusted against the mean of all hosts is
-chosen on the other half of the hosts.
+scores it is judged by would count luck as skill, so that the choice is made by another training of
+the same draw, with other weights and batches, and on validation samples, and judged on test
+samples; how far a host's own scores are trusted against the mean of all hosts is chosen on the
+other half of the hosts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.growth.populations.host_data import Split
 from esper.simic.evaluation.bench import Bench, OnShare
 from esper.simic.evaluation.candidates import Candidate
 from esper.simic.evaluation.result_cache import ResultCache
 from esper.simic.evaluation.treating import treat
+from esper.simic.evaluation.tuning import within
 
 Floats = NDArray[np.float64]
 
+_SPLITS: tuple[Split, Split] = ("final", "validation")
+"""What the first training of each host is scored by, and what the other."""
 TRUSTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 """How far a host's own scores count: 0 chooses the same for all hosts, 1 each host's own best."""
 
@@ -30,9 +35,9 @@ class HindsightScores:
     """What settings come to on hosts: ``[C, N, T + 1]`` each."""
 
     chooser: Floats
-    """Score on samples that serve for choosing."""
+    """Score of the training that serves for choosing."""
     judge: Floats
-    """Score on samples that serve for judging."""
+    """Score of the training that serves for judging."""
 
 
 def score_candidates(
@@ -44,25 +49,31 @@ def score_candidates(
     cache: ResultCache,
     on_share: OnShare = lambda _: None,
 ) -> HindsightScores:
-    """Train every host by every candidate, and score it after every epoch by both splits."""
+    """Train every host by every candidate twice, and score it after every epoch.
+
+    The first training is scored by the final split; the other, with other weights and batches, by
+    the validation samples.
+    """
     shape = len(candidates), len(hosts), -1
     pairs = [(candidate, host) for candidate in candidates for host in hosts]
     decided_by = {"hindsight": [[candidate.to_json(), host] for candidate, host in pairs]}
 
-    def run() -> dict[str, Floats]:
-        runs = treat(bench, pairs, every_epoch=("validation", "final"), on_share=on_share)
-        return {
-            "validation": runs.validation_by_epoch,
-            "final": runs.accuracy_by_epoch,
-            "flops": runs.flops_by_epoch,
-        }
+    def run(place: int) -> dict[str, Floats]:
+        own = bench.again() if place else bench
+        tell = within(on_share, place, 2)
+        runs = treat(own, pairs, every_epoch=(_SPLITS[place],), on_share=tell)
+        scores = runs.validation_by_epoch if place else runs.accuracy_by_epoch
+        return {"scores": scores, "flops": runs.flops_by_epoch}
 
-    found = cache.get(decided_by, run)
-    costs, stops = price * found["flops"], list(bench.stops)
-    chooser, judge = (
-        (found[split] - costs)[:, stops].reshape(shape) for split in ("validation", "final")
+    judge, chooser = (
+        cache.get({**decided_by, "training": place}, lambda place=place: run(place))
+        for place in range(2)
     )
-    return HindsightScores(chooser=chooser, judge=judge)
+    stops = list(bench.stops)
+    settled = [
+        (one["scores"] - price * one["flops"])[:, stops].reshape(shape) for one in (chooser, judge)
+    ]
+    return HindsightScores(chooser=settled[0], judge=settled[1])
 
 
 def choose_for_each(scores: HindsightScores, *, seed: int = 0) -> Floats:

@@ -149,7 +149,7 @@ def halve(
             left, gone = _narrow(left, scores, n, keep)
             dropped = gone + dropped
         own = range(n_hosts) if hosts is None else hosts[:n_hosts]
-        accuracy, flops = runs.curves(left, own, _within(on_share, number, len(rungs)))
+        accuracy, flops = runs.curves(left, own, within(on_share, number, len(rungs)))
         used.update((candidate, host) for candidate in left for host in own)
         # Rounded, so that no last digit decides between equals: the first of them is taken.
         means: Floats = (accuracy - price * flops).mean(1).round(9)
@@ -181,5 +181,6 @@ def _narrow(
     return kept, gone
 
 
-def _within(on_share: OnShare, number: int, n_parts: int) -> Callable[[float], None]:
+def within(on_share: OnShare, number: int, n_parts: int) -> Callable[[float], None]:
+    """Return what is told how far a part of the work is, as a share of the whole."""
     return lambda share: on_share((number + share) / n_parts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.simic.evaluation.arms.results import ArmEnds, ends_of, join_ends
 from esper.simic.evaluation.bench import Bench, OnShare
-from esper.simic.evaluation.contexts import ContextTable, tune_contexts
+from esper.simic.evaluation.contexts import ContextTable, best_of, tune_contexts
 from esper.simic.evaluation.families import (
     fixed_candidates,
     heuristic_candidates,
@@ -23,10 +23,16 @@ FAMILIES = ("static", "fixed", "heuristic")
 """What is tuned for all hosts alike."""
 CONTEXTS = {"context_table": ("static", "fixed"), "context_heuristic": ("heuristic",)}
 """What is tuned by the kind of host, and from which families."""
-MOST_HEURISTICS = 64
+N_HEURISTICS = 64
+"""Heuristics that are tried with a moderate budget; more with a large one."""
 
 Tell = Callable[[str], OnShare]
 """Gives for each piece of work what is to be told how far it is."""
+
+
+def count_heuristics(budget: int) -> int:
+    """Return how many heuristics are worth trying with so many host runs."""
+    return max(2, min(budget // 16, max(N_HEURISTICS, budget // 32)))
 
 
 class TunedArms:
@@ -74,7 +80,7 @@ class TunedArms:
         key = family, price
         if key not in self._tuned:
             config = self._runs.bench.slot_config
-            n_heuristics = max(2, min(MOST_HEURISTICS, self._budget // 16))
+            n_heuristics = count_heuristics(self._budget)
             candidates = {
                 "static": lambda: static_candidates(config),
                 "fixed": lambda: fixed_candidates(config, self._bench.task.budget.n_epochs),
@@ -88,6 +94,10 @@ class TunedArms:
                 on_share=self._tell(f"tuning {family.replace('_', ' ')}"),
             )
         return self._tuned[key]
+
+    def tune_best(self, families: Sequence[str], price: float) -> Choice:
+        """Choose the best setting for all hosts among several families."""
+        return best_of(self._runs, [self.tune(family, price) for family in families], price)
 
     def tune_contexts(self, arm: str, price: float) -> ContextTable:
         """Choose a setting for each kind of host."""
