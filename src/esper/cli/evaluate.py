@@ -89,10 +89,7 @@ def run(words: Sequence[str]) -> int:
         print(f"esper: interrupted; what is done is kept, go on with: {again}", file=sys.stderr)
         return INTERRUPTED
     progress.clear()
-    from esper.runs.evidence_saving import save_evidence
-
-    paths = save_evidence(entries, folder)
-    _show(entries, paths, options)
+    _show(entries, options, folder)
     return 0
 
 
@@ -116,10 +113,11 @@ def _evaluate(
     import torch
 
     from esper.runs.evaluating import evaluate
+    from esper.runs.evidence_saving import save_evidence
 
     torch.set_num_threads(1)  # the hosts are small
     arms = None if options.arms is None else [word for word in options.arms.split(",") if word]
-    return evaluate(
+    entries = evaluate(
         list(options.runs),
         n_hosts=options.hosts,
         tuning_runs=options.tuning_runs,
@@ -132,6 +130,8 @@ def _evaluate(
         command=command,
         on_progress=progress,
     )
+    save_evidence(entries, folder)
+    return entries
 
 
 def _usual_folder(options: Options) -> Path:
@@ -156,25 +156,27 @@ def _folder_of(run: str) -> Path | None:
         return Path(run) if Path(run).is_dir() else None
 
 
-def _show(entries: Sequence[Evidence], paths: Sequence[Path], options: Options) -> None:
+def _show(entries: Sequence[Evidence], options: Options, folder: Path) -> None:
     from esper.reports.verdict import verdict_json, verdict_sentences
+
+    paths = [folder / name for name in _ABOUT if (folder / name).is_file()]
 
     if options.json:
         files = [str(path) for path in paths]
         print_json({"files": files, "prices": [verdict_json(one) for one in entries]})
         return
     if options.quiet:
-        print(f"{paths[0].parent}: {verdict_sentences(entries[0])[0]}")
+        print(f"{folder}: {verdict_sentences(entries[0])[0]}")
         return
     for entry in entries:
         print()
         show_evidence(entry, heading=len(entries) > 1)
     print("\nWritten:")
-    print_columns([(f"  {shell_word(path)}", _ABOUT[path.suffix]) for path in paths])
+    print_columns([(f"  {shell_word(path)}", _ABOUT[path.name]) for path in paths])
 
 
 _ABOUT = {
-    ".json": "every arm, host by host",
-    ".md": "all of this, and what was chosen",
-    ".png": "score and accuracy against FLOPs and parameters",
+    "evaluation.json": "every arm, host by host",
+    "evaluation.md": "all of this, and what was chosen",
+    "pareto.png": "score and accuracy against FLOPs and parameters",
 }
