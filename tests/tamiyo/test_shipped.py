@@ -1,0 +1,32 @@
+"""The controller that comes with Esper is small, whole, and grows a model it has never seen."""
+
+from pathlib import Path
+
+import torch
+
+import esper
+from esper.tamiyo import load_shipped
+from esper.tamiyo.controllers.saved_files import SHIPPED_FOLDER, read_facts
+from tests.runs.own_models import MLP, digits
+
+MEGABYTE = 2**20
+
+
+def test_it_is_whole_and_small() -> None:
+    shipped = load_shipped()
+    files = {path.name: path.stat().st_size for path in SHIPPED_FOLDER.iterdir()}
+    assert files.keys() == {"controller.safetensors", "controller.json", "CARD.md"}
+    assert sum(files.values()) < 5 * MEGABYTE
+    kinds = {tensor.dtype for tensor in shipped.weights.values()}
+    assert kinds == {torch.float32, torch.int64}  # weights, and how much was counted
+
+
+def test_its_card_tells_how_it_was_trained() -> None:
+    card = (SHIPPED_FOLDER / "CARD.md").read_text()
+    assert read_facts(SHIPPED_FOLDER)["origin"]["command"] in card
+
+
+def test_it_grows_a_model_that_it_has_never_seen(tmp_path: Path) -> None:
+    grown = esper.grow(MLP(3), *digits(), learning_rate=3e-3)
+    assert grown.summary.after >= grown.summary.before
+    assert grown.summary.budget_epochs == load_shipped().budget.n_epochs
