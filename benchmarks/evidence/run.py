@@ -145,7 +145,8 @@ def evaluate(part: Part) -> None:
 def ship() -> None:
     """Export the run that did best in its own trials, and write its card from the results."""
     best = max(FULL, key=best_trial)
-    call("ship.txt", ["export-controller", str(WORK / best), "--out", str(SHIPPED), "--force"])
+    words = ["export-controller", str(WORK / best), "--out", str(SHIPPED), "--force"]
+    call("ship.txt", [*words, "--name", "digits-family", "--greedy"])
     files = [str(RESULTS / part.name / KEPT[0]) for part in PARTS if part.runs == FULL]
     words = [sys.executable, str(ROOT / "tools/write_model_card.py"), str(SHIPPED), *files]
     subprocess.run(words, check=True, cwd=ROOT)
