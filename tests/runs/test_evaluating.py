@@ -73,6 +73,17 @@ def test_arms_are_what_controllers_do_on_held_out_hosts(
         assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
 
 
+def test_the_other_way_of_a_controller_that_draws_is_its_likeliest_action(done_run: Run) -> None:
+    (evidence,) = evaluate_some(done_run, arms=("learned_other",))
+    envs = held_out_envs(done_run)
+    greedy = controller_of(done_run).make(envs.slot_config, deterministic=True)
+    results = run_episodes(envs, greedy, seed=evidence.seed)
+    arm = evidence.arm("learned_greedy")
+    np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
+    np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
+    assert not np.array_equal(arm.flops, evidence.own.flops)
+
+
 def test_each_price_has_its_results_and_only_those_that_see_it_differ(
     done_run: Run, found: list[Evidence]
 ) -> None:
