@@ -18,7 +18,7 @@ from esper.simic.environment.seeds import Purpose, draw_seed
 from esper.simic.environment.splits import FinalSplit
 from esper.simic.evaluation.host_runs import Goals, HostRuns, Integers, run_hosts
 from esper.tamiyo import Controller
-from esper.tasks import Task
+from esper.tasks import Task, TaskDraw
 
 PART = 128
 """Hosts that are trained side by side."""
@@ -125,7 +125,11 @@ class Bench:
         if self._training == 0 or self.task.draw is None:
             return self.task
         sample, draws = self.task.sample, self._draws
-        return replace(self.task, draw=lambda seed: sample(draws.get(seed, seed)))
+
+        def draw(seed: int) -> TaskDraw:
+            return sample(draws.get(seed, seed))
+
+        return replace(self.task, draw=draw)
 
     def _any(self) -> GrowthEpisodes:
         return self.start([0]) if self._growth is None else self._growth
