@@ -43,7 +43,7 @@ def test_bad_governor_settings_are_named(settings: dict[str, object], message: s
 
 def test_the_least_settings_that_are_allowed() -> None:
     least = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
-    assert dataclasses.astuple(least) == (0, 0, 1)
+    assert dataclasses.astuple(least) == (0, 0, 1, False)
     edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
     edge = dataclasses.replace(edge, outlier_floor=0)
     assert dataclasses.astuple(edge) == (2, 0, 0.1, 1, 0)
