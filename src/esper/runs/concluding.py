@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from esper.errors import StorageError
 from esper.reports.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
-from esper.runs.folder import RunFolder, write_whole
+from esper.runs.folder import RunFolder
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.evaluation import EpisodeResults
 from esper.simic.training import RecordOutput, Trainer
@@ -28,6 +28,7 @@ from esper.simic.training.trials import (
 )
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.telemetry.records import NoticeRecord
+from esper.whole_files import write_whole
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:

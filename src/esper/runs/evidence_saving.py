@@ -15,7 +15,7 @@ from esper.errors import StorageError
 from esper.reports.evidence import Evidence
 from esper.reports.evidence_file import EvidenceFile
 from esper.reports.evidence_text import file_to_markdown
-from esper.runs.folder import write_whole
+from esper.whole_files import write_whole
 
 DATA_FILE, TEXT_FILE, CHART_FILE = "evaluation.json", "evaluation.md", "pareto.png"
 

@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import shlex
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
 from esper.runs.invocation import program
+from esper.whole_files import write_whole
 
 LOCK_TRIES = 5
 """How often a lock is tried for before somebody is taken to work on the run."""
@@ -208,22 +208,6 @@ def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder
         found = [RunFolder(path) for path in place.iterdir()]
     found = [folder for folder in found if folder.holds_run]
     return sorted(found, key=lambda folder: (folder.config_file.stat().st_mtime, folder.name))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _unused_path(config: RunConfig) -> Path:

@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 
 from esper.errors import StorageError
-from esper.runs.folder import write_whole
 from esper.runs.growing import GrownHost
+from esper.whole_files import write_whole
 
 PROGRAM_FILE = "model.pt2"
 WEIGHTS_FILE = "model.safetensors"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.config import PolicyConfig
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.policy import SlotPolicy
+from esper.tamiyo.policy import RecurrentPolicy, SlotPolicy
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
 
 SIZES = PolicyConfig(feature_size=9, lstm_size=6, slot_size=5)
@@ -47,7 +47,7 @@ def permute_slots(observations: Tensor, order: list[int]) -> Tensor:
 
 
 def run_step_by_step(
-    policy: SlotPolicy, observations: Tensor, starts: Tensor
+    policy: SlotPolicy | RecurrentPolicy, observations: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Act on ``[T, E, D]`` with the state zeroed where an episode starts."""
     state, taken = torch.zeros(observations.shape[1], policy.state_size), []

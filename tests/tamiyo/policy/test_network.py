@@ -8,6 +8,7 @@ from esper.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.policy.network import steps_last_linear
+from tests.tamiyo.policy.slot_worlds import run_step_by_step
 
 SPEC = ActionSpec.independent([2, 3])
 SIZES = PolicyConfig(feature_size=9, lstm_size=6)
@@ -43,21 +44,6 @@ def test_actions_are_near_uniform_at_first() -> None:
     _, log_probs, *_ = policy.act(torch.randn(64, 4), None, torch.zeros(64, 256), torch.Generator())
     uniform = -torch.tensor([2.0, 3.0]).log().expand(64, 2)
     torch.testing.assert_close(log_probs, uniform, atol=0.05, rtol=0)
-
-
-def run_step_by_step(
-    policy: RecurrentPolicy, observations: torch.Tensor, starts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Act on ``[T, E, D]`` with the state zeroed where an episode starts."""
-    state, taken = torch.zeros(observations.shape[1], policy.state_size), []
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for seen, is_start in zip(observations, starts, strict=True):
-            state = state.masked_fill(is_start.unsqueeze(-1), 0.0)
-            actions, log_probs, values, _, state = policy.act(seen, None, state, generator)
-            taken.append((actions, log_probs, values))
-    actions, log_probs, values = (torch.stack(column) for column in zip(*taken, strict=True))
-    return actions, log_probs, values
 
 
 def test_a_reset_cell_inside_a_sequence_is_a_new_episode() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +29,7 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo.controllers.saved import SavedController
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES
 from esper.version import __version__
+from esper.whole_files import write_whole
 
 FORMAT = 1
 WEIGHTS_FILE = "controller.safetensors"
@@ -61,10 +60,10 @@ def save_controller(
     facts = json.dumps(facts_of(controller) | {"sha256": _hash(content)}, indent=1) + "\n"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _write(place / WEIGHTS_FILE, content)
-        _write(place / FACTS_FILE, facts.encode())
+        write_whole(place / WEIGHTS_FILE, content)
+        write_whole(place / FACTS_FILE, facts)
         if card:
-            _write(place / CARD_FILE, card.encode())
+            write_whole(place / CARD_FILE, card)
     except OSError as error:
         raise StorageError(
             f"{place} cannot be written: {error.strerror or error}; choose another folder."
@@ -221,19 +220,3 @@ def _try(controller: SavedController, place: str) -> None:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or as it was."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
