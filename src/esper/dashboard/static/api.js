@@ -1,0 +1,45 @@
+/** Asks the server. Every answer is plain data; an error has one line that says what is wrong. */
+
+/** What the server answered instead of what was asked for. */
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+  }
+}
+
+/** Gets the JSON at a path below api/. */
+export async function get(path, signal) {
+  let response;
+  try {
+    response = await fetch(`api/${path}`, { signal, headers: { accept: "application/json" } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server does not answer; is esper dashboard still running?", 0);
+  }
+  if (response.ok) return response.json();
+  throw new ApiError(await errorLine(response), response.status);
+}
+
+/** Gives the path of a run's own data. */
+export function runPath(id, ...parts) {
+  return ["runs", id, ...parts].map(encodeURIComponent).join("/");
+}
+
+/** Adds the values that are set to a path. */
+export function withQuery(path, values) {
+  const set = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return set.length ? `${path}?${new URLSearchParams(set)}` : path;
+}
+
+async function errorLine(response) {
+  if (response.status === 401) {
+    return "This browser is not signed in; open the link that esper dashboard printed.";
+  }
+  try {
+    return (await response.json()).error ?? `the server answered ${response.status}`;
+  } catch {
+    return `the server answered ${response.status}`;
+  }
+}

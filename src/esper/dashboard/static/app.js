@@ -1,0 +1,86 @@
+/** The frame around every screen: the bar, the tabs of a run, and which screen is shown. */
+
+import { html, useEffect, useRef } from "./html.js";
+import { ConnectionState, Mark, ThemeButton } from "./components/bar.js";
+import { address, useAddress } from "./router.js";
+import { CompareScreen } from "./views/compare.js";
+import { EnvironmentsScreen } from "./views/environments.js";
+import { GrowthScreen } from "./views/growth.js";
+import { HealthScreen } from "./views/health.js";
+import { LearnedScreen } from "./views/learned.js";
+import { RunScreen } from "./views/run.js";
+import { RunsScreen } from "./views/runs.js";
+import { SettingsScreen } from "./views/settings.js";
+import { Empty } from "./components/messages.js";
+
+const TABS = {
+  "": ["Overview", RunScreen],
+  growth: ["Growth", GrowthScreen],
+  environments: ["Environments", EnvironmentsScreen],
+  health: ["Health", HealthScreen],
+  learned: ["Learned", LearnedScreen],
+  settings: ["Settings", SettingsScreen],
+};
+
+/** The whole page. */
+export function App() {
+  const { parts, options } = useAddress();
+  const run = parts[0] === "run" ? parts[1] : null;
+  const main = useRef(null);
+  const place = parts.slice(0, 3).join("/");
+  useFocusOnArrival(main, place);
+  useEffect(() => {
+    document.title = title(parts);
+  }, [place]);
+  const skip = (event) => {
+    event.preventDefault();
+    main.current.focus();
+  };
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <header class="bar">
+      <a class="bar-home" href="#/"><${Mark} />Esper</a>
+      ${run && html`<span class="bar-run" title=${run}>${run}</span>`}
+      <div class="bar-rest"><${ConnectionState} /><${ThemeButton} /></div>
+    </header>
+    ${run && html`<${Tabs} run=${run} current=${parts[2] ?? ""} />`}
+    <main class="screen" id="main" tabindex="-1" ref=${main}><${Screen} ...${{ parts, options }} /></main>`;
+}
+
+function Tabs({ run, current }) {
+  return html`<nav class="tabs" aria-label="Screens of this run">
+    ${Object.entries(TABS).map(([name, [label]]) => html`<a class="tab" key=${name}
+      href=${address(name ? ["run", run, name] : ["run", run])}
+      aria-current=${name === current ? "page" : null}>${label}</a>`)}
+  </nav>`;
+}
+
+function Screen({ parts, options }) {
+  if (parts.length === 0) return html`<${RunsScreen} />`;
+  if (parts[0] === "compare") return html`<${CompareScreen} ids=${idsOf(options)} />`;
+  const [, Shown] = (parts[0] === "run" && parts[1] && TABS[parts[2] ?? ""]) || [];
+  if (Shown) return html`<${Shown} key=${parts[1]} id=${parts[1]} rest=${parts.slice(3)} options=${options} />`;
+  return html`<${Empty} title="There is no such screen."><a href="#/">All runs</a><//>`;
+}
+
+function idsOf(options) {
+  return (options.runs ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+}
+
+function title(parts) {
+  if (parts[0] === "compare") return "Compare · Esper";
+  if (parts[0] !== "run") return "Runs · Esper";
+  const [label] = TABS[parts[2] ?? ""] ?? ["Esper"];
+  return `${parts[1]} · ${label} · Esper`;
+}
+
+/** Moves the focus to another screen's content, so that the keyboard goes on from there. */
+function useFocusOnArrival(main, place) {
+  const last = useRef(place);
+  useEffect(() => {
+    if (last.current === place) return;
+    last.current = place;
+    window.scrollTo(0, 0);
+    main.current.focus({ preventScroll: true });
+  }, [place]);
+}

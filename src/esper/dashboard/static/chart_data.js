@@ -1,0 +1,85 @@
+/** Series with rounds of their own, put on one axis; appended to, not made anew. */
+
+/** Values at the end of a series that may still have changed since they were taken. */
+const OVERLAP = 4;
+
+/** The rounds of a chart and, for each of its series, the value at each round or null. */
+export class AlignedData {
+  constructor(width) {
+    this.width = width;
+    this.clear();
+  }
+
+  /** Forgets everything. */
+  clear() {
+    this.rounds = [];
+    this.rows = new Map();
+    this.columns = Array.from({ length: this.width }, () => []);
+    this.taken = new Array(this.width).fill(0);
+  }
+
+  /** Takes what the series have gained; a series is { rounds, values } or { constant }. */
+  update(series) {
+    const isShorter = series.some(({ rounds }, k) => rounds && rounds.length < this.taken[k]);
+    if (isShorter || !this.appendRounds(series)) {
+      this.clear();
+      this.appendRounds(series);
+    }
+    series.forEach((one, k) => this.fill(one, k));
+  }
+
+  /** Gives what a chart draws: rounds first, then a column for each series. */
+  table() {
+    return [this.rounds, ...this.columns];
+  }
+
+  appendRounds(series) {
+    const fresh = new Set();
+    series.forEach(({ rounds }, k) => {
+      const from = Math.max(0, this.taken[k] - OVERLAP);
+      for (let i = from; i < (rounds?.length ?? 0); i += 1) {
+        if (!this.rows.has(rounds[i])) fresh.add(rounds[i]);
+      }
+    });
+    const sorted = [...fresh].sort((a, b) => a - b);
+    if (this.rounds.length && sorted.length && sorted[0] < this.rounds.at(-1)) return false;
+    for (const round of sorted) {
+      this.rows.set(round, this.rounds.length);
+      this.rounds.push(round);
+      this.columns.forEach((column) => column.push(null));
+    }
+    return true;
+  }
+
+  fill(one, k) {
+    const column = this.columns[k];
+    if (!one.rounds) {
+      column.fill(one.constant ?? null);
+      return;
+    }
+    for (let i = Math.max(0, this.taken[k] - OVERLAP); i < one.rounds.length; i += 1) {
+      column[this.rows.get(one.rounds[i])] = one.values[i];
+    }
+    this.taken[k] = one.rounds.length;
+  }
+}
+
+/** Gives columns whose values are added up from the first to each, for a stacked chart. */
+export function stacked(columns) {
+  const sums = [];
+  columns.forEach((column, k) => {
+    sums.push(column.map((value, i) => (value ?? 0) + (k ? sums[k - 1][i] : 0)));
+  });
+  return sums;
+}
+
+/** Says in a sentence what a series does, for those who do not see the chart. */
+export function seriesSummary(label, one, format) {
+  if (!one.rounds) return `${label} ${format(one.constant)}`;
+  const isKnown = (value) => value !== null && value !== undefined;
+  const first = one.values.findIndex(isKnown);
+  if (first < 0) return `${label}: nothing yet`;
+  const last = one.values.findLastIndex(isKnown);
+  const at = (row) => `${format(one.values[row])} in round ${one.rounds[row]}`;
+  return first === last ? `${label}: ${at(last)}` : `${label}: from ${at(first)} to ${at(last)}`;
+}

@@ -1,0 +1,143 @@
+/** One drawing of uPlot: made once, then only given data, sizes and colours. */
+
+import uPlot from "./vendor/uplot.js";
+import { isNumber, tick } from "./format.js";
+import { seriesColour, seriesDash } from "./colours.js";
+import { shownTheme } from "./theme.js";
+
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
+const PADDING = 0.08;
+
+/** Draws series over rounds into an element. */
+export class Plot {
+  /** Settings: series [{ label, isPoints, scale, colour, dash }], group, height, fromZero, isStacked, onCursor. */
+  constructor(element, settings) {
+    this.element = element;
+    this.settings = settings;
+    this.group = settings.group;
+    this.plot = new uPlot(this.options(), [[], ...settings.series.map(() => [])], element);
+    this.leave = this.group.add(this);
+    this.watchSize();
+  }
+
+  /** Draws these columns, keeping the zoom. */
+  setData(table) {
+    this.plot.setData(table, false);
+    this.showRange();
+  }
+
+  /** Shows the range of the group. */
+  showRange() {
+    const rounds = this.plot.data[0];
+    if (rounds.length === 0) return;
+    const [min, max] = this.group.range ?? [rounds[0], rounds.at(-1)];
+    this.shown = { min, max: max > min ? max : min + 1 };
+    this.plot.setScale("x", this.shown);
+  }
+
+  /** Shows or hides a series. */
+  show(index, isShown) {
+    this.plot.setSeries(index + 1, { show: isShown });
+  }
+
+  /** Draws with the colours of the theme. */
+  recolour() {
+    this.plot.redraw(false, true);
+  }
+
+  /** Takes everything away. */
+  destroy() {
+    this.leave();
+    this.watcher.disconnect();
+    this.plot.destroy();
+  }
+
+  watchSize() {
+    this.watcher = new ResizeObserver(() => {
+      const width = Math.floor(this.element.clientWidth);
+      if (width > 0 && width !== this.plot.width) {
+        this.plot.setSize({ width, height: this.settings.height });
+      }
+    });
+    this.watcher.observe(this.element);
+  }
+
+  options() {
+    const { settings, group } = this;
+    const hasSecond = settings.series.some(({ scale }) => scale === "second");
+    return {
+      width: Math.max(120, Math.floor(this.element.clientWidth)),
+      height: settings.height,
+      padding: [8, hasSecond ? 0 : 12, 0, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: { size: 6, width: 2 },
+        drag: { x: true, y: false, dist: 4 },
+        sync: { key: group.key, scales: ["x", null], filters: { pub: isMove, sub: isMove } },
+        bind: { dblclick: () => () => group.zoom(null) },
+      },
+      scales: {
+        x: { time: false },
+        y: { range: (plot, min, max) => padded(min, max, settings.fromZero) },
+        second: { range: (plot, min, max) => padded(min, max, false) },
+      },
+      axes: axes(settings, hasSecond),
+      series: [{ label: "round" }, ...settings.series.map((one, k) => seriesOptions(one, k, settings))],
+      hooks: {
+        setCursor: [(plot) => settings.onCursor(plot.cursor.idx)],
+        setScale: [(plot, key) => key === "x" && this.tellZoom(plot)],
+      },
+    };
+  }
+
+  tellZoom(plot) {
+    const { min, max } = plot.scales.x;
+    if (!this.shown || (min === this.shown.min && max === this.shown.max)) return;
+    queueMicrotask(() => this.group.zoom([Math.max(0, Math.floor(min)), Math.ceil(max)]));
+  }
+}
+
+function isMove(type) {
+  return type !== "mouseup" && type !== "mousedown" && type !== "dblclick";
+}
+
+function padded(min, max, fromZero) {
+  if (!isNumber(min) || !isNumber(max)) return [0, 1];
+  const low = fromZero ? Math.min(0, min) : min;
+  const span = max - low || Math.abs(max) || 1;
+  return [low === 0 && fromZero ? 0 : low - PADDING * span, max + PADDING * span];
+}
+
+function seriesOptions(one, index, settings) {
+  const colour = () => one.colour?.(shownTheme()) ?? seriesColour(index, shownTheme());
+  return {
+    label: one.label,
+    scale: one.scale ?? "y",
+    stroke: colour,
+    width: 1.75,
+    dash: one.dash ?? (settings.isStacked ? [] : seriesDash(index)),
+    fill: settings.isStacked ? colour : undefined,
+    spanGaps: true,
+    points: { show: one.isPoints || hasOne, size: one.isPoints ? 7 : 5, fill: colour, stroke: colour },
+  };
+}
+
+/** A line of one point would not be seen. */
+function hasOne(plot, index) {
+  return plot.data[index].length < 3;
+}
+
+function axes(settings, hasSecond) {
+  const style = getComputedStyle(document.documentElement);
+  const token = (name) => () => style.getPropertyValue(name).trim();
+  const font = "12px system-ui, sans-serif";
+  const common = { font, stroke: token("--muted"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false } };
+  const side = { ...common, size: 52, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
+  const all = [
+    { ...common, size: 26, gap: 2, incrs: STEPS, space: 56 },
+    { ...side, scale: "y" },
+  ];
+  if (hasSecond) all.push({ ...side, scale: "second", side: 1, grid: { show: false } });
+  return all;
+}

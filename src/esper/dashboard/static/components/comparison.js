@@ -1,0 +1,35 @@
+/** The comparison at a run's end: controllers on the same held-out hosts, with a verdict in words. */
+
+import { html } from "../html.js";
+import { number, percent, signed } from "../format.js";
+import { arm } from "../words.js";
+
+/** The table of controllers and what the intervals support; nothing if there is none. */
+export function Comparison({ comparison }) {
+  if (!comparison?.arms?.length) return null;
+  const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Comparison at the end</h2>
+      <span class="muted small">the same ${comparison.n_hosts} held-out hosts, scored on the ${comparison.split} split;
+        in brackets where the mean lies with 95 % confidence</span></div>
+    <div class="table-box"><table class="plain">
+      <thead><tr><th scope="col">controller</th><th scope="col" class="n">return</th>
+        <th scope="col" class="n">learned minus it</th><th scope="col" class="n">score</th>
+        <th scope="col" class="n">FLOPs</th><th scope="col" class="n">added parameters</th></tr></thead>
+      <tbody>${comparison.arms.map((one) => html`<tr key=${one.name}>
+        <th scope="row">${arm(one.name)}</th>
+        <td class="n">${interval(one.ep_rew, number)}</td>
+        <td class="n">${against[one.name] ? interval(against[one.name].ep_rew, signed) : ""}</td>
+        <td class="n">${number(one.score?.mean)}</td>
+        <td class="n">${number(one.flops, 2)}</td>
+        <td class="n">${percent(one.seed_parameters / one.host_parameters)}</td>
+      </tr>`)}</tbody>
+    </table></div>
+    <ul class="sentences">${(comparison.sentences ?? []).map((line) => html`<li>${line}</li>`)}</ul>
+  </section>`;
+}
+
+function interval(value, format) {
+  if (!value) return "";
+  return html`${format(value.mean)} <span class="muted small">[${format(value.low)}, ${format(value.high)}]</span>`;
+}

@@ -1,0 +1,82 @@
+/** What the server said, kept in components: asked again when something changed. */
+
+import { useEffect, useMemo, useRef, useState } from "./html.js";
+import { get, runPath, withQuery } from "./api.js";
+import { MetricTable } from "./metrics.js";
+
+/**
+ * Gives { data, error } of a path, asked again when mark changes.
+ *
+ * What was shown stays until the next answer, so that nothing flickers. A null path asks nothing.
+ */
+export function useQuery(path, mark = null) {
+  return useAsked(path, mark, (signal) => get(path, signal));
+}
+
+/** Gives { table, version, error }: all metrics of a run, growing as rounds are done. */
+export function useMetrics(id, mark) {
+  const table = useMemo(() => new MetricTable(id), [id]);
+  const { data, error } = useAsked(id, mark, (signal) => fetchMetrics(table, signal));
+  return { table, version: data ?? 0, error };
+}
+
+async function fetchMetrics(table, signal) {
+  const path = (after) => withQuery(runPath(table.id, "metrics"), { after });
+  const answer = await get(path(table.after()), signal);
+  if (table.wentBack(answer)) {
+    table.clear();
+    table.take(await get(path(table.after()), signal));
+  } else {
+    table.take(answer);
+  }
+  return table.version;
+}
+
+function useAsked(key, mark, ask) {
+  const [answer, setAnswer] = useState({ key: null, data: null, error: null });
+  const asker = useRef(null);
+  useEffect(() => {
+    if (key === null) return undefined;
+    const one = new Asker(
+      ask,
+      (data) => setAnswer({ key, data, error: null }),
+      (error) => setAnswer((last) => ({ key, data: last.key === key ? last.data : null, error })),
+    );
+    asker.current = one;
+    return () => one.stop();
+  }, [key]);
+  useEffect(() => {
+    if (key !== null) asker.current.ask();
+  }, [key, mark]);
+  return answer.key === key ? answer : { data: null, error: null };
+}
+
+/** Asks one question at a time; when asked to ask during an answer, it asks once more after it. */
+class Asker {
+  constructor(question, onData, onError) {
+    this.question = question;
+    this.onData = onData;
+    this.onError = onError;
+    this.control = new AbortController();
+    this.isBusy = false;
+    this.isDue = false;
+  }
+
+  async ask() {
+    this.isDue = this.isBusy;
+    if (this.isBusy) return;
+    this.isBusy = true;
+    try {
+      const data = await this.question(this.control.signal);
+      if (!this.control.signal.aborted) this.onData(data);
+    } catch (error) {
+      if (!this.control.signal.aborted) this.onError(error);
+    }
+    this.isBusy = false;
+    if (this.isDue && !this.control.signal.aborted) this.ask();
+  }
+
+  stop() {
+    this.control.abort();
+  }
+}

@@ -1,0 +1,97 @@
+/** Numbers and times as a person reads them, the same as in the terminal. */
+
+export const UNKNOWN = "–";
+
+/** Tells whether a value is a number that can be shown. */
+export function isNumber(value) {
+  return typeof value === "number" && Number.isFinite(value);
+}
+
+/** Gives a number with so many digits after the point; the sign is a minus, not a hyphen. */
+export function number(value, digits = 3) {
+  return isNumber(value) ? unsignedZero(value.toFixed(digits)).replace("-", "−") : UNKNOWN;
+}
+
+/** Gives a number with its sign, for differences and rewards. */
+export function signed(value, digits = 3) {
+  if (!isNumber(value)) return UNKNOWN;
+  const text = unsignedZero(value.toFixed(digits));
+  return text.startsWith("-") ? text.replace("-", "−") : `+${text}`;
+}
+
+/** Gives a number in about three digits, whatever its size. */
+export function compact(value) {
+  if (!isNumber(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size >= 1000) return count(value);
+  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("-", "−");
+  const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
+  return number(value, digits);
+}
+
+/** Gives a number at an axis, as short as it can be. */
+export function tick(value) {
+  return Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(6))).replace("-", "−");
+}
+
+/** Gives a size in three digits: 987, 1.23k, 45.6M. */
+export function count(value) {
+  if (!isNumber(value)) return UNKNOWN;
+  for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + letter;
+  }
+  return String(Number(value.toPrecision(3)));
+}
+
+/** Gives a whole number with its thousands set apart. */
+export function whole(value) {
+  return isNumber(value) ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : UNKNOWN;
+}
+
+/** Gives a share in percent. */
+export function percent(value, digits = 0) {
+  return isNumber(value) ? `${unsignedZero((100 * value).toFixed(digits)).replace("-", "−")} %` : UNKNOWN;
+}
+
+/** Gives a probability in percent; one that is small but not zero says so. */
+export function probability(value) {
+  if (!isNumber(value)) return UNKNOWN;
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
+  return percent(value, value < 0.0995 || value > 0.9995 ? 1 : 0);
+}
+
+/** Gives a number of bytes. */
+export function bytes(value) {
+  if (!isNumber(value)) return UNKNOWN;
+  for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+  }
+  return `${value} B`;
+}
+
+/** Gives a time as hours, minutes and seconds: 1:05 or 2:00:07. */
+export function duration(seconds) {
+  if (!isNumber(seconds)) return UNKNOWN;
+  const all = Math.max(0, Math.round(seconds));
+  const [hours, minutes, rest] = [Math.floor(all / 3600), Math.floor(all / 60) % 60, all % 60];
+  const two = (value) => String(value).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** Gives a moment in local time, to the minute. */
+export function moment(text) {
+  const date = text ? new Date(text) : null;
+  if (!date || Number.isNaN(date.getTime())) return UNKNOWN;
+  const two = (value) => String(value).padStart(2, "0");
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return `${day} ${two(date.getHours())}:${two(date.getMinutes())}`;
+}
+
+/** Gives a number of things: 1 round, 2 rounds. */
+export function many(amount, thing) {
+  return amount === 1 ? `1 ${thing}` : `${whole(amount)} ${thing}s`;
+}
+
+function unsignedZero(text) {
+  return /^-0(\.0*)?$/.test(text) ? text.slice(1) : text;
+}

@@ -1,0 +1,69 @@
+/** One run: how far it is, what it came to, and its charts as they grow. */
+
+import { html } from "../html.js";
+import { runPath } from "../api.js";
+import { StateBadge } from "../components/badge.js";
+import { Comparison } from "../components/comparison.js";
+import { Fact, Facts, Progress } from "../components/facts.js";
+import { Empty, Problem, Waiting } from "../components/messages.js";
+import { ZoomBar } from "../charts.js";
+import { useChartGroup } from "../chart_group.js";
+import { useMetrics, useQuery } from "../data.js";
+import { count, duration, isNumber, number, percent, signed, whole } from "../format.js";
+import { useLiveRun } from "../live.js";
+import { RunCharts } from "./run_charts.js";
+
+/** The overview of a run. */
+export function RunScreen({ id }) {
+  const known = useLiveRun(id);
+  const mark = known && `${known.state} ${known.position}`;
+  const { data: run, error } = useQuery(runPath(id), mark);
+  const { table, version, error: metricsError } = useMetrics(id, mark);
+  const group = useChartGroup();
+  if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
+  const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
+  return html`
+    <div class="screen-head">
+      <h1>${run.name}</h1><${StateBadge} state=${known?.state ?? run.state} />
+      <span class="muted">${run.task}</span>
+      <div class="rest"><${ZoomBar} group=${group} last=${done} /></div>
+    </div>
+    <${Problem} error=${error ?? metricsError} />
+    <${RunFacts} run=${run} done=${done} state=${known?.state ?? run.state} />
+    ${version === 0
+      ? html`<${Waiting} height=${900} />`
+      : done === 0
+        ? html`<div class="panel"><${Empty} title="No round is done yet.">
+            The first trials on held-out hosts come first; charts begin with round 1.<//></div>`
+        : html`<div class="stack">
+            <${RunCharts} ...${{ table, version, group }} overview=${run.overview} />
+            <${Comparison} comparison=${run.comparison} />
+          </div>`}`;
+}
+
+/** The numbers at the top of a run. */
+export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
+  const left = timeLeft(run, done);
+  return html`<${Facts} label="How the run is">
+    <div class="fact fact-progress">
+      <dt>round<${Progress} share=${done / run.rounds} label="rounds done" /></dt>
+      <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
+    </div>
+    <${Fact} name="steps a second">${whole(run.steps_per_second)}<//>
+    ${state === "running"
+      ? html`<${Fact} name="time left, about">${duration(left)}<//>`
+      : html`<${Fact} name="time of its rounds">${duration(run.seconds)}<//>`}
+    <${Fact} name="best return, held-out hosts" note=${`fixed schedule ${number(run.fixed_return)}`}>
+      ${number(run.best_return)}<//>
+    <${Fact} name="gain against hosts left alone" note=${`${number(run.best_score)} over ${number(run.static_score)}`}>
+      <span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>${signed(run.accuracy_gain)}</span><//>
+    <${Fact} name="parameters: host + seeds">
+      ${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}<//>
+    <${Fact} name="FLOPs of a reference run">${percent(run.flops)}<//>
+  <//>`;
+}
+
+function timeLeft(run, done) {
+  if (!isNumber(run.seconds) || !done || !run.rounds) return null;
+  return (run.seconds / done) * (run.rounds - done);
+}

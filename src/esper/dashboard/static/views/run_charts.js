@@ -1,0 +1,102 @@
+/** The charts of one run, from its metrics; the dashboard and the report show the same. */
+
+import { html } from "../html.js";
+import { Chart } from "../charts.js";
+import { compact, count, number } from "../format.js";
+import { plain } from "../words.js";
+
+const GREY = () => "#85898e";
+const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
+const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
+
+/** All charts in a grid. */
+export function RunCharts({ table, version, overview, group }) {
+  const charts = chartsOf(table, overview);
+  return html`<div class="charts">
+    ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
+      ...${{ version, group }} />`)}
+  </div>`;
+}
+
+function chartsOf(table, overview) {
+  const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
+  const fixed = lastOf(table.get("eval/fixed_reward"));
+  return [
+    {
+      name: "return", title: "Return", note: "score minus costs", format: number,
+      series: [
+        line("episodes of the round", "rollout/ep_rew_mean"),
+        line("held-out trials", "eval/mean_reward", { isPoints: true, dash: [] }),
+        ...constant("fixed schedule, held-out", fixed),
+      ],
+    },
+    {
+      name: "score", title: "Accuracy", note: "final score", format: number,
+      series: [
+        line("episodes of the round", "growth/score"),
+        line("held-out trials", "eval/score", { isPoints: true, dash: [] }),
+        ...constant("held-out hosts left alone", lastOf(table.get("growth/static_score"))),
+      ],
+    },
+    {
+      name: "parameters", title: "Parameters", note: "mean of a host", format: count, fromZero: true,
+      series: [line("host as it began", "growth/host_parameters", { dash: [7, 4], colour: GREY }), total(table)],
+    },
+    {
+      name: "flops", title: "FLOPs", note: "share of the reference host's", fromZero: true, format: number,
+      series: [
+        line("episodes of the round", "growth/flops"),
+        line("held-out trials", "eval/flops", { isPoints: true, dash: [] }),
+      ],
+    },
+    {
+      name: "kl", title: "KL of the update", fromZero: true, format: compact,
+      series: [
+        line("mean over heads", "train/approx_kl"),
+        line("whole actions", "train/joint_kl"),
+        ...constant("stops above", overview?.kl_limit),
+      ],
+    },
+    {
+      name: "entropy", title: "Entropy by head", note: "0 is decided", fromZero: true, format: compact,
+      series: known(table, "train/entropy/", HEADS).map((head) => line(plain(head), `train/entropy/${head}`)),
+    },
+    {
+      name: "losses", title: "Losses", note: "policy on the right axis", format: compact,
+      series: [
+        line("value", "train/value_loss"),
+        line("policy", "train/policy_gradient_loss", { scale: "second" }),
+      ],
+    },
+    {
+      name: "explained-variance", title: "Explained variance", note: "of returns by the critic; 1 is perfect", format: number,
+      series: [line("explained variance", "train/explained_variance")],
+    },
+    {
+      name: "ops", title: "Ops", note: "per episode that ended in the round", fromZero: true, format: compact,
+      series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
+    },
+  ].filter(({ series }) => series.length > 0);
+}
+
+/** Hosts with their seeds, as one series. */
+function total(table) {
+  const host = table.get("growth/host_parameters");
+  const seeds = table.get("growth/seed_parameters");
+  const values = host.values.map((value, i) => (value === null ? null : value + (seeds.values[i] ?? 0)));
+  return { label: "with its seeds", rounds: host.rounds, values, colour: null, dash: [] };
+}
+
+function constant(label, value) {
+  return value === null || value === undefined ? [] : [{ label, constant: value, colour: GREY, dash: [4, 4] }];
+}
+
+function lastOf({ values }) {
+  return values.length ? values.at(-1) : null;
+}
+
+function known(table, prefix, order) {
+  const names = table.namesBelow(prefix);
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  return names.sort((a, b) => rank(a) - rank(b));
+}
