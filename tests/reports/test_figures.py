@@ -2,7 +2,8 @@
 
 import pytest
 
-from esper.reports.figures import plot_metrics
+from esper.reports.figures import plot_metrics, plot_panel
+from esper.reports.panels import find_panels
 from esper.telemetry import Metrics, Series
 
 pytest.importorskip("matplotlib")
@@ -22,3 +23,55 @@ def test_the_return_is_drawn_over_the_level_of_the_fixed_schedule() -> None:
     assert "fixed schedule" not in {line.get_label() for axis in others for line in axis.lines}
     del metrics["eval/fixed_reward"]
     assert [line.get_label() for line in plot_metrics(metrics).axes[0].lines] == ["held out"]
+
+
+def _series(value: float) -> Series:
+    return Series(rounds=[1, 2], values=[value, value])
+
+
+def test_every_chart_of_the_page_has_a_panel_with_the_lines_that_there_are_values_for() -> None:
+    metrics: Metrics = {
+        "train/approx_kl": _series(0.01),
+        "train/entropy/op": _series(0.5),
+        "train/entropy/slot": _series(0.7),
+        "train/value_loss": _series(0.1),
+        "train/explained_variance": _series(0.9),
+        "growth/host_parameters": _series(100.0),
+        "growth/flops": _series(0.5),
+        "ops/wait": _series(3.0),
+    }
+    figure = plot_metrics(metrics, kl_limit=0.045)
+    lines = {
+        axis.get_title(loc="left").split()[0]: [line.get_label() for line in axis.lines]
+        for axis in figure.axes
+    }
+    assert lines == {
+        "Return": [],
+        "Score": [],
+        "Parameters": ["of hosts"],
+        "FLOPs,": ["training"],
+        "Move": ["mean over heads", "updates stop"],
+        "Losses": ["value"],
+        "Explained": ["explained variance"],
+        "Entropy": ["op", "slot"],
+        "Ops": ["wait"],
+    }
+    (move,) = (axis for axis in figure.axes if axis.get_title(loc="left").startswith("Move"))
+    assert list(move.lines[-1].get_ydata()) == [0.045, 0.045]
+
+
+def test_several_runs_are_overlaid_by_the_line_that_stands_for_each() -> None:
+    (panel, *_) = find_panels(())
+    runs: dict[str, Metrics] = {
+        "a $x$": {"eval/mean_reward": _series(0.5), "rollout/ep_rew_mean": _series(0.4)},
+        "_b": {"rollout/ep_rew_mean": _series(0.6)},
+        "none": {},
+    }
+    figure = plot_panel(panel, runs)
+    assert figure is not None
+    (axis,) = figure.axes
+    assert [(line.get_label(), line.get_ydata()[0]) for line in axis.lines] == [
+        (r"a \$x\$", 0.5),
+        (" _b", 0.6),
+    ]
+    assert plot_panel(panel, {"none": {}}) is None

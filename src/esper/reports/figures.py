@@ -1,13 +1,18 @@
-"""Figures of a run, with matplotlib."""
+"""Figures of runs, with matplotlib: the charts that the page has, and one for each file."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from esper.errors import ConfigError
+from esper.reports.panels import Panel, find_panels, shown_lines
 from esper.telemetry import Metrics
 
-_OPS = ("germinate", "advance", "set_alpha_target", "prune", "fossilize", "finish")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d1f")
+"""Told apart by colour-blind people too; the first seven are those of Okabe and Ito (2008)."""
+STYLES = ("-", "--", ":")
+"""Of lines beyond the number of colours."""
 
 
 def empty_figure(width: float, height: float) -> Any:
@@ -25,47 +30,101 @@ def empty_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def plot_metrics(metrics: Metrics, *, title: str = "") -> Any:
-    """Return a figure of how a run learned: return, score, what it did, how the policy moved.
+def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = None) -> Any:
+    """Return a figure of how a run learned, with a chart for each of :func:`find_panels`.
+
+    Args:
+        metrics: Of the run.
+        title: Above all charts.
+        kl_limit: The divergence at which updates stop; None if they do not.
 
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    figure = empty_figure(10, 7)
-    axes: Any = figure.subplots(2, 2, sharex=True)
-    panels = (
-        (
-            "Return of an episode",
-            {"rollout/ep_rew_mean": "training", "eval/mean_reward": "held out"},
-        ),
-        (
-            "Score",
-            {
-                "growth/score": "grown",
-                "eval/score": "held out",
-                "growth/static_score": "left alone",
-            },
-        ),
-        ("Ops of an episode", {f"ops/{op}": op.replace("_", " ") for op in _OPS}),
-        (
-            "Move of the policy (KL)",
-            {"train/approx_kl": "mean over heads", "train/joint_kl": "whole action"},
-        ),
-    )
-    for axis, (name, lines) in zip(axes.flat, panels, strict=True):
-        for metric, label in lines.items():
-            if metric in metrics:
-                series = metrics[metric]
-                style = {"marker": "o", "markersize": 4} if metric.startswith("eval/") else {}
-                axis.plot(series.rounds, series.values, label=label, **style)
-        if "eval/mean_reward" in lines and "eval/fixed_reward" in metrics:
-            level = metrics["eval/fixed_reward"].values[-1]
-            axis.axhline(level, color="gray", linestyle="--", label="fixed schedule")
-        axis.set_title(name, loc="left")
-        axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend(frameon=False, fontsize="small")
-    for axis in axes[1]:
+    panels = find_panels(metrics)
+    n_rows = -(-len(panels) // 3)
+    figure = empty_figure(13, 3 * n_rows)
+    axes: Any = figure.subplots(n_rows, 3, sharex=True, squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        draw_panel(axis, panel, metrics, kl_limit=kl_limit)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis in axes[-1]:
         axis.set_xlabel("round")
-    figure.suptitle(title)
+    figure.suptitle(_plain(title))
     return figure
+
+
+def plot_panel(
+    panel: Panel, runs: Mapping[str, Metrics], *, kl_limit: float | None = None
+) -> Any | None:
+    """Return a figure of one chart, of one run or of several in one; None if there is no value.
+
+    Args:
+        panel: Which chart.
+        runs: The metrics of each run, by the run's name.
+        kl_limit: The divergence at which updates stop; None if they do not, or unlike ones.
+    """
+    if not any(shown_lines(panel, metrics) for metrics in runs.values()):
+        return None
+    figure = empty_figure(7, 4)
+    axis: Any = figure.subplots()
+    if len(runs) == 1:
+        draw_panel(axis, panel, next(iter(runs.values())), kl_limit=kl_limit)
+    else:
+        _draw_overlaid(axis, panel, runs, kl_limit)
+    axis.set_xlabel("round")
+    return figure
+
+
+def draw_panel(axis: Any, panel: Panel, metrics: Metrics, *, kl_limit: float | None = None) -> None:
+    """Draw one chart of one run, with the level or limit that it is held against."""
+    for number, line in enumerate(shown_lines(panel, metrics)):
+        _draw_line(axis, metrics, line.metric, line.label, number, with_points=line.has_points)
+    if panel.level is not None and panel.level in metrics:
+        level = metrics[panel.level].values[-1]
+        axis.axhline(level, color="gray", linestyle="--", label=panel.level_label)
+    _finish(axis, panel, kl_limit)
+
+
+def _draw_overlaid(
+    axis: Any, panel: Panel, runs: Mapping[str, Metrics], kl_limit: float | None
+) -> None:
+    """Draw the main line of each run."""
+    for number, (name, metrics) in enumerate(runs.items()):
+        for line in shown_lines(panel, metrics, main_only=True)[:1]:
+            _draw_line(axis, metrics, line.metric, name, number, with_points=line.has_points)
+            axis.set_ylabel(line.label)
+    _finish(axis, panel, kl_limit)
+
+
+def _draw_line(
+    axis: Any, metrics: Metrics, metric: str, label: str, number: int, *, with_points: bool
+) -> None:
+    series = metrics[metric]
+    # One value has no line to be seen by.
+    marks = {"marker": "o", "markersize": 4} if with_points or len(series.rounds) == 1 else {}
+    axis.plot(
+        series.rounds,
+        series.values,
+        label=_plain(label),
+        color=COLOURS[number % len(COLOURS)],
+        linestyle=STYLES[number // len(COLOURS) % len(STYLES)],
+        **marks,
+    )
+
+
+def _finish(axis: Any, panel: Panel, kl_limit: float | None) -> None:
+    if panel.has_limit and kl_limit is not None:
+        axis.axhline(kl_limit, color="gray", linestyle="--", label="updates stop")
+    axis.set_title(panel.title, loc="left")
+    axis.grid(alpha=0.3)
+    if axis.lines:
+        n_columns = 2 if len(axis.lines) > 4 else 1
+        axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", ncols=n_columns)
+
+
+def _plain(text: str) -> str:
+    """Return text that matplotlib shows letter by letter: no formula, and no hidden label."""
+    guarded = text.replace("$", r"\$")
+    return f" {guarded}" if guarded.startswith("_") else guarded

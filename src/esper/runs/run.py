@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,7 +100,10 @@ class Run:
         """Return a matplotlib figure of how it learned."""
         from esper.reports.figures import plot_metrics
 
-        return plot_metrics(self.metrics(), title=self.name)
+        limit = self.config.ppo.kl_limit
+        return plot_metrics(
+            self.metrics(), title=self.name, kl_limit=limit if math.isfinite(limit) else None
+        )
 
     def best_host(self) -> nn.Module:
         """Return the best host of the comparison at the end, grown again, as a plain module.
