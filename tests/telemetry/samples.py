@@ -45,7 +45,8 @@ def step(number: int, **changes: Any) -> StepRecord:
         "flops": 1e-300,
         "value": number / 3,
         "log_prob": -1.5,
-        "slots": "[[0, -1, 0.0, 0.0], [3, 1, 0.5, -0.001]]",
+        "slots": "[[0, -1, 0.0, 0.0, 0], [3, 1, 0.5, -0.001, 40]]",
+        "probabilities": None,
     }
     return StepRecord(**(values | changes))
 
@@ -60,7 +61,8 @@ def example(kind: type[Any], **changes: Any) -> Any:
     values: dict[str, Any] = {}
     for place, field in enumerate(fields(kind)):
         plain = (typing.get_args(hints[field.name]) or (hints[field.name],))[0]
-        values[field.name] = {int: place, float: place / 8, bool: True, str: "{}"}[plain]
+        simple = {int: place, float: place / 8, bool: True, str: "{}", bytes: b"\x00\xff"}
+        values[field.name] = simple[plain]
     return kind(**(values | changes))
 
 

@@ -21,6 +21,7 @@ TEXT = 'a "quoted", line\nand another; ü'
 ROWS: list[Record] = [
     *[example(kind) for kind in RECORD_TYPES],
     notice(1, TEXT),
+    step(6, probabilities=b"\x00\x0a\xff"),
     step(7, reward=math.nan, value=-math.inf, score=0.1 + 0.2),
     example(RoundRecord, ep_rew_mean=None, ep_len_mean=math.nan),
 ]
@@ -54,7 +55,8 @@ def test_csv_files_hold_every_table(run: Path) -> None:
     with (run / "out" / "csv" / "notices.csv").open(encoding="utf-8", newline="") as file:
         assert [row["message"] for row in csv.DictReader(file)] == ["{}", TEXT]
     with (run / "out" / "csv" / "steps.csv").open(encoding="utf-8", newline="") as file:
-        last = list(csv.DictReader(file))[-1]
+        *_, before, last = csv.DictReader(file)
+    assert (before["probabilities"], last["probabilities"]) == ("000aff", "")
     assert (last["reward"], last["value"], float(last["score"])) == ("nan", "-inf", 0.1 + 0.2)
     assert (last["refusal"], last["is_illegal"]) == ("", "False")
     with (run / "out" / "csv" / "rounds.csv").open(encoding="utf-8", newline="") as file:

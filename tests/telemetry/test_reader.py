@@ -98,7 +98,7 @@ def test_the_digest_sees_every_field_but_those_of_the_clock(
 ) -> None:
     record = example(kind)
     digests: dict[str, str] = {"": digest_of(tmp_path / "plain", [record])}
-    changes: dict[type, Any] = {int: 77, float: 0.1 + 0.2, bool: False, str: "other"}
+    changes: dict[type, Any] = {int: 77, float: 0.1 + 0.2, bool: False, str: "other", bytes: b"x"}
     for field in fields(kind):
         value = changes[type(getattr(record, field.name))]
         changed = replace(record, **{field.name: value})
@@ -205,6 +205,14 @@ def test_a_file_that_cannot_be_right_is_refused_by_reader_and_writer_and_kept(
     assert path.read_bytes() == before
 
 
+ADDED_IN_3 = [
+    ("runs", "choices"),
+    ("runs", "reads"),
+    ("runs", "host"),
+    ("steps", "probabilities"),
+]
+
+
 def test_what_an_earlier_version_did_not_store_is_none_and_nothing_is_written_to_it(
     tmp_path: Path,
 ) -> None:
@@ -213,6 +221,8 @@ def test_what_an_earlier_version_did_not_store_is_none_and_nothing_is_written_to
         writer.write_many([record, notice(3)])
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE evaluations DROP COLUMN fixed_reward")
+    for table, column in ADDED_IN_3:
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
     older = replace(record, fixed_reward=None)
@@ -224,7 +234,7 @@ def test_what_an_earlier_version_did_not_store_is_none_and_nothing_is_written_to
         assert telemetry.columns("evaluations")["fixed_reward"] == [None]
         assert telemetry.rows(NoticeRecord) == [notice(3)]
         assert telemetry.digest()
-    with pytest.raises(TelemetryError, match=r"schema version 1; this Esper writes version 2"):
+    with pytest.raises(TelemetryError, match=r"schema version 1; this Esper writes version 3"):
         TelemetryWriter(path)
 
 

@@ -25,6 +25,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=True, allow_infinity=True),
     bool: st.booleans(),
     str: st.text(st.characters(exclude_categories=["Cs"])) | st.just("'\"; DROP TABLE steps;\0%"),
+    bytes: st.binary(max_size=8),
     type(None): st.none(),
 }
 

@@ -81,6 +81,21 @@ HEADS_READ_BY: dict[Op, frozenset[str]] = {
 """The causal relevance table: the heads that matter when an op is taken."""
 
 
+def choice_names(slot_config: SlotConfig) -> dict[str, tuple[str, ...]]:
+    """Return what the choices of each head are called, by head, for hosts with these slots."""
+    names = {
+        "slot": slot_config.slot_ids,
+        "blueprint": slot_config.blueprints,
+        "style": (style.value for style in STYLES),
+        "tempo": (f"{epochs} epochs" for epochs in TEMPO_EPOCHS),
+        "alpha_target": map(str, ALPHA_TARGETS),
+        "alpha_speed": (f"{n} epochs" if n else "at once" for n in ALPHA_SPEED_EPOCHS),
+        "alpha_curve": (curve.value for curve in ALPHA_CURVES),
+        "op": (op.name.lower() for op in Op),
+    }
+    return {head: tuple(names[head]) for head in HEAD_NAMES}
+
+
 @lru_cache(maxsize=64)
 def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
     """Return the specification of growth actions for hosts with these slots."""

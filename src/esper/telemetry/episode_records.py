@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from esper.telemetry.marks import added_field
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeRecord:
@@ -117,7 +119,11 @@ class StepRecord:
     log_prob: float
     """Logarithm of the probability of the action, over the heads that the op reads."""
     slots: str
-    """The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution]."""
+    """The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution,
+    parameters of the seed]; before schema version 3 without the last."""
+    probabilities: bytes | None = added_field(since=3)
+    """The probability that each choice of each head had, packed as two bytes each: little-endian,
+    in 65,534ths, 65,535 for a choice that was masked. Heads follow one another as in ``heads``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

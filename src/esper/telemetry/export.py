@@ -22,7 +22,8 @@ BATCH_ROWS = 50_000
 def export_csv(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
     """Write every table of a run to ``<table>.csv`` in a folder, and return the files.
 
-    A field is empty where there is no value. Floats are written so that they read back exactly.
+    A field is empty where there is no value. Floats are written so that they read back exactly,
+    bytes as hexadecimal digits.
 
     Raises:
         TelemetryError: If the run has no telemetry that can be read.
@@ -33,7 +34,7 @@ def export_csv(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) 
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(column.name for column in all_columns_of(kind))
-            writer.writerows(telemetry.stream_values(kind))
+            writer.writerows(map(_as_text, telemetry.stream_values(kind)))
 
     return _export(run_dir, Path(folder), "csv", write)
 
@@ -54,7 +55,13 @@ def export_parquet(run_dir: str | os.PathLike[str], folder: str | os.PathLike[st
             f"Parquet needs {error.name}, which is not installed; run: pip install "
             '"esper-lite[parquet]"'
         ) from error
-    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+    types = {
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        str: pa.string(),
+        bytes: pa.binary(),
+    }
 
     def write(telemetry: RunTelemetry, kind: RecordType, path: Path) -> None:
         columns = all_columns_of(kind)
@@ -89,6 +96,10 @@ def _export(
                 "name a folder that can be written, on a disk with space."
             ) from error
     return paths
+
+
+def _as_text(values: list[Any]) -> list[Any]:
+    return [value.hex() if isinstance(value, bytes) else value for value in values]
 
 
 def _batches(rows: Iterator[list[Any]]) -> Iterator[list[list[Any]]]:

@@ -1,7 +1,7 @@
 """Every kind of record, the tables that they are kept in, and the version of them all.
 
-A record is a frozen dataclass of plain values: int, float, str, bool or None. Where a list or a
-mapping is needed, it is JSON text.
+A record is a frozen dataclass of plain values: int, float, str, bytes, bool or None. Where a list
+or a mapping is needed, it is JSON text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from esper.telemetry.episode_records import (
 from esper.telemetry.learning_records import EvaluationRecord, RoundRecord, UpdateRecord
 from esper.telemetry.run_records import NoticeRecord, RunRecord, SessionRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Changes when a table or column does. Earlier ones can be read, and not written."""
 
 Record = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from esper.telemetry.marks import clock_field
+from esper.telemetry.marks import added_field, clock_field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +32,13 @@ class RunRecord:
     """The version of Esper that began the run."""
     created_at: str = clock_field()
     """When the run began, in ISO 8601 with its time zone."""
+    choices: str | None = added_field(since=3)
+    """What the choices of each head are called: a JSON object of lists, by head."""
+    reads: str | None = added_field(since=3)
+    """The heads that each op reads: a JSON object of lists, by op."""
+    host: str | None = added_field(since=3)
+    """The parts of the task's host in their order: a JSON list of objects with ``name``, ``kind``,
+    ``parameters`` and ``slot``, which is null but for a slot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

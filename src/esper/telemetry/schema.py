@@ -26,12 +26,18 @@ FILE_NAME = "telemetry.sqlite"
 APPLICATION_ID = 0x45737052
 """Marks a database as one of ours, in its header."""
 
-Value = int | float | str | None
+Value = int | float | str | bytes | None
 """What SQLite keeps."""
 
 RecordType = type[Record] | type[SessionRecord]
 
-_SQL_TYPES: dict[type, str] = {int: "INTEGER", bool: "INTEGER", float: "REAL", str: "TEXT"}
+_SQL_TYPES: dict[type, str] = {
+    int: "INTEGER",
+    bool: "INTEGER",
+    float: "REAL",
+    str: "TEXT",
+    bytes: "BLOB",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class Column:
 
     name: str
     kind: type
-    """int, float, bool or str."""
+    """int, float, bool, str or bytes."""
     is_optional: bool
     """Whether None is allowed."""
     is_clock: bool

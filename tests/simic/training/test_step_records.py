@@ -1,6 +1,8 @@
 """Steps are recorded as they were decided, and what the governor did is recorded with them."""
 
 import dataclasses
+import json
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +13,14 @@ from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import CollectedStep
 from esper.simic.training import setup
 from esper.tasks import Task, make_task
-from esper.telemetry.records import EpisodeRecord, GovernorRecord, RoundRecord, StepRecord
+from esper.telemetry.probabilities import unpack_probabilities
+from esper.telemetry.records import (
+    EpisodeRecord,
+    GovernorRecord,
+    RoundRecord,
+    RunRecord,
+    StepRecord,
+)
 from tests.runs.tiny import Seen, tiny_config
 from tests.simic.training.stopped_run import make_trainer
 
@@ -66,6 +75,46 @@ def test_log_probabilities_are_over_the_heads_an_op_reads_and_values_are_the_cri
         assert record.value == pytest.approx(value, abs=1e-6)
     assert n_unread > 10
     assert len({record.value for record in recorded}) > 28
+
+
+def test_the_probabilities_of_every_choice_are_those_it_was_drawn_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    (run,) = of(seen, RunRecord)
+    choices: dict[str, list[str]] = json.loads(run.choices)
+    spec = trainer.parts.agent.spec
+    assert tuple(choices) == spec.names
+    sizes = [len(names) for names in choices.values()]
+    assert tuple(sizes) == spec.sizes
+    n_masked = 0
+    for record in of(seen, StepRecord):
+        decision = steps.taken[record.step - 1].decision
+        heads = unpack_probabilities(record.probabilities, sizes)
+        for k, (name, found) in enumerate(zip(HEAD_NAMES, heads, strict=True)):
+            legal = decision.legal[record.env, k, : len(found)].tolist()
+            assert [p is not None for p in found] == legal
+            assert sum(p or 0.0 for p in found) == pytest.approx(1.0, abs=1e-3)
+            chosen = math.exp(decision.log_probs[record.env, k].item())
+            assert found[getattr(record, name)] == pytest.approx(chosen, abs=1e-5)
+            n_masked += found.count(None)
+    assert n_masked > 100
+
+
+def test_what_ops_read_and_the_parts_of_the_host_are_recorded() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    (run,) = of(seen, RunRecord)
+    reads = json.loads(run.reads)
+    assert {op: set(heads) for op, heads in reads.items()} == {
+        op.name.lower(): set(heads) for op, heads in HEADS_READ_BY.items()
+    }
+    host, parts = trainer.task.make_host(0), json.loads(run.host)
+    assert [part["slot"] for part in parts if part["slot"]] == json.loads(run.slots)
+    assert sum(part["parameters"] for part in parts) == sum(p.numel() for p in host.parameters())
 
 
 def test_hosts_that_diverge_are_recorded_as_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

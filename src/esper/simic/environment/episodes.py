@@ -53,6 +53,8 @@ class SlotOutcome:
     alpha: Floats
     contribution: Floats
     """Score with the seed minus without it, when it was last measured."""
+    parameters: NDArray[np.int64]
+    """Parameters of the seed, 0 without one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +199,7 @@ class GrowthEpisodes:
             blueprint=arrays.blueprint.copy(),
             alpha=arrays.alpha.copy(),
             contribution=self.records.contribution.copy(),
+            parameters=self.records.seed_parameters.copy(),
         )
 
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:

@@ -38,8 +38,10 @@ class CollectedEpisodes:
 
 @dataclass(frozen=True, eq=False)
 class CollectedStep:
-    """One step of all environments: what was decided, and what came of it."""
+    """One step of all environments: what was seen and decided, and what came of it."""
 
+    observations: Tensor
+    """``[E, D]`` what the decision was made on."""
     decision: Decision
     actions: NDArray[np.int64]
     """``[E, H]``."""
@@ -114,12 +116,14 @@ class VectorCollector:
                 truncated=is_cut,
                 bootstrap_values=bootstraps,
             )
-        self._observations = self._to_tensor(observations)
+        seen, self._observations = self._observations, self._to_tensor(observations)
         self._masks = self._read_masks(info)
         self._state = decision.next_state
         self._starts = torch.from_numpy(dones).to(self.agent.device)
         returns, lengths = self._count(rewards, dones)
-        return CollectedStep(decision, actions, rewards, dones, is_cut, returns, lengths, info)
+        return CollectedStep(
+            seen, decision, actions, rewards, dones, is_cut, returns, lengths, info
+        )
 
     def finish(self, buffer: TamiyoRolloutBuffer) -> None:
         """Give a buffer the values of the states that its last steps led to."""

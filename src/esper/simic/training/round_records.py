@@ -10,9 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from esper.config.run import RunConfig
 from esper.config.toml import write_toml
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.growth.parts import host_parts
+from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choice_names
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import UpdateReport
 from esper.simic.evaluation import EpisodeResults
@@ -64,8 +67,11 @@ _NUMBERS = (
 _BY_HEAD = ("approx_kl_by_head", "clip_fraction_by_head", "entropy_by_head")
 
 
-def run_record(config: RunConfig, slot_config: SlotConfig, name: str) -> RunRecord:
-    """Return the record of what a run is."""
+def run_record(config: RunConfig, slot_config: SlotConfig, host: nn.Module, name: str) -> RunRecord:
+    """Return the record of what a run is, given one of its hosts."""
+    reads = {
+        op.name.lower(): sorted(heads, key=HEAD_NAMES.index) for op, heads in HEADS_READ_BY.items()
+    }
     return RunRecord(
         name=name,
         task=config.task,
@@ -76,6 +82,9 @@ def run_record(config: RunConfig, slot_config: SlotConfig, name: str) -> RunReco
         ops=json.dumps([op.name.lower() for op in Op]),
         esper_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        choices=json.dumps(choice_names(slot_config)),
+        reads=json.dumps(reads),
+        host=json.dumps([asdict(part) for part in host_parts(host)]),
     )
 
 

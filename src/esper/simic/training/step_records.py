@@ -1,13 +1,17 @@
-"""What telemetry keeps of a step. Shapes: E = environments, S = slots, H = heads."""
+"""What telemetry keeps of a step. Shapes: E = environments, S = slots, H = heads.
+
+K = choices of the widest head, P = choices of all heads side by side.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from esper.lifecycle.action_spec import ActionSpec
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -16,6 +20,8 @@ from esper.simic.environment.episodes import SlotOutcome, StepResult
 from esper.simic.environment.rewards import REWARD_TERMS
 from esper.simic.rollout.collector import CollectedStep
 from esper.simic.training.tally import RoundTally
+from esper.tamiyo.policy.recurrent_trunk import RecurrentTrunk
+from esper.telemetry.probabilities import ILLEGAL, SCALE
 from esper.telemetry.records import (
     EpisodeRecord,
     GovernorRecord,
@@ -31,8 +37,10 @@ TERM_COLUMNS = {name: "flops_cost" if name == "flops" else name for name in REWA
 class StepRecorder:
     """Turns steps into records, given where the run is."""
 
-    def __init__(self, envs: GrowthVectorEnv, spec: ActionSpec, *, record_steps: bool) -> None:
-        self._envs, self._spec = envs, spec
+    def __init__(
+        self, envs: GrowthVectorEnv, policy: RecurrentTrunk, *, record_steps: bool
+    ) -> None:
+        self._envs, self._policy, self._spec = envs, policy, policy.spec
         self._record_steps = record_steps
         self._slot_configs: list[SlotConfig] = [
             part.slot_config for part in envs.parts for _ in range(part.n_hosts)
@@ -105,6 +113,7 @@ class StepRecorder:
             "value": step.decision.values.tolist(),
             "log_prob": log_probs.tolist(),
             "slots": slots_as_text(result.slots),
+            "probabilities": self._probabilities(step),
         }
         for head, choices in zip(HEAD_NAMES, step.actions.T.tolist(), strict=True):
             columns[head] = choices
@@ -115,6 +124,17 @@ class StepRecorder:
             StepRecord(**place, env=env, **dict(zip(names, row, strict=True)))
             for env, row in enumerate(zip(*columns.values(), strict=True))
         ]
+
+    def _probabilities(self, step: CollectedStep) -> list[bytes]:
+        """Return, packed, what the choices of each head were drawn with, ``[E]``."""
+        decision = step.decision
+        values = self._policy.probabilities(step.observations, decision.state, decision.legal)
+        return pack_probabilities(values.cpu().numpy(), self._flat(decision.legal).cpu().numpy())
+
+    def _flat(self, legal: Tensor) -> Tensor:
+        """Return padded masks ``[E, H, K]`` with the choices of all heads side by side."""
+        heads = [legal[:, head, :size] for head, size in enumerate(self._spec.sizes)]
+        return torch.cat(heads, dim=1)
 
     def _joint_log_probs(self, step: CollectedStep) -> NDArray[np.float64]:
         """Return the log-probability of each action, over the heads that its op reads, ``[E]``."""
@@ -151,13 +171,24 @@ class StepRecorder:
 
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
-    """Return the slots of each host as JSON: a list of [stage, blueprint, alpha, contribution]."""
-    alphas, worths = slots.alpha.round(6).tolist(), slots.contribution.round(6).tolist()
-    rows = zip(slots.stage.tolist(), slots.blueprint.tolist(), alphas, worths, strict=True)
+    """Return the slots of each host as JSON: a list of lists of the outcome's five numbers."""
+    columns = (
+        slots.stage.tolist(),
+        slots.blueprint.tolist(),
+        slots.alpha.round(6).tolist(),
+        slots.contribution.round(6).tolist(),
+        slots.parameters.tolist(),
+    )
     return [
-        "[" + ",".join(f"[{s},{b},{a},{w}]" for s, b, a, w in zip(*row, strict=True)) + "]"
-        for row in rows
+        "[" + ",".join(f"[{s},{b},{a},{w},{p}]" for s, b, a, w, p in zip(*row, strict=True)) + "]"
+        for row in zip(*columns, strict=True)
     ]
+
+
+def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:
+    """Return the probabilities ``[E, P]`` of each row as telemetry keeps them."""
+    numbers = np.where(legal, np.rint(values * SCALE), ILLEGAL).astype("<u2")
+    return [row.tobytes() for row in numbers]
 
 
 def _episode_record(

@@ -30,6 +30,7 @@ from esper.simic.training.step_records import StepRecorder
 from esper.simic.training.stopping import Stopped, StopRequest
 from esper.simic.training.trials import OnShare, Trials, count_hosts, trial_parts
 from esper.tamiyo import LearnedController, WaitController
+from esper.tamiyo.policy.recurrent_trunk import RecurrentTrunk
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 
 MAX_REFUSALS = 3
@@ -72,7 +73,10 @@ class Trainer:
         collector = VectorCollector(envs, agent, seed=stream_seed(config.seed, "episodes"))
         self.parts = RunParts(config, collector, agent.make_buffer(config.envs, config.n_steps))
         self.stopwatch = Stopwatch()
-        self._recorder = StepRecorder(envs, agent.spec, record_steps=config.telemetry.record_steps)
+        assert isinstance(agent.policy, RecurrentTrunk), "a run's policy is one of ours"
+        self._recorder = StepRecorder(
+            envs, agent.policy, record_steps=config.telemetry.record_steps
+        )
         self._trials: Trials | None = None
         self._saved_at: tuple[int, int, str] | None = None
 
@@ -124,7 +128,8 @@ class Trainer:
 
     def _begin(self) -> None:
         """Say what the run is, find out what hosts come to without a controller, and start."""
-        self._write(run_record(self.config, self.parts.envs.slot_config, self._name))
+        host = self.task.make_host(0)
+        self._write(run_record(self.config, self.parts.envs.slot_config, host, self._name))
         progress = self.parts.progress
         alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))
         progress.static_score = float(alone.scores.mean())

@@ -18,7 +18,7 @@ from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.lifecycle.action_spec import ActionSpec
 from esper.tamiyo.policy.choice_masks import MaskInput, as_choice_masks
 from esper.tamiyo.policy.head_layout import LegalChoices
-from esper.tamiyo.policy.masked_distribution import evaluate_actions
+from esper.tamiyo.policy.masked_distribution import evaluate_actions, masked_log_softmax
 from esper.tamiyo.policy.sampling import draw_actions
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
@@ -108,6 +108,18 @@ class RecurrentTrunk(nn.Module, ABC):
         logits, values, next_state = self._step(observations, state)
         actions, log_probs, legal = draw_actions(self.spec, logits, choices, generator)
         return actions, log_probs, values, legal, next_state
+
+    @torch.no_grad()
+    def probabilities(self, observations: Tensor, state: Tensor, legal: Tensor) -> Tensor:
+        """Return the probability ``[B, P]`` of each choice of each head, side by side.
+
+        Args:
+            observations: ``[B, D]``.
+            state: ``[B, 2 * M]`` before the step.
+            legal: ``[B, H, K]`` bool, what each head is drawn from, as :meth:`act` gives it.
+        """
+        logits, _, _ = self._step(observations, state)
+        return masked_log_softmax(logits.t(), self.lay_out_masks(legal))[1].t()
 
     def value(self, observations: Tensor, state: Tensor) -> Tensor:
         """Return the value ``[B]`` of observations ``[B, D]`` in states ``[B, 2 * M]``."""
