@@ -1,0 +1,178 @@
+"""What a run came to beside other controllers, from the files that its folder holds.
+
+summary.json            the comparison at the end of training
+evaluation.json         an evaluation, in the folder or in one directly below
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from esper.reports.views.plain import finite
+
+if TYPE_CHECKING:
+    from esper.reports.comparison import ArmSummary, Comparison, Difference
+    from esper.reports.statistics import Interval
+
+SUMMARY_FILE, EVALUATION_FILE = "summary.json", "evaluation.json"
+
+
+class IntervalValues(TypedDict):
+    """A mean, its 95 % interval, and from how many hosts it is."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class ArmView(TypedDict):
+    """How one controller did."""
+
+    name: str
+    ep_rew: IntervalValues
+    score: IntervalValues
+    flops: float | None
+    n_epochs: float | None
+    host_parameters: float | None
+    seed_parameters: float | None
+    grown_share: float | None
+
+
+class DifferenceView(TypedDict):
+    """The learned controller minus another, on the same hosts, in numbers and in words."""
+
+    against: str
+    ep_rew: IntervalValues
+    ep_rew_words: str
+    score: IntervalValues
+    score_words: str
+
+
+class EvaluationFile(TypedDict):
+    """What an evaluation at one price showed, as its file tells."""
+
+    file: str
+    """Relative to the run's folder."""
+    task: str
+    task_options: dict[str, Any]
+    price: float
+    runs: list[str]
+    n_hosts: int
+    split: str
+    created: str
+    command: str
+    sentences: list[str]
+
+
+class ComparisonView(TypedDict):
+    """What is found in a run's folder; without a summary its fields are empty or None."""
+
+    n_hosts: int | None
+    split: str | None
+    arms: list[ArmView]
+    differences: list[DifferenceView]
+    sentences: list[str]
+    evaluations: list[EvaluationFile]
+    problems: list[str]
+    """Files that cannot be read, a sentence each."""
+
+
+def comparison_view(run_path: str | os.PathLike[str]) -> ComparisonView | None:
+    """Return how a run's controller did beside others, or None if nothing is there yet."""
+    place, problems = Path(run_path), list[str]()
+    summary = _read_summary(place / SUMMARY_FILE, problems)
+    found = _read_evaluations(place, problems)
+    if summary is None and not found and not problems:
+        return None
+    return {
+        "n_hosts": None if summary is None else summary.n_hosts,
+        "split": None if summary is None else summary.split,
+        "arms": [] if summary is None else [_arm(one) for one in summary.arms],
+        "differences": [] if summary is None else [_difference(d) for d in summary.differences],
+        "sentences": [] if summary is None else list(summary.sentences),
+        "evaluations": found,
+        "problems": problems,
+    }
+
+
+def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
+    if not path.is_file():
+        return None
+    # NumPy comes with it, and most runs that are looked at have no summary yet.
+    from esper.reports.comparison import Comparison
+
+    try:
+        return Comparison.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        problems.append(f"{path.name} is damaged; delete it and resume the run.")
+        return None
+
+
+def _arm(arm: ArmSummary) -> ArmView:
+    return {
+        "name": arm.name,
+        "ep_rew": _interval(arm.ep_rew),
+        "score": _interval(arm.score),
+        "flops": finite(arm.flops),
+        "n_epochs": finite(arm.n_epochs),
+        "host_parameters": finite(arm.host_parameters),
+        "seed_parameters": finite(arm.seed_parameters),
+        "grown_share": finite(arm.grown_share),
+    }
+
+
+def _difference(difference: Difference) -> DifferenceView:
+    from esper.reports.comparison import difference_in_words
+
+    return {
+        "against": difference.against,
+        "ep_rew": _interval(difference.ep_rew),
+        "ep_rew_words": difference_in_words(difference.ep_rew),
+        "score": _interval(difference.score),
+        "score_words": difference_in_words(difference.score),
+    }
+
+
+def _interval(interval: Interval) -> IntervalValues:
+    values = asdict(interval)
+    mean, low, high = (finite(values[name]) for name in ("mean", "low", "high"))
+    return {"mean": mean, "low": low, "high": high, "n": interval.n}
+
+
+def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationFile]:
+    found: list[EvaluationFile] = []
+    for path in sorted([*place.glob(EVALUATION_FILE), *place.glob(f"*/{EVALUATION_FILE}")]):
+        name = path.relative_to(place).as_posix()
+        try:
+            found += _entries(json.loads(path.read_text("utf-8")), name)
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            problems.append(f"{name} is damaged or of another version; evaluate again.")
+    return found
+
+
+def _entries(values: dict[str, Any], file: str) -> list[EvaluationFile]:
+    """Return each price of an evaluation with the verdict that is written beside it.
+
+    To weigh it again takes seconds; who doubts the file can do so from what it holds.
+    """
+    pairs = zip(values["entries"], values["verdicts"], strict=True)
+    return [
+        {
+            "file": file,
+            "task": str(entry["task"]),
+            "task_options": dict(cast("dict[str, Any]", entry["task_options"])),
+            "price": float(entry["price"]),
+            "runs": [str(run) for run in entry["runs"]],
+            "n_hosts": len(entry["arms"][0]["accuracy"][0]),
+            "split": str(entry["split"]),
+            "created": str(entry["created"]),
+            "command": str(entry["command"]),
+            "sentences": [str(sentence) for sentence in verdict["sentences"]],
+        }
+        for entry, verdict in pairs
+    ]

@@ -1,0 +1,158 @@
+"""What went wrong in a run, what was refused, and how fast and how large it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypedDict
+
+from esper.config.checks import require_int
+from esper.reports.views.finding import select
+from esper.reports.views.overview import Session, sessions_of
+from esper.reports.views.plain import finite
+from esper.reports.views.series import Points
+from esper.telemetry import RunTelemetry
+
+
+class Restored(TypedDict):
+    """A host that the governor put back."""
+
+    round: int
+    env: int
+    episode: int
+    epoch: int
+    reason: str
+
+
+class Governor(TypedDict):
+    """What the governor did."""
+
+    total: int
+    by_round: Points
+    last: list[Restored]
+    """The newest first."""
+
+
+class RefusedUpdate(TypedDict):
+    """An update that was undone because a number was not finite."""
+
+    round: int
+    reason: str | None
+
+
+class EarlyStops(TypedDict):
+    """Updates that the divergence ended before their last epoch."""
+
+    total: int
+    rounds: list[int]
+
+
+class Notice(TypedDict):
+    """Something that a person should know."""
+
+    round: int
+    kind: str
+    message: str
+
+
+class Parts(TypedDict):
+    """Where the time of rounds went: for each name the seconds of each round."""
+
+    names: list[str]
+    rounds: list[int]
+    values: list[list[float | None]]
+
+
+class Health(TypedDict):
+    """How well a run goes, apart from what it learns."""
+
+    governor: Governor
+    refused_updates: list[RefusedUpdate]
+    """The newest first."""
+    early_stops: EarlyStops
+    illegal: int
+    """Steps whose action the host's state did not allow."""
+    refused_by_gates: int
+    """Steps whose action a gate refused."""
+    notices: list[Notice]
+    """The newest first."""
+    throughput: Points
+    """Environments' steps per second."""
+    memory: Points
+    """Of the process, in bytes."""
+    seconds_by_part: Parts
+    sessions: list[Session]
+
+
+def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
+    """Return what went wrong in a run, what was refused, and how fast and how large it is.
+
+    Args:
+        telemetry: Of the run.
+        limit: Of each kind of event how many are told one by one, the newest.
+
+    Raises:
+        ConfigError: If the limit is below 1.
+    """
+    require_int("limit", limit, least=1)
+    with telemetry.snapshot():
+        rows = select(
+            telemetry,
+            "SELECT round, n_restored, n_illegal, n_refused, steps_per_second, rss_bytes, "
+            "seconds_by_part FROM rounds ORDER BY seq",
+        )
+        stops = select(telemetry, "SELECT round FROM updates WHERE stopped_early ORDER BY seq")
+        columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+        rounds, restored, illegal, refused, speed, memory, parts = columns or [[] for _ in range(7)]
+        return {
+            "governor": {
+                "total": telemetry.count("governor_events"),
+                "by_round": _points(rounds, restored),
+                "last": _last_restored(telemetry, limit),
+            },
+            "refused_updates": _refused_updates(telemetry, limit),
+            "early_stops": {"total": len(stops), "rounds": [number for (number,) in stops]},
+            "illegal": sum(illegal),
+            "refused_by_gates": sum(refused),
+            "notices": _notices(telemetry, limit),
+            "throughput": _points(rounds, speed),
+            "memory": _points(rounds, memory),
+            "seconds_by_part": _parts(rounds, parts),
+            "sessions": sessions_of(telemetry),
+        }
+
+
+def _points(rounds: list[int], values: list[Any]) -> Points:
+    return {"rounds": rounds, "values": [finite(value) for value in values]}
+
+
+def _parts(rounds: list[int], texts: list[str]) -> Parts:
+    """Return seconds by part; a part that a round does not have took none of its time."""
+    read: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    names = list(dict.fromkeys(name for one in read for name in one))
+    values = [[finite(one.get(name, 0.0)) for one in read] for name in names]
+    return {"names": names, "rounds": rounds, "values": values}
+
+
+def _last_restored(telemetry: RunTelemetry, limit: int) -> list[Restored]:
+    sql = "SELECT round, env, episode, epoch, reason FROM governor_events"
+    return [
+        {"round": number, "env": env, "episode": episode, "epoch": epoch, "reason": reason}
+        for number, env, episode, epoch, reason in _newest(telemetry, sql, limit)
+    ]
+
+
+def _refused_updates(telemetry: RunTelemetry, limit: int) -> list[RefusedUpdate]:
+    sql = "SELECT round, refusal FROM updates WHERE was_refused"
+    return [{"round": n, "reason": reason} for n, reason in _newest(telemetry, sql, limit)]
+
+
+def _notices(telemetry: RunTelemetry, limit: int) -> list[Notice]:
+    sql = "SELECT round, kind, message FROM notices"
+    return [
+        {"round": number, "kind": kind, "message": message}
+        for number, kind, message in _newest(telemetry, sql, limit)
+    ]
+
+
+def _newest(telemetry: RunTelemetry, sql: str, limit: int) -> list[tuple[Any, ...]]:
+    return select(telemetry, f"{sql} ORDER BY seq DESC LIMIT :limit", limit=limit)
