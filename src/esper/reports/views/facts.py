@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.reports.views.plain import names_in
+from esper.reports.views.plain import lists_in, names_in
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RunRecord
 
@@ -39,19 +39,18 @@ def names_of(run: RunRecord | None) -> Names:
     """Return the names that a run's record gives."""
     if run is None:
         return Names(slots=[], blueprints=[], heads=[], ops=[], choices={}, reads={})
-    return _read_names(run)
-
-
-@lru_cache(maxsize=64)
-def _read_names(run: RunRecord) -> Names:
     slots, blueprints, ops = map(names_in, (run.slots, run.blueprints, run.ops))
     return Names(
         slots=slots,
         blueprints=blueprints,
         heads=names_in(run.heads),
         ops=ops,
-        choices={"slot": slots, "blueprint": blueprints, "op": ops},
-        reads={},
+        choices=(
+            {"slot": slots, "blueprint": blueprints, "op": ops}
+            if run.choices is None
+            else lists_in(run.choices)
+        ),
+        reads=lists_in(run.reads),
     )
 
 

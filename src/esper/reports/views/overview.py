@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from esper.reports.views.facts import names_of, run_of, settings_of
 from esper.telemetry import RunTelemetry
@@ -26,6 +27,15 @@ class Session(TypedDict):
     platform: str
 
 
+class HostPart(TypedDict):
+    """A layer of the task's widest host, or a slot."""
+
+    name: str
+    kind: str
+    parameters: int
+    slot: str | None
+
+
 class Overview(TypedDict):
     """A run's names, settings and sessions; None is what it has not said yet."""
 
@@ -36,7 +46,7 @@ class Overview(TypedDict):
     ops: list[str]
     choices: dict[str, list[str]]
     reads: dict[str, list[str]]
-    host: list[dict[str, Any]] | None
+    host: list[HostPart] | None
     config_toml: str | None
     created_at: str | None
     esper_version: str | None
@@ -66,7 +76,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "ops": names.ops,
         "choices": names.choices,
         "reads": names.reads,
-        "host": None,
+        "host": None if run is None or run.host is None else json.loads(run.host),
         "config_toml": None if run is None else run.config,
         "created_at": None if run is None else run.created_at,
         "esper_version": None if run is None else run.esper_version,

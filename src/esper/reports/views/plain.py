@@ -17,6 +17,12 @@ def finite(value: Any) -> float | None:
     return None
 
 
-def names_in(text: str | None) -> list[str]:
+def names_in(text: str) -> list[str]:
     """Return the names in a JSON list."""
-    return [] if text is None else [str(name) for name in json.loads(text)]
+    return [str(name) for name in json.loads(text)]
+
+
+def lists_in(text: str | None) -> dict[str, list[str]]:
+    """Return the lists of names in a JSON object; none in what was not recorded."""
+    read: dict[str, list[str]] = {} if text is None else json.loads(text)
+    return {name: [str(one) for one in names] for name, names in read.items()}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, TypedDict
 
+from esper.errors import TelemetryError
 from esper.lifecycle.stages import Stage
 from esper.reports.views.facts import Names
 from esper.reports.views.plain import finite
+from esper.telemetry.probabilities import unpack_probabilities
 from esper.telemetry.records import StepRecord
 
 
@@ -89,7 +91,7 @@ def describe_step(record: StepRecord, names: Names) -> Step:
         ),
         "choices": choices,
         "relevant": [head for head in names.heads if reads is None or head in is_read],
-        "probabilities": None,
+        "probabilities": _probabilities(record.probabilities, names),
         "reward": finite(record.reward),
         "terms": {
             "progress": finite(record.progress),
@@ -105,6 +107,19 @@ def describe_step(record: StepRecord, names: Names) -> Step:
         "log_prob": finite(record.log_prob),
         "slots": read_slots(record.slots, names.blueprints),
     }
+
+
+def _probabilities(packed: bytes | None, names: Names) -> dict[str, list[float | None]] | None:
+    """Return the probabilities of each head's choices, if they were recorded."""
+    if packed is None or any(head not in names.choices for head in names.heads):
+        return None
+    sizes = [len(names.choices[head]) for head in names.heads]
+    try:
+        return dict(zip(names.heads, unpack_probabilities(packed, sizes), strict=True))
+    except ValueError as error:
+        raise TelemetryError(
+            f"a step's probabilities do not fit the run's heads: {error} The database is damaged."
+        ) from error
 
 
 def read_slots(text: str, blueprints: list[str]) -> list[SlotState]:
