@@ -28,7 +28,9 @@
     ├── RunError                a run's folder is missing, in use, or holds another run
     ├── TrainingError           a run cannot go on: its updates were refused again and again
     ├── TelemetryError          a run's telemetry is missing, damaged or of another version
+    ├── DashboardError          the dashboard cannot be served where it was asked to be
     ├── EvidenceError           results that do not fit together, or a damaged file of them
+    ├── ReportError             a report cannot be written where it is wanted, or made at all
     ├── NonFiniteError          a number that must be finite is NaN or infinite
     └── RolloutError            a rollout buffer was overfilled, or read with something missing
 
@@ -161,8 +163,16 @@ class TelemetryError(EsperError):
     """A run's telemetry is missing, damaged or of another version, or lacks what is asked for."""
 
 
+class DashboardError(EsperError):
+    """The dashboard cannot be served where it was asked to be."""
+
+
 class EvidenceError(EsperError):
     """Results of an evaluation do not fit together, or their file is damaged."""
+
+
+class ReportError(EsperError):
+    """A report cannot be written where it is wanted, or a file that pages are made of is missing."""
 
 
 class NonFiniteError(EsperError):

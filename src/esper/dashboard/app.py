@@ -1,0 +1,166 @@
+"""The dashboard as an ASGI application: its routes, behind the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from esper.dashboard.access import Access
+from esper.dashboard.answers import admission, door, json_answer, problem, threshold
+from esper.dashboard.events import EventStream, Heads, Watch
+from esper.dashboard.guard import LOGIN, METHODS, STATIC, Guard, HostNames
+from esper.dashboard.listing import RunListing
+from esper.dashboard.queries import QueryError, as_int, read_int, read_word
+from esper.dashboard.reading import RunReader
+from esper.errors import RunError
+from esper.reports import views
+from esper.version import __version__
+
+if TYPE_CHECKING:
+    from esper.telemetry import RunTelemetry
+
+STATIC_FOLDER = Path(__file__).parent / "static"
+MOST_EPISODES = 500
+"""Episodes of one answer."""
+
+N_THREADS = 4
+"""Reads at once: what the dashboard may take from a run that trains on the same machine."""
+
+
+class Dashboard:
+    """The routes of the dashboard.
+
+    Args:
+        listing: The runs to show.
+        access: Who may look.
+        hosts: The names under which the dashboard is reached.
+    """
+
+    def __init__(self, listing: RunListing, access: Access, hosts: HostNames) -> None:
+        self._reader = RunReader(listing)
+        self._access = access
+        self._limiter: CapacityLimiter | None = None
+        self.watch = Watch(self._read_heads)
+        self.routes: list[BaseRoute] = [
+            Route("/", self._page),
+            Route(LOGIN, self._login),
+            Mount(STATIC, StaticFiles(directory=STATIC_FOLDER)),
+            Route("/api/events", EventStream(self.watch), methods=METHODS),
+            Route("/api/runs", self._runs),
+            Route("/api/runs/{run}", self._run),
+            Route("/api/runs/{run}/metrics", self._metrics),
+            Route("/api/runs/{run}/episodes", self._episodes),
+            Route("/api/runs/{run}/episodes/{env}/{episode}", self._episode),
+            Route("/api/runs/{run}/environments", self._view_of(views.environments)),
+            Route("/api/runs/{run}/health", self._view_of(views.health)),
+            Route("/api/runs/{run}/learned", self._view_of(views.learned)),
+        ]
+        app = Starlette(
+            routes=self.routes,
+            exception_handlers={
+                HTTPException: _tell_http,
+                QueryError: partial(_tell, 400),
+                RunError: partial(_tell, 404),
+                Exception: _tell_defect,
+            },
+        )
+        app.router.redirect_slashes = False
+        self.app = Guard(app, access=access, hosts=hosts)
+
+    async def _page(self, _request: Request) -> Response:
+        return FileResponse(STATIC_FOLDER / "index.html", media_type="text/html")
+
+    async def _login(self, request: Request) -> Response:
+        """Exchange the token for the cookie."""
+        if not self._access.is_key(request.query_params.get("token", "")):
+            return door()
+        cookie = self._access.set_cookie
+        if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+            return admission(cookie)
+        return threshold(cookie)
+
+    async def _runs(self, _request: Request) -> Response:
+        rows = await self._in_thread(self._reader.rows)
+        root = str(self._reader.listing.root)
+        return json_answer({"runs_dir": root, "esper_version": __version__, "runs": rows})
+
+    async def _run(self, request: Request) -> Response:
+        name = request.path_params["run"]
+        return json_answer(await self._in_thread(partial(self._reader.detail, name)))
+
+    async def _metrics(self, request: Request) -> Response:
+        after = read_int(request.query_params, "after", -1, least=-1)
+        return await self._view(request, lambda telemetry: views.metric_series(telemetry, after))
+
+    async def _episodes(self, request: Request) -> Response:
+        query = request.query_params
+        make = partial(
+            views.episode_list,
+            order=read_word(query, "order", views.ORDERS),
+            env=read_int(query, "env", None),
+            first_round=read_int(query, "first_round", None),
+            last_round=read_int(query, "last_round", None),
+            limit=read_int(query, "limit", 50, least=1, most=MOST_EPISODES),
+            offset=read_int(query, "offset", 0),
+        )
+        return await self._view(request, make)
+
+    async def _episode(self, request: Request) -> Response:
+        env, episode = (as_int(request.path_params[name]) for name in ("env", "episode"))
+        missing = RunError("there is no such episode.")
+        if env is None or episode is None:
+            raise missing
+
+        def make(telemetry: RunTelemetry) -> Any:
+            found = views.episode_detail(telemetry, env, episode)
+            if found is None:
+                raise missing
+            return found
+
+        return await self._view(request, make)
+
+    def _view_of(self, make: Callable[[RunTelemetry], Any]) -> Callable[[Request], Any]:
+        """Return the route of a view that takes nothing but the run."""
+
+        async def answer(request: Request) -> Response:
+            return await self._view(request, make)
+
+        return answer
+
+    async def _view(self, request: Request, make: Callable[[RunTelemetry], Any]) -> Response:
+        name = request.path_params["run"]
+        return await self._in_thread(lambda: json_answer(self._reader.view(name, make)))
+
+    async def _read_heads(self) -> Heads:
+        return await self._in_thread(self._reader.heads)
+
+    async def _in_thread(self, read: Callable[[], Any]) -> Any:
+        """Read something without holding up the others."""
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(N_THREADS)
+        return await anyio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
+
+
+async def _tell(status: int, _request: Request, error: Exception) -> Response:
+    return problem(status, str(error))
+
+
+async def _tell_http(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "this handler is for those"
+    words = {404: "there is nothing here.", 405: "the dashboard only shows; use GET or HEAD."}
+    return problem(error.status_code, words.get(error.status_code, error.detail))
+
+
+async def _tell_defect(_request: Request, _error: Exception) -> Response:
+    return problem(500, "the dashboard has a defect; its terminal says more.")

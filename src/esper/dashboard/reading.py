@@ -1,0 +1,153 @@
+"""Reading runs for the page, while they are written, taken back, or deleted."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from esper.dashboard.listing import READ_FILES, RunListing
+from esper.errors import EsperError, RunError
+from esper.reports import views
+from esper.runs.folder import RunFolder
+from esper.telemetry import RunTelemetry, open_run
+
+Value = TypeVar("Value")
+Row = dict[str, Any]
+"""A run in the list: its name, state and dates, and its headline."""
+
+_HEAD = ("state", "rounds_done", "position")
+_Mark = tuple[object, ...]
+
+
+class RunReader:
+    """Reads the runs of a listing; every call opens what it reads and closes it again.
+
+    A run's line in the list is kept until one of its files changes, so that a hundred runs that
+    are done cost no more than looking at their dates. Calls may come from several threads.
+    """
+
+    def __init__(self, listing: RunListing) -> None:
+        self.listing = listing
+        self._rows: dict[str, tuple[_Mark, Row]] = {}
+        self._lock = threading.Lock()
+
+    def rows(self) -> list[Row]:
+        """Return a line for each run, the oldest first."""
+        with self._lock:
+            kept, self._rows = self._rows, {}
+            for name, folder in self.listing.folders().items():
+                mark = _mark(folder)
+                before = kept.get(name)
+                row = before[1] if before and before[0] == mark else _row(name, folder)
+                self._rows[name] = (mark, row)
+            return [row for _, row in self._rows.values()]
+
+    def heads(self) -> dict[str, dict[str, Any]]:
+        """Return what may change of each run, by its name."""
+        return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
+
+    def detail(self, name: str) -> dict[str, Any]:
+        """Return what one run is and how far it is.
+
+        Raises:
+            RunError: If there is no such run.
+        """
+        folder = self._folder(name)
+        nothing: Row = {"overview": None, "comparison": None, "evaluations": []}
+        answer = _row(name, folder) | nothing
+        with suppress(RunError):
+            answer["overview"] = self.view(name, views.overview)
+            answer["evaluations"] = self.view(name, views.evaluations)
+        with suppress(RunError), _problems_named(name):
+            answer["comparison"] = views.comparison_view(folder.path)
+        return answer
+
+    def view(self, name: str, make: Callable[[RunTelemetry], Value]) -> Value:
+        """Return what a function makes of a run's telemetry.
+
+        Raises:
+            RunError: If there is no such run, or it cannot be read now.
+        """
+        folder = self._folder(name)
+        with _problems_named(name), open_run(folder.path) as telemetry:
+            return make(telemetry)
+
+    def _folder(self, name: str) -> RunFolder:
+        folder = self.listing.find(name)
+        if folder is None:
+            raise RunError("there is no such run.")
+        return folder
+
+
+def _row(name: str, folder: RunFolder) -> Row:
+    """Return a run's line; one that cannot be read says why."""
+    from esper.runs.run import Run  # brings numpy, which nothing needs before the first run
+
+    row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
+    row |= {"created_at": _date(folder.config_file), "updated_at": _updated_at(folder)}
+    row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
+    try:
+        with _problems_named(name):
+            run = Run(folder)
+            row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
+            row |= {"rounds": run.config.rounds}
+            if _has_telemetry(folder):
+                with open_run(folder.path) as telemetry:
+                    told = views.headline(telemetry)
+                    row |= {key: value for key, value in told.items() if value is not None}
+            row["state"] = run.state
+    except RunError as error:
+        row["problem"] = str(error)
+    return row
+
+
+def _has_telemetry(folder: RunFolder) -> bool:
+    """Return whether the database is more than begun."""
+    file = folder.telemetry_file
+    return file.is_file() and file.stat().st_size > 0
+
+
+@contextmanager
+def _problems_named(name: str) -> Generator[None]:
+    """Turn whatever a folder in any state may cause into an error in a line."""
+    try:
+        yield
+    except EsperError as error:
+        raise RunError(" ".join(str(error).split())) from error
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{name} cannot be read now: {' '.join(str(error).split())}") from error
+
+
+def _mark(folder: RunFolder) -> _Mark:
+    """Return what differs once anything of a run has changed."""
+    stats = [_stat(folder.path / name) for name in READ_FILES]
+    return (folder.is_in_use, *((s.st_mtime_ns, s.st_size, s.st_ino) if s else None for s in stats))
+
+
+def _updated_at(folder: RunFolder) -> str | None:
+    stats = [_stat(folder.path / name) for name in READ_FILES]
+    # A log without content is one that a reader has made.
+    times = [stat.st_mtime for stat in stats if stat and stat.st_size > 0]
+    return _iso(max(times)) if times else None
+
+
+def _date(path: Path) -> str | None:
+    stat = _stat(path)
+    return _iso(stat.st_mtime) if stat else None
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

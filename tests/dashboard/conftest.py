@@ -1,0 +1,37 @@
+"""Runs and a dashboard that all tests of this folder may ask."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.made_runs import make_run
+from tests.dashboard.served import Served, serve
+
+HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>"
+"""The name of a run, as far as folders allow it."""
+
+
+@pytest.fixture(autouse=True)
+def state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Keep tokens out of the user's own folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture(scope="session")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with two runs; tests that change runs make their own."""
+    place = tmp_path_factory.mktemp("runs")
+    make_run(place / "a run")
+    make_run(place / HOSTILE, seed=1, rounds=2)
+    return place
+
+
+@pytest.fixture(scope="session")
+def served(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Return a dashboard of those runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        with serve(runs_dir) as found:
+            yield found

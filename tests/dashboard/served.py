@@ -1,0 +1,101 @@
+"""A dashboard that listens at a port of this machine, asked by raw requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.routing import Mount, Route
+
+from esper.dashboard.serving import Serving, serving
+
+TIMEOUT = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """A dashboard under way, and a browser that knows its link."""
+
+    def __init__(self, made: Serving) -> None:
+        self.made = made
+        self.port = made.port
+        self.host = f"127.0.0.1:{made.port}"
+        self.cookie = ""
+        login = self.ask(made.link.removeprefix(f"http://{self.host}"))
+        self.cookie = login.headers["set-cookie"].partition(";")[0]
+
+    @contextmanager
+    def open(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Give an answer that is not read yet."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        given = {"host": self.host, "cookie": self.cookie} | headers
+        for name, value in given.items():
+            if value:
+                connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        with closing(connection), connection.getresponse() as response:
+            yield response
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Return an answer; a header that is empty is not sent."""
+        with self.open(path, method, **headers) as response:
+            found = {name.lower(): value for name, value in response.getheaders()}
+            is_stream = found.get("content-type", "").startswith("text/event")
+            body = b"" if is_stream else response.read()
+            return Answer(status=response.status, headers=found, body=body)
+
+    def paths(self, run: str = "a run") -> list[str]:
+        """Return an address of each route of the application, and some that lead nowhere."""
+        given = {"run": run.replace(" ", "%20"), "env": "0", "episode": "0"}
+        found = [
+            "/nowhere",
+            "/api",
+            "/api/nowhere",
+            "/static",
+            "/static/",
+            "/static/no.js",
+            "/favicon.ico",
+        ]
+        for route in self.made.dashboard.routes:
+            if isinstance(route, Mount):
+                found += [f"{route.path}/index.html", f"{route.path}/main.js"]
+            else:
+                assert isinstance(route, Route)
+                found.append(re.sub(r"\{(\w+)\}", lambda name: given[name[1]], route.path))
+        return found
+
+
+@contextmanager
+def serve(runs_dir: Path, **options: Any) -> Iterator[Served]:
+    """Serve a folder of runs while the context lasts."""
+    with serving(runs_dir, port=0, tell=print, **options) as made:
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        try:
+            yield Served(made)
+        finally:
+            made.server.end()
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()

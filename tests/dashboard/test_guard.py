@@ -1,0 +1,230 @@
+"""Every route refuses whoever is not the user at this machine, and every answer is guarded."""
+
+from urllib.parse import quote
+
+import pytest
+
+from esper.dashboard.guard import HEADERS, HostNames, bracketed
+from tests.dashboard.conftest import HOSTILE
+from tests.dashboard.served import Served
+
+METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
+
+
+def test_every_route_is_among_those_that_are_asked(served: Served) -> None:
+    paths = served.paths()
+    assert {"/", "/login", "/api/events", "/api/runs", "/api/runs/a%20run"} <= set(paths)
+    parts = ("metrics", "episodes", "episodes/0/0", "environments", "health", "learned")
+    assert {f"/api/runs/a%20run/{part}" for part in parts} <= set(paths)
+
+
+def test_with_the_cookie_every_route_answers(served: Served) -> None:
+    answers = {path: served.ask(path).status for path in served.paths()}
+    refused = {path for path, status in answers.items() if status != 200}
+    nowhere = {"/nowhere", "/api", "/api/nowhere", "/static", "/static/", "/static/no.js"}
+    assert refused == nowhere | {"/favicon.ico", "/login"}
+    assert answers["/login"] == 401  # without a token
+    assert {answers[path] for path in refused - {"/login"}} == {404}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost:{port}.evil",
+     "localhost.:{port}", "127.0.0.2:{port}", "0.0.0.0:{port}", "a@127.0.0.1:{port}", "[::]:{port}",
+     "127.0.0.1:{port}, evil.example", "2130706433:{port}", ":{port}"],
+)  # fmt: skip
+def test_another_host_is_refused_everywhere(served: Served, host: str) -> None:
+    for path in served.paths():
+        for method in ("GET", "HEAD", "POST"):
+            answer = served.ask(path, method, host=host.format(port=served.port))
+            assert answer.status == 403, path
+            assert_guarded(answer.headers, path)
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
+def test_names_of_this_machine_are_taken(served: Served, host: str) -> None:
+    assert served.ask("/api/runs", host=host.format(port=served.port)).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1",
+     "http://localhost:{port}", "http://127.0.0.1:1", "http://127.0.0.1:{port}.evil.example", "x"],
+)  # fmt: skip
+def test_another_origin_is_refused_everywhere(served: Served, origin: str) -> None:
+    for path in served.paths():
+        for method in ("GET", "HEAD", "POST"):
+            answer = served.ask(path, method, origin=origin.format(port=served.port))
+            assert answer.status == 403, path
+            assert "access-control-allow-origin" not in answer.headers
+            assert_guarded(answer.headers, path)
+
+
+def test_our_own_origin_is_taken(served: Served) -> None:
+    assert served.ask("/api/runs", origin=f"http://{served.host}").status == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("dest", ["empty", "script", "image", "iframe", "object"])
+def test_another_site_uses_nothing_of_it(served: Served, site: str, dest: str) -> None:
+    mode = "navigate" if dest in ("iframe", "object") else "no-cors"
+    for path in served.paths():
+        answer = served.ask(path, sec_fetch_site=site, sec_fetch_mode=mode, sec_fetch_dest=dest)
+        assert answer.status == 403, path
+
+
+def test_another_site_may_link_to_the_page_alone(served: Served) -> None:
+    link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    link["sec_fetch_dest"] = "document"
+    statuses = {path: served.ask(path, **link).status for path in served.paths()}
+    assert {path for path, status in statuses.items() if status != 403} == {"/", "/login"}
+
+
+@pytest.mark.parametrize("kind", ["none", "wrong", "the token", "of another port", "empty"])
+def test_without_the_cookie_nothing_is_shown(served: Served, kind: str) -> None:
+    name, _, value = served.cookie.partition("=")
+    cookie = {
+        "none": "",
+        "wrong": f"{name}={value[:-1]}{'A' if value[-1] != 'A' else 'B'}; {name}={value}x",
+        "the token": f"{name}={served.made.access.token}",
+        "of another port": f"esper-1={value}",
+        "empty": f"{name}=; =; ;;{name}",
+    }[kind]
+    for path in served.paths():
+        for method in ("GET", "HEAD"):
+            answer = served.ask(path, method, cookie=cookie)
+            assert answer.status == 401, path
+            assert "set-cookie" not in answer.headers
+            assert_guarded(answer.headers, path)
+
+
+def test_the_cookie_is_found_among_others(served: Served) -> None:
+    stale = served.cookie.partition("=")[0]
+    cookie = f"a=b; {stale}=of-an-earlier-start;{served.cookie}; c"
+    assert served.ask("/api/runs", cookie=cookie).status == 200
+
+
+@pytest.mark.parametrize("token", ["", "x", "é", "%00", "%ff", "{token}x", "{short}", "{session}"])
+def test_a_wrong_token_opens_nothing(served: Served, token: str) -> None:
+    right = served.made.access.token
+    session = served.cookie.partition("=")[2]
+    given = token.format(token=right, short=right[:-1], session=session)
+    answer = served.ask(f"/login?token={quote(given, safe='%')}", cookie="")
+    assert answer.status == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_token_is_exchanged_for_a_strict_cookie_again_and_again(served: Served) -> None:
+    token = served.made.access.token
+    for _ in range(2):
+        answer = served.ask(f"/login?token={token}", cookie="")
+        assert answer.status == 303
+        assert answer.headers["location"] == "/"
+        value, *ways = answer.headers["set-cookie"].split("; ")
+        assert set(ways) == {"HttpOnly", "SameSite=Strict", "Path=/"}
+        assert token not in value
+
+
+def test_a_link_on_another_page_leads_in_over_a_page_of_ours(served: Served) -> None:
+    path = f"/login?token={served.made.access.token}"
+    way = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    answer = served.ask(path, cookie="", sec_fetch_site="cross-site", **way)
+    assert answer.status == 200
+    assert "set-cookie" in answer.headers
+    assert b'content="0; url=/"' in answer.body
+    assert served.made.access.token.encode() not in answer.body
+
+
+def test_nothing_but_reading_is_allowed(served: Served) -> None:
+    for path in served.paths():
+        for method in METHODS:
+            answer = served.ask(path, method)
+            assert answer.status == 405, (path, method)
+            assert answer.headers["allow"] == "GET, HEAD"
+            assert_guarded(answer.headers, path)
+
+
+def test_every_answer_is_guarded_and_without_the_token(served: Served) -> None:
+    for path in served.paths():
+        for method in ("GET", "HEAD"):
+            answer = served.ask(path, method)
+            assert_guarded(answer.headers, path)
+            assert served.made.access.token not in str(answer.headers)
+            assert served.made.access.token.encode() not in answer.body
+            assert "server" not in answer.headers
+
+
+def test_the_policy_of_content_has_no_way_around(served: Served) -> None:
+    policy = served.ask("/").headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+    assert "unsafe" not in policy
+    assert "*" not in policy
+
+
+def test_the_page_has_nothing_inline(served: Served) -> None:
+    page = served.ask("/").body.decode()
+    assert "<style" not in page
+    assert " style=" not in page
+    assert page.count("<script") == page.count('<script type="module" src="')
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../../guard.py", "/static/%2e%2e/guard.py", "/static/..%2fguard.py", "/static/%00",
+     f"/static/{'x' * 5000}", "/static//etc/passwd", "//etc/passwd", "/static/%2fetc%2fpasswd"],
+)  # fmt: skip
+def test_files_are_those_of_the_page(served: Served, path: str) -> None:
+    assert served.ask(path).status == 404
+
+
+def test_a_socket_of_the_web_is_a_request_like_others(served: Served) -> None:
+    way = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13"}
+    key = "dGhlIHNhbXBsZSBub25jZQ=="
+    assert served.ask("/api/runs", cookie="", sec_websocket_key=key, **way).status == 401
+    assert served.ask("/api/runs", sec_websocket_key=key, **way).status == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "%2e%2e", "%2e%2e%2f", "..%2fa%20run", "%00", "a%20run%00", "a%2520run", "x" * 9000,
+     "%ff", "a%20run%2f..%2fa%20run", "~", "*", "A%20RUN", "%2fetc"],
+)  # fmt: skip
+def test_only_names_of_the_listing_find_a_run(served: Served, name: str) -> None:
+    for path in (f"/api/runs/{name}", f"/api/runs/{name}/metrics", f"/api/runs/{name}/health"):
+        answer = served.ask(path)
+        assert answer.status == 404, path
+        assert list(answer.json) == ["error"]
+
+
+def test_a_hostile_name_is_data(served: Served) -> None:
+    names = [run["name"] for run in served.ask("/api/runs").json["runs"]]
+    assert HOSTILE in names
+    answer = served.ask(f"/api/runs/{quote(HOSTILE, safe='')}")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json["id"] == HOSTILE
+
+
+def test_hosts_of_other_machines_are_those_that_were_given() -> None:
+    names = HostNames(["box.lan", "fe80::1"], 8000, own_address=True)
+    scope = {"server": ("10.0.0.5", 8000)}
+    assert names.allow("box.lan:8000", scope)
+    assert names.allow("[fe80::1]:8000", scope)
+    assert names.allow("10.0.0.5:8000", scope)
+    assert not names.allow("10.0.0.6:8000", scope)
+    assert not names.allow("evil.example:8000", scope)
+    assert not HostNames(["box.lan"], 8000).allow("10.0.0.5:8000", scope)
+    assert HostNames(["box.lan"], 80).allow("box.lan", {})
+
+
+def test_addresses_are_written_as_links_have_them() -> None:
+    given = ("::1", "::ffff:10.0.0.5", "127.0.0.1", "box.lan")
+    assert [bracketed(name) for name in given] == ["[::1]", "10.0.0.5", "127.0.0.1", "box.lan"]
+
+
+def assert_guarded(headers: dict[str, str], path: str) -> None:
+    assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS
+    assert headers["cache-control"] in ("no-store", "no-cache")
+    if not path.startswith("/static/"):
+        assert headers["cache-control"] == "no-store"
