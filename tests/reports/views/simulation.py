@@ -1,62 +1,43 @@
-"""A run made up for tests: records in the order in which training writes them."""
+"""A run made up by chance: records in the order in which training writes them."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from array import array
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from esper.config.run import RunConfig, TelemetryConfig
-from esper.config.tasks import Budget
-from esper.config.toml import write_toml
 from esper.lifecycle.stages import TRANSITIONS, Stage
-from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
 from esper.telemetry.records import (
     EpisodeRecord,
-    EvaluationRecord,
     GovernorRecord,
+    NoticeRecord,
     Record,
     RoundRecord,
-    RunRecord,
     SeedEventRecord,
     StepRecord,
     UpdateRecord,
 )
-from tests.telemetry.samples import FILE, example
+from tests.reports.views.samples import (
+    BLUEPRINTS,
+    CHOICES,
+    FINISH,
+    FOSSILIZE,
+    GERMINATE,
+    HEADS,
+    N_EPOCHS,
+    OPS,
+    SLOTS,
+    WAIT,
+    run_record,
+    trial,
+)
+from tests.telemetry.samples import example
 
-SLOTS = ["blocks.0", "blocks.1"]
-BLUEPRINTS = ["noop", "norm", "widen"]
-HEADS = ["slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op"]
-OPS = ["wait", "germinate", "set_alpha_target", "prune", "fossilize", "advance", "finish"]
-WAIT, GERMINATE, FOSSILIZE, FINISH = (OPS.index(op) for op in OPS if op in {
-    "wait", "germinate", "fossilize", "finish"
-})  # fmt: skip
-N_EPOCHS = 6
-
-
-def run_record(*, rounds: int = 9, record_steps: bool = True, **changes: Any) -> RunRecord:
-    config = RunConfig(
-        rounds=rounds,
-        envs=3,
-        budget=Budget(n_epochs=N_EPOCHS),
-        telemetry=TelemetryConfig(record_steps=record_steps),
-        task_options={"n_classes": 3},
-    )
-    values: dict[str, Any] = {
-        "name": "made-up",
-        "task": config.task,
-        "config": write_toml(config),
-        "slots": json.dumps(SLOTS),
-        "blueprints": json.dumps(BLUEPRINTS),
-        "heads": json.dumps(HEADS),
-        "ops": json.dumps(OPS),
-        "created_at": "2030-01-02T03:04:05+00:00",
-    }
-    return example(RunRecord, **(values | changes))
+_PLAIN_STEP, _PLAIN_EPISODE = example(StepRecord), example(EpisodeRecord)
+_PLAIN_ROUND, _PLAIN_UPDATE = example(RoundRecord), example(UpdateRecord)
 
 
 @dataclass
@@ -73,7 +54,7 @@ class _Host:
 
 
 class Simulation:
-    """Gives the records of a run, drawn by a generator."""
+    """Gives the records of a run; all that is drawn follows from a seed."""
 
     def __init__(self, seed: int = 0, *, n_envs: int = 3, record_steps: bool = True) -> None:
         self._random = random.Random(seed)
@@ -81,7 +62,7 @@ class Simulation:
         self._hosts = [self._new_host(0) for _ in range(n_envs)]
         self._step = 0
         self._ended: list[EpisodeRecord] = []
-        self._n_finished = 0
+        self._ops: Counter[int] = Counter()
 
     def _new_host(self, episode: int) -> _Host:
         return _Host(draw_seed=self._random.getrandbits(62), episode=episode)
@@ -93,40 +74,37 @@ class Simulation:
 
     def round(self, number: int, n_steps: int = 4) -> list[Record]:
         """Return what one round writes."""
-        self._ended, self._n_finished = [], 0
+        self._ended, self._ops = [], Counter()
         found: list[Record] = []
         for _ in range(n_steps):
             found += self.step(number)
-        found += [self._update(number), self._round(number, n_steps)]
+        found += [self._update(number), self._round(number)]
         if number % 2 == 0:
             score = self._random.random()
             found.append(trial(number, "learned", score_mean=score, is_best=number % 4 == 0))
+            found.append(NoticeRecord(round=number, kind="test", message=f"round {number}"))
         return found
 
     def step(self, round_: int) -> list[Record]:
         """Return what one step of all environments writes."""
         self._step += 1
-        place = {"round": round_, "step": self._step}
         steps: list[Record] = []
         events: list[Record] = []
         rescues: list[Record] = []
         episodes: list[Record] = []
         for env, host in enumerate(self._hosts):
-            before = list(host.stages)
-            op = self._choose_op(host)
+            before, op = list(host.stages), self._choose_op(host)
             self._act(host, op)
             host.epoch += op != FINISH
-            at = {**place, "env": env, "episode": host.episode}
-            row = self._step_record(at, host, op)
-            host.steps.append(row)
-            steps.append(row)
+            at = {"round": round_, "step": self._step, "env": env, "episode": host.episode}
+            host.steps.append(self._step_record(at, host, op))
+            steps.append(host.steps[-1])
             full = {**at, "draw_seed": host.draw_seed, "epoch": host.epoch}
             events += self._events(full, host, before)
             if self._random.random() < 0.05:
                 rescues.append(GovernorRecord(**full, reason="the loss is nan"))
             if op == FINISH or host.epoch == N_EPOCHS:
                 episodes.append(self._end(at, env, host))
-                self._n_finished += op == FINISH
         return [*(steps if self._record_steps else []), *events, *rescues, *episodes]
 
     def _choose_op(self, host: _Host) -> int:
@@ -135,11 +113,13 @@ class Simulation:
         return self._random.choice([WAIT, GERMINATE, FOSSILIZE])
 
     def _act(self, host: _Host, op: int) -> None:
-        """Let each slot go on by up to three stages that may follow, at random."""
+        """Let each slot go on by up to three stages that may follow."""
         for slot in range(len(SLOTS)):
             if host.stages[slot] is not Stage.DORMANT or op == GERMINATE:
                 for _ in range(self._random.choice([0, 1, 2, 3])):
                     self._go_on(host, slot)
+                    if host.stages[slot] is Stage.DORMANT:
+                        break
 
     def _go_on(self, host: _Host, slot: int) -> None:
         stage = host.stages[slot]
@@ -157,22 +137,24 @@ class Simulation:
     def _step_record(self, at: dict[str, int], host: _Host, op: int) -> StepRecord:
         draw = self._random.random
         slots = zip(host.stages, host.blueprints, host.alphas, strict=True)
-        state = [[int(stage), kind, alpha, round(draw(), 3)] for stage, kind, alpha in slots]
-        refused = op == FOSSILIZE and draw() < 0.3
-        values: dict[str, Any] = {name: round(draw(), 4) for name in ("score", "flops", "value")}
-        return example(
-            StepRecord,
+        state = [
+            [int(stage), kind, alpha, round(draw(), 3), 10 * (kind + 1)]
+            for stage, kind, alpha in slots
+        ]
+        was_refused = op == FOSSILIZE and draw() < 0.3
+        values: dict[str, Any] = {name: round(draw(), 4) for name in ("score", "flops", "reward")}
+        values |= {head: self._random.randrange(len(CHOICES[head])) for head in HEADS}
+        values |= {"op": op, "op_done": WAIT if was_refused else op}
+        n_choices = sum(map(len, CHOICES.values()))
+        return replace(
+            _PLAIN_STEP,
             **at,
             **values,
             epoch=host.epoch,
-            op=op,
-            op_done=WAIT if refused else op,
-            slot=self._random.randrange(len(SLOTS)),
-            blueprint=self._random.randrange(len(BLUEPRINTS)),
             is_illegal=draw() < 0.1,
-            refusal="too young" if refused else None,
-            reward=round(draw(), 4),
+            refusal="too young" if was_refused else None,
             slots=json.dumps(state),
+            probabilities=array("H", self._random.choices(range(65536), k=n_choices)).tobytes(),
         )
 
     def _events(self, full: dict[str, int], host: _Host, before: list[Stage]) -> list[Record]:
@@ -191,8 +173,8 @@ class Simulation:
         ]
 
     def _end(self, at: dict[str, int], env: int, host: _Host) -> EpisodeRecord:
-        ended = example(
-            EpisodeRecord,
+        ended = replace(
+            _PLAIN_EPISODE,
             **at,
             draw_seed=host.draw_seed,
             ep_rew=round(sum(step.reward for step in host.steps), 2),
@@ -203,31 +185,31 @@ class Simulation:
             was_truncated=self._random.random() < 0.2,
         )
         self._ended.append(ended)
+        self._ops.update(step.op_done for step in host.steps)
         self._hosts[env] = self._new_host(host.episode + 1)
         return ended
 
-    def _round(self, number: int, n_steps: int) -> RoundRecord:
+    def _round(self, number: int) -> RoundRecord:
         n = len(self._ended)
-        record: RoundRecord = example(
-            RoundRecord,
+        record: RoundRecord = replace(
+            _PLAIN_ROUND,
             round=number,
             env_steps=self._step * len(self._hosts),
             n_episodes=n,
             ep_rew_mean=sum(one.ep_rew for one in self._ended) / n if n else None,
-            op_finish=self._n_finished / n if n else None,
             n_illegal=self._random.randrange(5),
             n_refused=self._random.randrange(5),
             seconds=self._random.random(),
             steps_per_second=self._random.random() * 100,
             seconds_by_part=json.dumps({"training": 1.0, f"part {number % 3}": 0.5}),
         )
-        ops = [name for name in record.__slots__ if name.startswith("op_")]
-        return record if n else replace(record, **dict.fromkeys(ops))
+        ops = {f"op_{op}": self._ops[k] / n if n else None for k, op in enumerate(OPS)}
+        return replace(record, **ops)  # type: ignore[arg-type]
 
     def _update(self, number: int) -> UpdateRecord:
         was_refused = self._random.random() < 0.2
-        return example(
-            UpdateRecord,
+        return replace(
+            _PLAIN_UPDATE,
             round=number,
             was_refused=was_refused,
             refusal="a gradient is nan" if was_refused else None,
@@ -237,12 +219,6 @@ class Simulation:
         )
 
 
-def trial(round_: int, arm: str, **changes: Any) -> EvaluationRecord:
-    values: dict[str, Any] = {"purpose": "tuning", "split": "validation", "is_best": False}
-    values |= {"fixed_reward": 0.6 if arm == "learned" else None}
-    return example(EvaluationRecord, round=round_, arm=arm, **(values | changes))
-
-
 def simulate(n_rounds: int = 8, seed: int = 0, **options: Any) -> list[Record]:
     """Return the records of a run of some rounds."""
     simulation = Simulation(seed, **options)
@@ -250,14 +226,3 @@ def simulate(n_rounds: int = 8, seed: int = 0, **options: Any) -> list[Record]:
     for number in range(1, n_rounds + 1):
         records += simulation.round(number)
     return records
-
-
-@contextmanager
-def stored(folder: Path, records: list[Record]) -> Iterator[RunTelemetry]:
-    """Give the telemetry of records written to a folder, with one session that ended."""
-    with TelemetryWriter(folder / FILE) as writer:
-        writer.start_session(first_round=1, threads=1, torch_version="2")
-        writer.write_many(records)
-        writer.end_session("done")
-    with open_run(folder) as telemetry:
-        yield telemetry

@@ -14,7 +14,8 @@ import pytest
 from esper.errors import ConfigError
 from esper.reports.views import episode_list
 from esper.telemetry.records import EpisodeRecord, SeedEventRecord
-from tests.reports.views.simulation import simulate, stored
+from tests.reports.views.samples import stored
+from tests.reports.views.simulation import simulate
 
 RECORDS = simulate(n_rounds=12, seed=3)
 ENDED = [one for one in RECORDS if isinstance(one, EpisodeRecord)]

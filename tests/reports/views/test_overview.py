@@ -1,0 +1,148 @@
+"""What a run is and how far it is, against its records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from esper.config.toml import read_toml
+from esper.reports.views import headline, overview
+from esper.telemetry import TelemetryWriter, open_run
+from esper.telemetry.records import EvaluationRecord, RoundRecord
+from tests.reports.views.samples import (
+    BLUEPRINTS,
+    CHOICES,
+    HEADS,
+    HOST,
+    N_EPOCHS,
+    OPS,
+    READS,
+    SLOTS,
+    age,
+    config_text,
+    run_record,
+    stored,
+    trial,
+    write,
+)
+from tests.reports.views.simulation import simulate
+from tests.telemetry.samples import FILE
+
+RECORDS = simulate(n_rounds=9, seed=2)
+
+
+def test_the_overview_tells_names_settings_and_sessions(tmp_path: Path) -> None:
+    run = run_record()
+    with stored(tmp_path, RECORDS) as telemetry:
+        found, sessions = overview(telemetry), telemetry.sessions()
+    json.dumps(found, allow_nan=False)
+    assert (found["slots"], found["blueprints"]) == (SLOTS, BLUEPRINTS)
+    assert (found["heads"], found["ops"]) == (HEADS, OPS)
+    assert (found["choices"], found["reads"], found["host"]) == (CHOICES, READS, HOST)
+    assert (found["task"], found["config_toml"]) == ("spirals", run.config)
+    assert (found["created_at"], found["esper_version"]) == (run.created_at, run.esper_version)
+    assert (found["n_envs"], found["n_epochs"]) == (3, N_EPOCHS)
+    assert found["kl_limit"] == pytest.approx(0.03)
+    assert found["sessions"] == [asdict(one) for one in sessions]
+    assert [one["outcome"] for one in found["sessions"]] == ["done"]
+
+
+def test_a_run_that_never_stops_an_update_has_no_limit_of_divergence(tmp_path: Path) -> None:
+    run = run_record(config=config_text(target_kl=None))
+    with stored(tmp_path, [run]) as telemetry:
+        assert overview(telemetry)["kl_limit"] is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_earlier_version_tells_the_choices_that_it_named(tmp_path: Path, version: int) -> None:
+    age(write(tmp_path, RECORDS), version)
+    with open_run(tmp_path) as telemetry:
+        found = overview(telemetry)
+    assert found["choices"] == {"slot": SLOTS, "blueprint": BLUEPRINTS, "op": OPS}
+    assert (found["reads"], found["host"]) == ({}, None)
+
+
+def test_a_session_that_goes_on_has_not_ended(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="2")
+        with open_run(tmp_path) as telemetry:
+            (session,) = overview(telemetry)["sessions"]
+    assert (session["ended_at"], session["outcome"]) == (None, None)
+
+
+def test_the_headline_is_of_the_last_round_and_of_the_best_trial(tmp_path: Path) -> None:
+    rounds = [one for one in RECORDS if isinstance(one, RoundRecord)]
+    trials = [one for one in RECORDS if isinstance(one, EvaluationRecord)]
+    best = [one for one in trials if one.arm == "learned" and one.is_best][-1]
+    settings = read_toml(config_text(), source="test")
+    with stored(tmp_path, RECORDS) as telemetry:
+        found = headline(telemetry)
+    json.dumps(found, allow_nan=False)
+    assert best.round == 8
+    assert found == {
+        "task": "spirals",
+        "task_options": {"n_classes": 3},
+        "rounds_done": 9,
+        "rounds": settings.rounds,
+        "env_steps": rounds[-1].env_steps,
+        "steps_per_second": rounds[-1].steps_per_second,
+        "seconds": pytest.approx(sum(one.seconds for one in rounds)),
+        "best_return": best.ep_rew_mean,
+        "fixed_return": 0.6,
+        "accuracy_gain": best.score_mean - 0.5,
+        "best_score": best.score_mean,
+        "static_score": 0.5,
+        "host_parameters": best.host_parameters_mean,
+        "seed_parameters": best.seed_parameters_mean,
+        "flops": best.flops_mean,
+        "position": len(RECORDS),
+    }
+
+
+def test_the_comparison_at_the_end_is_no_trial_that_the_best_is_chosen_by(tmp_path: Path) -> None:
+    later = [
+        trial(9, "learned", purpose="final", is_best=True, score_mean=0.99),
+        trial(9, "wait", purpose="final", score_mean=0.01),
+        trial(9, "fixed", purpose="final", ep_rew_mean=0.02),
+    ]
+    with stored(tmp_path / "a", RECORDS) as telemetry:
+        before = headline(telemetry)
+    with stored(tmp_path / "b", [*RECORDS, *later]) as telemetry:
+        assert headline(telemetry) == before | {"position": before["position"] + 3}
+
+
+def test_what_is_not_known_yet_is_none(tmp_path: Path) -> None:
+    unknown = dict.fromkeys(
+        [
+            "best_return",
+            "fixed_return",
+            "accuracy_gain",
+            "best_score",
+            "static_score",
+            "host_parameters",
+            "seed_parameters",
+            "flops",
+            "steps_per_second",
+        ]
+    )
+    none_yet = unknown | {"rounds_done": 0, "env_steps": 0, "seconds": 0.0}
+    with stored(tmp_path / "empty", []) as telemetry:
+        found = headline(telemetry)
+        assert found == none_yet | {"task": None, "task_options": {}, "rounds": None, "position": 0}
+        about = overview(telemetry)
+        assert (about["task"], about["n_envs"], about["kl_limit"]) == (None, None, None)
+        assert (about["slots"], about["choices"], about["host"]) == ([], {}, None)
+    with stored(tmp_path / "begun", RECORDS[:2]) as telemetry:
+        found = headline(telemetry)
+        assert (found["static_score"], found["fixed_return"], found["position"]) == (0.5, None, 2)
+        assert (found["rounds"], found["rounds_done"]) == (9, 0)
+
+
+def test_a_score_that_is_no_number_gains_nothing(tmp_path: Path) -> None:
+    broken = trial(2, "learned", is_best=True, score_mean=float("nan"), ep_rew_mean=float("inf"))
+    with stored(tmp_path, [*RECORDS[:3], broken]) as telemetry:
+        found = headline(telemetry)
+    assert (found["best_score"], found["accuracy_gain"], found["best_return"]) == (None, None, None)

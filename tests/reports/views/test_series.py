@@ -1,0 +1,79 @@
+"""Metrics over rounds against the metrics that telemetry gives, from any round on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from esper.reports.views import metric_series
+from esper.telemetry import Metrics, open_run
+from esper.telemetry.records import RoundRecord
+from tests.reports.views.samples import age, stored, trial, write
+from tests.reports.views.simulation import simulate
+
+RECORDS = simulate(n_rounds=9, seed=2)
+
+
+def later(metrics: Metrics, after: int) -> dict[str, dict[str, list[float]]]:
+    """Return the points of rounds after one, without metrics that have none."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, series in metrics.items():
+        points = zip(series.rounds, series.values, strict=True)
+        kept = [(number, value) for number, value in points if number > after]
+        if kept:
+            rounds, values = map(list, zip(*kept, strict=True))
+            found[name] = {"rounds": rounds, "values": values}
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_from_any_round_on_they_are_what_telemetry_gives(tmp_path: Path, version: int) -> None:
+    age(write(tmp_path, RECORDS), version)
+    with open_run(tmp_path) as telemetry:
+        metrics = telemetry.metrics()
+        for after in (-1, 0, 1, 4, 8, 9, 50):
+            found = metric_series(telemetry, after)
+            assert found == {"rounds_done": 9, "series": later(metrics, after)}
+    assert len(metrics) > 20
+
+
+def test_trials_before_the_first_round_belong_to_round_0(tmp_path: Path) -> None:
+    records = [*RECORDS[:1], trial(0, "learned"), *RECORDS[1:]]
+    with stored(tmp_path, records) as telemetry:
+        assert metric_series(telemetry, -1)["series"]["eval/score"]["rounds"][0] == 0
+        assert metric_series(telemetry)["series"]["eval/score"]["rounds"][0] == 2
+
+
+def test_who_asks_again_for_the_last_round_misses_nothing(tmp_path: Path) -> None:
+    # The trial of a round is recorded after the round, and may come after a reader's look.
+    (end,) = [k for k, one in enumerate(RECORDS) if isinstance(one, RoundRecord) and one.round == 8]
+    with stored(tmp_path / "then", RECORDS[: end + 1]) as telemetry:
+        seen = metric_series(telemetry, -1)
+    assert 8 not in seen["series"]["eval/score"]["rounds"]
+    with stored(tmp_path / "now", RECORDS) as telemetry:
+        more = metric_series(telemetry, seen["rounds_done"] - 1)["series"]
+        whole = metric_series(telemetry, -1)["series"]
+    for name, points in whole.items():
+        old = seen["series"].get(name, {"rounds": [], "values": []})
+        added = more.get(name, {"rounds": [], "values": []})
+        known = dict(zip(old["rounds"], old["values"], strict=True))
+        known |= dict(zip(added["rounds"], added["values"], strict=True))
+        assert known == dict(zip(points["rounds"], points["values"], strict=True))
+
+
+def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
+    (first, *_) = [one for one in RECORDS if isinstance(one, RoundRecord)]
+    broken = replace(first, ep_rew_mean=float("nan"), steps_per_second=float("inf"))
+    with stored(tmp_path, [broken]) as telemetry:
+        series = metric_series(telemetry)["series"]
+    json.dumps(series, allow_nan=False)
+    assert series["rollout/ep_rew_mean"] == {"rounds": [1], "values": [None]}
+    assert series["time/fps"] == {"rounds": [1], "values": [None]}
+
+
+def test_without_rounds_there_are_none(tmp_path: Path) -> None:
+    with stored(tmp_path, []) as telemetry:
+        assert metric_series(telemetry, -1) == {"rounds_done": 0, "series": {}}
