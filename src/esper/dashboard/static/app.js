@@ -1,7 +1,7 @@
 /** The frame around every screen: the bar, the tabs of a run, and which screen is shown. */
 
 import { html, useEffect, useRef } from "./html.js";
-import { ConnectionState, Mark, ThemeButton } from "./components/bar.js";
+import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
 import { address, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
@@ -12,6 +12,7 @@ import { RunScreen } from "./views/run.js";
 import { RunsScreen } from "./views/runs.js";
 import { SettingsScreen } from "./views/settings.js";
 import { Empty } from "./components/messages.js";
+import { StagePatterns } from "./components/stages.js";
 
 const TABS = {
   "": ["Overview", RunScreen],
@@ -40,10 +41,11 @@ export function App() {
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <header class="bar">
       <a class="bar-home" href="#/"><${Mark} />Esper</a>
-      ${run && html`<span class="bar-run" title=${run}>${run}</span>`}
+      ${run && html`<span class="bar-run" title=${run}>${run}</span><${Tabs} run=${run} current=${parts[2] ?? ""} />`}
       <div class="bar-rest"><${ConnectionState} /><${ThemeButton} /></div>
     </header>
-    ${run && html`<${Tabs} run=${run} current=${parts[2] ?? ""} />`}
+    <${ConnectionBanner} />
+    <${StagePatterns} />
     <main class="screen" id="main" tabindex="-1" ref=${main}><${Screen} ...${{ parts, options }} /></main>`;
 }
 

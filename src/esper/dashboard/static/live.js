@@ -1,6 +1,7 @@
 /** The stream of what changes: which runs there are, their states, how far they are. */
 
 import { useEffect, useState } from "./html.js";
+import { get } from "./api.js";
 
 const RETRY_MILLISECONDS = 2000;
 
@@ -9,35 +10,57 @@ class LiveStream {
   constructor(path) {
     this.path = path;
     this.connection = "connecting";
+    this.reason = null;
     this.runs = {};
+    this.session = 0;
     this.listeners = new Set();
     this.source = null;
     this.timer = null;
   }
 
-  /** Connects, and stays connected until the page goes. */
+  /** Connects, and stays connected while the page is seen: a browser has few connections to give. */
   start() {
-    this.source?.close();
-    clearTimeout(this.timer);
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.connect()));
+    this.connect();
+  }
+
+  connect() {
+    this.close();
     this.source = new EventSource(this.path);
-    this.source.addEventListener("open", () => this.change("live"));
     this.source.addEventListener("state", (event) => this.take(event));
     this.source.addEventListener("error", () => this.lose());
   }
 
-  /** Takes what changed; runs that are not named stay as they were. */
+  /** Takes what changed. The first event of a connection has all runs. */
   take(event) {
     const { runs } = JSON.parse(event.data);
-    this.runs = { ...this.runs, ...runs };
+    const isFirst = this.connection !== "live";
+    if (isFirst) this.session += 1;
+    const known = isFirst ? runs : { ...this.runs, ...runs };
+    this.runs = Object.fromEntries(Object.entries(known).filter(([, run]) => run !== null));
+    this.reason = null;
     this.change("live");
   }
 
   /** Says that the server is gone. A browser gives up after an error page, so it is asked anew. */
   lose() {
-    this.source.close();
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.start(), RETRY_MILLISECONDS);
+    this.close();
+    this.timer = setTimeout(() => this.connect(), RETRY_MILLISECONDS);
     this.change("disconnected");
+    get("runs").catch((error) => {
+      this.reason = error.message;
+      if (this.connection === "disconnected") this.change("disconnected");
+    });
+  }
+
+  pause() {
+    this.close();
+    this.change("paused");
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.source?.close();
   }
 
   /** Tells everybody who listens. */
@@ -50,9 +73,14 @@ class LiveStream {
 /** The one stream of the page. */
 export const live = new LiveStream("api/events");
 
-/** Gives the state of the connection: "connecting", "live" or "disconnected". */
+/** Gives the state of the connection: "connecting", "live", "paused" or "disconnected". */
 export function useConnection() {
   return useLive((stream) => stream.connection);
+}
+
+/** Gives why there is no connection, or null. */
+export function useReason() {
+  return useLive((stream) => stream.reason);
 }
 
 /** Gives what is known of a run: its state, its rounds, and how far its rows go. */
@@ -60,9 +88,24 @@ export function useLiveRun(id) {
   return useLive((stream) => stream.runs[id] ?? null, [id]);
 }
 
-/** Gives a mark that changes when any run changes, or when the connection comes back. */
-export function useLiveMark() {
-  return useLive((stream) => (stream.connection === "live" ? stream.runs : null));
+/** Gives a mark that changes with every row of a run, and when the connection comes back. */
+export function useRowMark(id) {
+  return useLive((stream) => mark(stream, id, "position"), [id]);
+}
+
+/** Gives a mark that changes with every round of a run, and when the connection comes back. */
+export function useRoundMark(id) {
+  return useLive((stream) => mark(stream, id, "rounds_done"), [id]);
+}
+
+/** Gives a mark that changes when any run changes. */
+export function useAnyMark() {
+  return useLive((stream) => stream.runs);
+}
+
+function mark(stream, id, field) {
+  const run = stream.runs[id];
+  return run ? `${stream.session} ${run.state} ${run[field]}` : null;
 }
 
 function useLive(select, inputs = []) {

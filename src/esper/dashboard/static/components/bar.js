@@ -1,7 +1,7 @@
 /** What is in the bar at the top: the mark, the connection, light or dark. */
 
 import { classes, html, useState } from "../html.js";
-import { useConnection } from "../live.js";
+import { useConnection, useReason } from "../live.js";
 import { chooseTheme, chosenTheme } from "../theme.js";
 
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
@@ -28,6 +28,16 @@ export function ConnectionState() {
     </svg>
     <span data-test="connection">${state}</span>
   </span>`;
+}
+
+/** Says what to do when the server is gone; what is on the page stays. */
+export function ConnectionBanner() {
+  const isGone = useConnection() === "disconnected";
+  const reason = useReason();
+  if (!isGone) return null;
+  return html`<p class="banner" role="alert">${reason ?? "The server does not answer."}
+    <span class="muted"> What is shown is what was known last. This page goes on by itself when the server is back.</span>
+  </p>`;
 }
 
 /** Chooses between what the system says, light and dark. */

@@ -1,8 +1,73 @@
-/** A screen that is to come. */
+/** Growth: choose an episode, and see how a host grew, step by step. */
 
-import { html } from "../html.js";
+import { html, useCallback, useEffect, useRef, useState } from "../html.js";
+import { runPath, withQuery } from "../api.js";
+import { Episode } from "../components/episode.js";
+import { EpisodeList } from "../components/episode_list.js";
+import { Empty, Problem, Waiting } from "../components/messages.js";
+import { useQuery } from "../data.js";
+import { useRoundMark, useRowMark } from "../live.js";
+import { address, go } from "../router.js";
 
-/** Nothing yet. */
-export function GrowthScreen() {
-  return html`<p>Growth</p>`;
+const PAGE = 50;
+const STEP_DELAY = 250;
+
+/** The list of episodes beside the one that is chosen. */
+export function GrowthScreen({ id, rest, options }) {
+  const [filter, setFilter] = useState({ order: "recent", env: "", first_round: "", last_round: "", limit: PAGE });
+  const mark = useRoundMark(id);
+  const { data: run, error: runError } = useQuery(runPath(id));
+  const list = useQuery(withQuery(runPath(id, "episodes"), filter), filter.order === "recent" ? mark : null);
+  const chosen = rest.length === 2 ? { env: Number(rest[0]), episode: Number(rest[1]) } : firstOf(list.data);
+  const isListed = rest.length === 2;
+  useEffect(() => {
+    // The list moves on while a run is live; what is looked at stays.
+    if (!isListed && chosen) go(address(["run", id, "growth", chosen.env, chosen.episode]), { replace: true });
+  }, [isListed, chosen?.env, chosen?.episode]);
+  return html`
+    <h1 class="hidden-text">Growth</h1>
+    <${Problem} error=${runError ?? list.error} />
+    <div class="growth">
+      <${EpisodeList} ...${{ id, list: list.data, filter, setFilter, chosen, page: PAGE }} nEnvs=${run?.overview?.n_envs} />
+      <div class="growth-main">
+        ${chosen
+          ? html`<${ChosenEpisode} key=${`${chosen.env}/${chosen.episode}`} ...${{ id, chosen, options }}
+              overview=${run?.overview} />`
+          : list.data
+            ? html`<div class="panel"><${Empty} title="No episode fits.">
+                Widen the filter, or wait until a host's episode has ended.<//></div>`
+            : html`<${Waiting} height=${560} />`}
+      </div>
+    </div>`;
+}
+
+function ChosenEpisode({ id, chosen, options, overview }) {
+  const [isOver, setOver] = useState(false);
+  const mark = useRowMark(id);
+  const path = runPath(id, "episodes", chosen.env, chosen.episode);
+  const { data, error } = useQuery(path, isOver ? "over" : mark);
+  const timer = useRef(null);
+  useEffect(() => setOver(Boolean(data?.is_over)), [data]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const keepStep = useCallback((step) => {
+    clearTimeout(timer.current);
+    const to = address(["run", id, "growth", chosen.env, chosen.episode], { step });
+    timer.current = setTimeout(() => go(to, { replace: true }), STEP_DELAY);
+  }, [id, chosen.env, chosen.episode]);
+  if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${560} />`;
+  const first = /^\d+$/.test(options.step ?? "") ? Number(options.step) : null;
+  return html`<${Episode} ...${{ detail: data, overview }} firstStep=${first} onStep=${keepStep}
+    head=${html`<${Neighbours} ...${{ id, chosen }} />`} />`;
+}
+
+function Neighbours({ id, chosen }) {
+  const to = (episode) => address(["run", id, "growth", chosen.env, episode]);
+  return html`<span class="neighbours small">
+    ${chosen.episode > 0 && html`<a href=${to(chosen.episode - 1)}>episode before</a>`}
+    <a href=${to(chosen.episode + 1)}>episode after</a></span>`;
+}
+
+function firstOf(list) {
+  const first = list?.episodes[0];
+  return first ? { env: first.env, episode: first.episode } : null;
 }

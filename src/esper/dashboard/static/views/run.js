@@ -10,13 +10,13 @@ import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
 import { useMetrics, useQuery } from "../data.js";
 import { count, duration, isNumber, number, percent, signed, whole } from "../format.js";
-import { useLiveRun } from "../live.js";
+import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts } from "./run_charts.js";
 
 /** The overview of a run. */
 export function RunScreen({ id }) {
   const known = useLiveRun(id);
-  const mark = known && `${known.state} ${known.position}`;
+  const mark = useRowMark(id);
   const { data: run, error } = useQuery(runPath(id), mark);
   const { table, version, error: metricsError } = useMetrics(id, mark);
   const group = useChartGroup();

@@ -6,7 +6,7 @@ import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { useQuery } from "../data.js";
 import { count, isNumber, moment, number, signed } from "../format.js";
-import { useLiveMark } from "../live.js";
+import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
 
 const COLUMNS = [
@@ -22,7 +22,7 @@ const COLUMNS = [
 
 /** All runs in a table that can be sorted, with boxes to compare some of them. */
 export function RunsScreen() {
-  const { data, error } = useQuery("runs", useLiveMark());
+  const { data, error } = useQuery("runs", useAnyMark());
   const [order, setOrder] = useState({ key: "created_at", direction: -1 });
   const [ticked, setTicked] = useState(new Set());
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;

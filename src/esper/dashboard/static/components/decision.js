@@ -1,0 +1,48 @@
+/** One decision: what was likely, what was chosen, what it was worth. */
+
+import { html } from "../html.js";
+import { number, probability, signed } from "../format.js";
+import { plain, refusalWords, stepWords } from "../words.js";
+import { Heads } from "./heads.js";
+import { RewardTerms } from "./reward_terms.js";
+import { SlotTable } from "./slot_table.js";
+
+/** Shows a step of the view episode_detail; overview has the names of choices and what each op reads. */
+export function Decision({ step, overview, soFar }) {
+  const refusal = refusalWords(step);
+  return html`<section class="panel decision" data-test="decision" aria-label="Decision">
+    <div class="panel-head">
+      <h2>${stepWords(step)}</h2>
+      <span class="muted small">epoch ${step.epoch}, round ${step.round}</span>
+    </div>
+    <p class="decision-refusal small">${refusal ? html`<span class="bad">${refusal}</span>` : doneWords(step)}</p>
+    <dl class="decision-facts">
+      <${Fact} name="score" value=${number(step.score)} title="Validation score after the step." />
+      <${Fact} name="reward" value=${signed(step.reward)} />
+      <${Fact} name="return so far" value=${number(soFar)} title="Sum of the rewards up to this step." />
+      <${Fact} name="expected" value=${number(step.value)} title="What the critic expected of the rest before this step." />
+      <${Fact} name="probability" value=${step.log_prob === null ? "–" : probability(Math.exp(step.log_prob))}
+        title="Of the whole action, over the heads that the op reads." />
+      <${Fact} name="FLOPs" value=${number(step.flops, 2)} title="Spent so far, as a share of the reference host's." />
+    </dl>
+    <${Heads} step=${step} overview=${overview} />
+  </section>`;
+}
+
+/** Shows what a step came to: the terms of its reward, and the slots after it. */
+export function Outcomes({ step, slots }) {
+  return html`<section class="panel outcomes" aria-label="What the step came to">
+    <div class="panel-head"><h2>Reward</h2><span class="muted small">${signed(step.reward)}</span></div>
+    <${RewardTerms} terms=${step.terms} reward=${step.reward} />
+    <div class="panel-head"><h2>Slots after the step</h2></div>
+    <${SlotTable} states=${step.slots} names=${slots} chosen=${step.slot} />
+  </section>`;
+}
+
+function Fact({ name, value, title }) {
+  return html`<div title=${title}><dt>${name}</dt><dd>${value}</dd></div>`;
+}
+
+function doneWords(step) {
+  return step.op === step.op_done ? html`<span class="muted">Done.</span>` : `It came to ${plain(step.op_done)}.`;
+}

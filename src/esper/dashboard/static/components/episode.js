@@ -1,0 +1,68 @@
+/** One episode: what came of it, its timeline, the chosen decision, and the network as it was then. */
+
+import { html, useCallback, useMemo, useState } from "../html.js";
+import { count, many, number } from "../format.js";
+import { Decision, Outcomes } from "./decision.js";
+import { Empty } from "./messages.js";
+import { Network } from "./network.js";
+import { Player } from "./player.js";
+import { Timeline, TimelineLegend } from "./timeline.js";
+
+/** Shows the view episode_detail. onStep is told which step is shown. */
+export function Episode({ detail, overview, firstStep = null, onStep = () => {}, title, head }) {
+  const steps = detail.steps;
+  const [chosen, setChosen] = useState(firstStep);
+  const step = Math.min(chosen ?? startStep(steps), steps.length - 1);
+  const choose = useCallback((next) => {
+    setChosen(next);
+    onStep(next);
+  }, [onStep]);
+  const sums = useMemo(() => runningSums(steps), [steps]);
+  return html`<div class="stack">
+    <section class="panel" aria-label="Timeline">
+      <div class="panel-head">
+        <h2>${title ?? `Environment ${detail.env}, episode ${detail.episode}`}</h2>
+        <span class="rest">${head}</span>
+        <${Outcome} detail=${detail} />
+      </div>
+      ${steps.length === 0
+        ? html`<${Empty} title="No steps were recorded of this episode.">Seeds and their stages are known, decisions are not.<//>`
+        : null}
+      <${Timeline} detail=${detail} step=${steps.length ? step : null} onStep=${choose} />
+      ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose }} />`}
+      <${TimelineLegend} detail=${detail} />
+    </section>
+    ${steps.length > 0 && html`<div class="episode-parts">
+      <${Decision} step=${steps[step]} overview=${overview} soFar=${sums[step]} />
+      <div class="stack">
+        <${Network} ...${{ overview, detail, step: steps[step] }} />
+        <${Outcomes} step=${steps[step]} slots=${detail.slots} />
+      </div>
+    </div>`}
+  </div>`;
+}
+
+function Outcome({ detail }) {
+  const { result } = detail;
+  if (!result) return html`<span class="muted small outcome">still growing, ${detail.steps.length} steps so far</span>`;
+  const seeds = result.seed_parameters ? ` + ${count(result.seed_parameters)}` : "";
+  const words = [
+    `return ${number(result.ep_rew)}`,
+    `final score ${number(result.final_score)}`,
+    many(result.n_epochs, "epoch"),
+    `FLOPs ${number(result.flops, 2)}`,
+    `${count(result.host_parameters)}${seeds} parameters`,
+  ];
+  return html`<span class="muted small outcome">${words.join(", ")}</span>`;
+}
+
+/** The first step that did something, so that there is something to see. */
+function startStep(steps) {
+  const first = steps.findIndex(({ op_done: op }) => op !== "wait");
+  return Math.max(0, first);
+}
+
+function runningSums(steps) {
+  let sum = 0;
+  return steps.map(({ reward }) => (sum += reward ?? 0));
+}

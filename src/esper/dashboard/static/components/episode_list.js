@@ -1,0 +1,43 @@
+/** The episodes of a run, in an order and with a filter, to choose one from. */
+
+import { classes, html } from "../html.js";
+import { number, whole } from "../format.js";
+import { address } from "../router.js";
+
+const ORDERS = { recent: "latest first", best: "highest return first", typical: "nearest to the median return first", worst: "lowest return first" };
+
+/** A list with its filter; what is chosen is a link to its timeline. */
+export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }) {
+  const set = (name) => (event) => setFilter({ ...filter, [name]: event.currentTarget.value, limit: page });
+  return html`<section class="panel episode-list" aria-label="Episodes">
+    <div class="panel-head"><h2>Episodes</h2>
+      <span class="muted small">${list ? `${whole(list.total)} that ended` : ""}</span></div>
+    <div class="choice-row episode-orders" role="group" aria-label="Order">
+      ${Object.entries(ORDERS).map(([order, words]) => html`<button type="button" key=${order} title=${words}
+        aria-pressed=${filter.order === order} onClick=${() => setFilter({ ...filter, order, limit: page })}>${order}</button>`)}
+    </div>
+    <div class="episode-filter">
+      <label class="field">environment <input type="number" min="0" max=${nEnvs ? nEnvs - 1 : null} placeholder="any"
+        value=${filter.env} onInput=${set("env")} /></label>
+      <label class="field">rounds <input type="number" min="1" placeholder="first" aria-label="first round"
+        value=${filter.first_round} onInput=${set("first_round")} /></label>
+      <label class="field">to <input type="number" min="1" placeholder="last" aria-label="last round"
+        value=${filter.last_round} onInput=${set("last_round")} /></label>
+    </div>
+    <ol class="episodes">
+      ${(list?.episodes ?? []).map((one) => html`<${Item} key=${`${one.env}/${one.episode}`} id=${id} one=${one}
+        isChosen=${chosen?.env === one.env && chosen?.episode === one.episode} />`)}
+      ${list && list.episodes.length < list.total && html`<li><button type="button" class="button more"
+        onClick=${() => setFilter({ ...filter, limit: filter.limit + page })}>More</button></li>`}
+    </ol>
+  </section>`;
+}
+
+function Item({ id, one, isChosen }) {
+  const grown = one.n_grown === 1 ? "1 seed kept" : `${one.n_grown} seeds kept`;
+  return html`<li><a class=${classes("episode-item", isChosen && "chosen")} aria-current=${isChosen ? "true" : null}
+    href=${address(["run", id, "growth", one.env, one.episode])}>
+    <span>env ${one.env} · ep ${one.episode}</span><strong>${number(one.ep_rew)}</strong>
+    <span class="small muted">round ${one.round}, ${one.ep_len} steps, ${grown}</span>
+  </a></li>`;
+}

@@ -1,0 +1,47 @@
+/** The heads of a decision: how likely each choice was, which were masked, which was drawn. */
+
+import { classes, html } from "../html.js";
+import { probability } from "../format.js";
+import { plain } from "../words.js";
+
+/** All heads: op first, because it is drawn first and says which others are read. */
+export function Heads({ step, overview }) {
+  const names = ["op", ...(overview?.heads ?? Object.keys(step.choices)).filter((head) => head !== "op")];
+  if (!step.probabilities) return html`<${Chosen} ...${{ step, overview, names }} />`;
+  const relevant = new Set(step.relevant);
+  return html`<div class="heads">
+    ${names.map((head) => html`<${Head} key=${head} ...${{ head, step, isRead: relevant.has(head) }}
+      choices=${overview?.choices?.[head] ?? []} />`)}
+  </div>`;
+}
+
+function Head({ head, step, isRead, choices }) {
+  const chosen = step.choices[head];
+  const values = step.probabilities[head] ?? [];
+  const words = isRead ? "" : `not read by ${plain(step.op)}`;
+  return html`<section class=${classes("head", !isRead && "unread")} aria-label=${`${plain(head)} ${words}`}>
+    <h4>${plain(head)} <span class="small muted">${words}</span></h4>
+    <ul>${values.map((value, k) => html`<${Choice} key=${k} name=${choices[k] ?? String(k)} value=${value}
+      isChosen=${k === chosen} isRead=${isRead} />`)}</ul>
+  </section>`;
+}
+
+function Choice({ name, value, isChosen, isRead }) {
+  const isMasked = value === null;
+  return html`<li class=${classes("choice", isMasked && "masked", isChosen && "chosen")}>
+    <span class="choice-mark" aria-hidden="true">${isChosen ? "▸" : ""}</span>
+    <span class="choice-name" title=${name}>${isMasked ? html`<s>${plain(name)}</s>` : plain(name)}</span>
+    <span class="choice-track"><span style=${{ width: `${100 * (value ?? 0)}%` }}></span></span>
+    <span class="choice-value">${isMasked ? "masked" : probability(value)}</span>
+    ${isChosen && html`<span class="hidden-text">${isRead ? "chosen" : "drawn, not read"}</span>`}
+  </li>`;
+}
+
+/** What was chosen, of a run that did not record probabilities. */
+function Chosen({ step, overview, names }) {
+  const read = names.filter((head) => step.relevant.includes(head));
+  return html`
+    <p class="muted small">This run did not record probabilities; runs of later versions do.</p>
+    <ul class="chosen-only">${read.map((head) => html`<li key=${head}><span class="muted">${plain(head)}</span>
+      <strong>${plain(overview?.choices?.[head]?.[step.choices[head]] ?? String(step.choices[head]))}</strong></li>`)}</ul>`;
+}

@@ -1,0 +1,191 @@
+/** The life of a host: its accuracy above, a lane for each slot below, epochs across. */
+
+import { classes, html, useEffect, useRef } from "../html.js";
+import { number } from "../format.js";
+import { refusalWords, stepWords } from "../words.js";
+import { MarkAt, MarkLegend, markOf } from "./marks.js";
+import { SeedBar } from "./seed_bar.js";
+import { useWidth } from "./size.js";
+import { StageLegend } from "./stages.js";
+
+const CURVE = { top: 8, height: 88 };
+const OPS = { top: 102, height: 20 };
+const LANES = { top: 124, bar: 30, seed: 16, name: 15 };
+const RIGHT = 8;
+/** From this width on, the names of slots stand beside their lanes, not above them. */
+const WIDE = 640;
+/** Up to so many epochs the whole budget is shown, so that an early end is seen. */
+const WHOLE_BUDGET = 40;
+
+/**
+ * Draws an episode (as the view episode_detail gives it) with one step chosen.
+ *
+ * onStep is called with the number of a step when it is hovered, clicked, focused or reached by an arrow key.
+ */
+export function Timeline({ detail, step, onStep }) {
+  const [box, width] = useWidth();
+  const axis = makeAxis(detail, width);
+  const height = LANES.top + detail.slots.length * axis.lane + 26;
+  return html`<div class="timeline" data-test="timeline" ref=${box} style=${{ minHeight: `${height}px` }}>
+    ${width > 0 && html`
+      <svg width=${width} height=${height} role="img" aria-label=${summary(detail)}>
+        <${Unspent} ...${{ axis, height, isOver: detail.is_over }} />
+        <${Chosen} ...${{ axis, step, height }} />
+        <${Curve} ...${{ detail, axis }} />
+        <${Ops} ...${{ detail, axis }} />
+        ${detail.slots.map((slot, k) => html`<${Lane} key=${slot} ...${{ detail, axis, slot, k }} />`)}
+        <${EpochAxis} ...${{ axis, height }} />
+      </svg>
+      <${StepButtons} ...${{ detail, axis, step, onStep, height }} />`}
+  </div>`;
+}
+
+/** Says what the looks and marks of a timeline mean. */
+export function TimelineLegend({ detail }) {
+  const stages = new Set(detail.bars.flatMap(({ parts }) => parts.map(({ stage }) => stage)));
+  const kinds = new Set(detail.steps.map(markOf));
+  if (detail.governor.length) kinds.add("governor");
+  return html`<div class="timeline-legend">
+    <${StageLegend} stages=${[...stages]} /><${MarkLegend} kinds=${kinds} />
+  </div>`;
+}
+
+/** Where epochs lie: the step that trains epoch e fills the column from e - 1 to e. */
+function makeAxis(detail, width) {
+  const { steps } = detail;
+  const last = steps.at(-1);
+  const trained = Math.max(last?.epoch ?? 0, detail.result?.n_epochs ?? 0, ...detail.bars.flatMap(ends));
+  const hasEnd = steps.length > trained;
+  const budget = detail.n_epochs_max ?? 0;
+  const used = trained + (hasEnd ? 1 : 0);
+  const columns = Math.max(1, used, budget <= WHOLE_BUDGET ? budget + (hasEnd ? 1 : 0) : 0);
+  const isWide = width >= WIDE;
+  const left = isWide ? 100 : 42;
+  const lane = LANES.bar + LANES.seed + 6 + (isWide ? 0 : LANES.name);
+  const size = Math.max(1, width - left - RIGHT) / columns;
+  const x = (epoch) => left + epoch * size;
+  const byStep = new Map(steps.map((one, k) => [one.step, k]));
+  const middle = (k) => x(k + 0.5);
+  return { columns, size, x, middle, byStep, used, end: hasEnd ? trained : null, isWide, lane, left, right: x(columns) };
+}
+
+function ends({ parts }) {
+  return parts.map(({ to }) => to);
+}
+
+function Chosen({ axis, step, height }) {
+  if (step === null) return null;
+  return html`<rect class="timeline-chosen" x=${axis.x(step)} y="0" width=${axis.size} height=${height - 20} />`;
+}
+
+/** The part of the budget that was not used, or is still to come. */
+function Unspent({ axis, height, isOver }) {
+  const left = axis.x(axis.used);
+  if (axis.right - left < 2) return null;
+  const words = isOver ? "not spent" : "to come";
+  return html`<g>
+    <rect class="unspent" x=${left} y="0" width=${axis.right - left} height=${height - 20} />
+    ${axis.right - left > 64 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}
+      text-anchor="middle">${words}</text>`}
+  </g>`;
+}
+
+function Curve({ detail, axis }) {
+  const points = detail.steps.map(({ score }, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
+  const final = detail.result?.final_score ?? null;
+  const scores = [...points.map(([, score]) => score), ...(final === null ? [] : [final])];
+  const [low, high] = scores.length ? rounded(Math.min(...scores), Math.max(...scores)) : [0, 1];
+  const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
+  const ticks = [low, (low + high) / 2, high];
+  return html`<g class="curve">
+    ${ticks.map((value) => html`<line class="gridline" x1=${axis.left} x2=${axis.right} y1=${y(value)} y2=${y(value)} />
+      <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
+    ${final !== null && html`<line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
+      <title>final score ${number(final)}</title></line>`}
+    <polyline class="score" points=${points.map(([x, score]) => `${x},${y(score)}`).join(" ")} />
+    ${points.map(([x, score]) => html`<circle class="score-dot" cx=${x} cy=${y(score)} r="2.5" />`)}
+    ${detail.governor.map((one) => html`<${MarkAt} kind="governor" className="mark bad-mark"
+      x=${axis.middle(axis.byStep.get(one.step) ?? Math.max(0, one.epoch - 1))} y=${CURVE.top + 10} title=${one.reason} />`)}
+  </g>`;
+}
+
+function Ops({ detail, axis }) {
+  const y = OPS.top + OPS.height / 2;
+  return html`<g class="ops">
+    <text class="tick" x=${axis.left - 8} y=${y + 4} text-anchor="end">op</text>
+    ${detail.steps.map((step, k) => html`<${MarkAt} kind=${markOf(step)} x=${axis.middle(k)} y=${y}
+      className=${classes("mark", `mark-${markOf(step)}`)} />`)}
+  </g>`;
+}
+
+function Lane({ detail, axis, slot, k }) {
+  const top = LANES.top + k * axis.lane;
+  const bars = detail.bars.filter((bar) => bar.slot === slot);
+  const base = top + axis.lane - 6;
+  const name = axis.isWide
+    ? html`<text class="lane-name" x=${axis.left - 8} y=${base - LANES.bar / 2 + 4} text-anchor="end">${shortened(slot)}<title>${slot}</title></text>`
+    : html`<text class="lane-name" x="0" y=${top + 11}>${slot}</text>`;
+  return html`<g class="lane">
+    ${name}
+    <line class="gridline" x1=${axis.left} x2=${axis.right} y1=${base} y2=${base} />
+    ${bars.map((bar) => html`<${SeedBar} key=${bar.seed} ...${{ bar, axis, base, detail }}
+      height=${LANES.bar} />`)}
+  </g>`;
+}
+
+function EpochAxis({ axis, height }) {
+  const every = Math.max(1, Math.ceil(26 / axis.size));
+  const epochs = Array.from({ length: axis.used }, (_, k) => k + 1);
+  const isEnd = (epoch) => epoch - 1 === axis.end;
+  const isNear = (epoch) => axis.end !== null && Math.abs(epoch - 1 - axis.end) < every;
+  const isShown = (epoch) => isEnd(epoch) || (epoch % every === 0 && !isNear(epoch));
+  return html`<g>
+    <text class="tick" x=${axis.left - 8} y=${height - 6} text-anchor="end">epoch</text>
+    ${epochs.filter(isShown).map((epoch) => html`<text class="tick" x=${axis.middle(epoch - 1)} y=${height - 6}
+      text-anchor="middle">${isEnd(epoch) ? "end" : epoch}</text>`)}
+  </g>`;
+}
+
+/** The steps as buttons over the drawing; one of them can be reached by Tab, the others by arrow keys. */
+function StepButtons({ detail, axis, step, onStep, height }) {
+  const box = useRef(null);
+  const isInside = useRef(false);
+  useEffect(() => {
+    if (isInside.current) box.current.children[step]?.focus();
+  }, [step]);
+  const last = detail.steps.length - 1;
+  const keys = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: last };
+  const press = (event) => {
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    onStep(Math.min(last, Math.max(0, keys[event.key])));
+  };
+  return html`<div class="timeline-steps" role="listbox" aria-label="Steps of the episode" aria-orientation="horizontal"
+    ref=${box} onKeyDown=${press} onFocusIn=${() => { isInside.current = true; }}
+    onFocusOut=${() => { isInside.current = false; }}>
+    ${detail.steps.map((one, k) => html`<button type="button" role="option" key=${one.step} data-test=${`step-${k}`}
+      aria-selected=${k === step} aria-label=${stepLabel(one)} tabindex=${k === step ? 0 : -1}
+      style=${{ left: `${axis.x(k)}px`, width: `${axis.size}px`, height: `${height - 20}px` }}
+      onPointerEnter=${(event) => event.pointerType === "mouse" && onStep(k)}
+      onClick=${() => onStep(k)} onFocus=${() => onStep(k)}></button>`)}
+  </div>`;
+}
+
+function stepLabel(step) {
+  return `Epoch ${step.epoch}: ${stepWords(step)}. ${refusalWords(step)} Score ${number(step.score)}.`;
+}
+
+function shortened(name) {
+  return name.length > 14 ? `…${name.slice(-13)}` : name;
+}
+
+function rounded(low, high) {
+  const [bottom, top] = [Math.floor(low * 10) / 10, Math.ceil(high * 10) / 10];
+  return top > bottom ? [bottom, top] : [bottom, bottom + 0.1];
+}
+
+function summary(detail) {
+  const seeds = detail.bars.map(({ slot, blueprint, parts }) => `${blueprint} in ${slot}, ${parts.at(-1)?.stage ?? ""}`);
+  const grown = seeds.length ? `Seeds: ${seeds.join("; ")}.` : "Nothing was grown.";
+  return `Growth of a host over ${detail.steps.length} steps. ${grown}`;
+}
