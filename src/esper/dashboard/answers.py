@@ -31,15 +31,19 @@ _THRESHOLD = """\
 """
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
+def json_text(value: Any) -> str:
     """Return a value as JSON. Letters beyond ASCII are escaped: a file's name may be half one."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def json_answer(text: str, status: int = 200) -> Response:
+    """Return an answer of JSON."""
     return Response(text, status, media_type="application/json")
 
 
 def problem(status: int, message: str) -> Response:
     """Return what is wrong with a request, in a line."""
-    return json_answer({"error": message}, status)
+    return json_answer(json_text({"error": message}), status)
 
 
 def door() -> Response:

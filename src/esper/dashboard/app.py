@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from esper.dashboard.access import Access
-from esper.dashboard.answers import admission, door, json_answer, problem, threshold
+from esper.dashboard.answers import admission, door, json_answer, json_text, problem, threshold
 from esper.dashboard.events import EventStream, Heads, Watch
 from esper.dashboard.guard import LOGIN, METHODS, STATIC, Guard, HostNames
 from esper.dashboard.listing import RunListing
@@ -91,13 +91,13 @@ class Dashboard:
         return threshold(cookie)
 
     async def _runs(self, _request: Request) -> Response:
+        facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}
         rows = await self._in_thread(self._reader.rows)
-        root = str(self._reader.listing.root)
-        return json_answer({"runs_dir": root, "esper_version": __version__, "runs": rows})
+        return json_answer(json_text(facts | {"runs": rows}))
 
     async def _run(self, request: Request) -> Response:
         name = request.path_params["run"]
-        return json_answer(await self._in_thread(partial(self._reader.detail, name)))
+        return json_answer(json_text(await self._in_thread(partial(self._reader.detail, name))))
 
     async def _metrics(self, request: Request) -> Response:
         after = read_int(request.query_params, "after", -1, least=-1)
@@ -139,8 +139,10 @@ class Dashboard:
         return answer
 
     async def _view(self, request: Request, make: Callable[[RunTelemetry], Any]) -> Response:
-        name = request.path_params["run"]
-        return await self._in_thread(lambda: json_answer(self._reader.view(name, make)))
+        """Return what a view shows of the run that is asked for."""
+        name, key = request.path_params["run"], (request.url.path, request.url.query)
+        read = partial(self._reader.view, name, key, lambda telemetry: json_text(make(telemetry)))
+        return json_answer(await self._in_thread(read))
 
     async def _read_heads(self) -> Heads:
         return await self._in_thread(self._reader.heads)

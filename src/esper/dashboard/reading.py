@@ -21,6 +21,9 @@ Value = TypeVar("Value")
 Row = dict[str, Any]
 """A run in the list: its name, state and dates, and its headline."""
 
+MOST_KEPT = 64
+"""Answers that are kept."""
+
 _HEAD = ("state", "rounds_done", "position")
 _Mark = tuple[object, ...]
 
@@ -35,6 +38,7 @@ class RunReader:
     def __init__(self, listing: RunListing) -> None:
         self.listing = listing
         self._rows: dict[str, tuple[_Mark, Row]] = {}
+        self._kept: dict[tuple[str, object], tuple[_Mark, Any]] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
@@ -61,22 +65,36 @@ class RunReader:
         folder = self._folder(name)
         nothing: Row = {"overview": None, "comparison": None, "evaluations": []}
         answer = _row(name, folder) | nothing
-        with suppress(RunError):
-            answer["overview"] = self.view(name, views.overview)
-            answer["evaluations"] = self.view(name, views.evaluations)
+        with suppress(RunError), _problems_named(name), open_run(folder.path) as telemetry:
+            answer["overview"] = views.overview(telemetry)
+            answer["evaluations"] = views.evaluations(telemetry)
         with suppress(RunError), _problems_named(name):
             answer["comparison"] = views.comparison_view(folder.path)
         return answer
 
-    def view(self, name: str, make: Callable[[RunTelemetry], Value]) -> Value:
-        """Return what a function makes of a run's telemetry.
+    def view(self, name: str, key: object, make: Callable[[RunTelemetry], Value]) -> Value:
+        """Return what a function makes of a run's telemetry, kept until one of its files changes.
+
+        Args:
+            name: The run.
+            key: What the function and its arguments are known by.
+            make: The function.
 
         Raises:
             RunError: If there is no such run, or it cannot be read now.
         """
         folder = self._folder(name)
+        mark = _mark(folder)  # before reading: what changes meanwhile is read again
+        kept = self._kept.get((name, key))
+        if kept is not None and kept[0] == mark:
+            return kept[1]
         with _problems_named(name), open_run(folder.path) as telemetry:
-            return make(telemetry)
+            made = make(telemetry)
+        self._kept[name, key] = (mark, made)
+        while len(self._kept) > MOST_KEPT:
+            with suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
+                del self._kept[next(iter(self._kept))]
+        return made
 
     def _folder(self, name: str) -> RunFolder:
         folder = self.listing.find(name)
@@ -104,6 +122,9 @@ def _row(name: str, folder: RunFolder) -> Row:
             row["state"] = run.state
     except RunError as error:
         row["problem"] = str(error)
+    except (ValueError, KeyError, TypeError) as error:
+        # Others in the list are to be seen whatever is in the files of this one.
+        row["problem"] = f"{name} holds what is not understood: {error!r}"
     return row
 
 
@@ -120,21 +141,25 @@ def _problems_named(name: str) -> Generator[None]:
         yield
     except EsperError as error:
         raise RunError(" ".join(str(error).split())) from error
-    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError) as error:
+    except (OSError, sqlite3.Error) as error:
         raise RunError(f"{name} cannot be read now: {' '.join(str(error).split())}") from error
 
 
 def _mark(folder: RunFolder) -> _Mark:
     """Return what differs once anything of a run has changed."""
-    stats = [_stat(folder.path / name) for name in READ_FILES]
+    stats = _stats(folder)
     return (folder.is_in_use, *((s.st_mtime_ns, s.st_size, s.st_ino) if s else None for s in stats))
 
 
 def _updated_at(folder: RunFolder) -> str | None:
-    stats = [_stat(folder.path / name) for name in READ_FILES]
-    # A log without content is one that a reader has made.
-    times = [stat.st_mtime for stat in stats if stat and stat.st_size > 0]
+    times = [stat.st_mtime for stat in _stats(folder) if stat]
     return _iso(max(times)) if times else None
+
+
+def _stats(folder: RunFolder) -> list[os.stat_result | None]:
+    """Return how the files of a run are; None for one that is empty, as readers make the log."""
+    stats = [_stat(folder.path / name) for name in READ_FILES]
+    return [stat if stat and stat.st_size > 0 else None for stat in stats]
 
 
 def _date(path: Path) -> str | None:
