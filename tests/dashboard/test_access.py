@@ -1,0 +1,96 @@
+"""Secrets are private, made anew, and open what they should."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from esper.dashboard.access import TICKET_SECONDS, Access, state_folder, token_file
+from esper.errors import StorageError
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_secrets_are_long_and_differ() -> None:
+    made = [Access(1) for _ in range(20)]
+    found = {one.token for one in made} | {one.set_cookie for one in made}
+    found |= {one.make_ticket() for one in made}
+    assert len(found) == 60
+    assert all(len(one.token) == 43 for one in made)  # 32 bytes, six bits in a letter
+    assert all(one.token not in one.set_cookie for one in made)
+
+
+def test_the_token_opens_again_and_a_ticket_once() -> None:
+    access = Access(1)
+    ticket = access.make_ticket()
+    assert not access.is_key(f"{ticket}x")
+    assert not access.is_key("")
+    assert [access.is_key(ticket) for _ in range(3)] == [True, False, False]
+    assert [access.is_key(access.token) for _ in range(3)] == [True] * 3
+
+
+def test_a_ticket_is_good_for_a_minute() -> None:
+    now = [0.0]
+    access = Access(1, clock=lambda: now[0])
+    ticket = access.make_ticket()
+    now[0] = TICKET_SECONDS + 1
+    assert not access.is_key(ticket)
+
+
+def test_the_file_is_private_and_gone_afterwards(state_home: Path) -> None:
+    state_home.mkdir()
+    with token_file("secret", 8765) as path:
+        assert path == state_folder() / "dashboard-8765.token"
+        assert path.read_text() == "secret\n"
+        assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert not path.exists()
+
+
+def test_what_another_left_is_replaced_and_made_private(state_home: Path) -> None:
+    folder = state_home / "esper"
+    folder.mkdir(parents=True, mode=0o755)
+    left = folder / "dashboard-1.token"
+    left.write_text("stale")
+    left.chmod(0o644)
+    with token_file("secret", 1) as path:
+        assert path == left
+        assert (mode(path), mode(folder)) == (0o600, 0o700)
+        path.write_text("of a later start")
+    assert path.read_text() == "of a later start"
+
+
+def test_a_link_in_its_place_is_not_followed(state_home: Path, tmp_path: Path) -> None:
+    (state_home / "esper").mkdir(parents=True)
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (state_home / "esper" / "dashboard-1.token").symlink_to(target)
+    with token_file("secret", 1) as path:
+        assert not path.is_symlink()
+    assert target.read_text() == "mine"
+
+
+def test_a_folder_that_is_a_link_is_refused(state_home: Path, tmp_path: Path) -> None:
+    state_home.mkdir()
+    (state_home / "esper").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="XDG_STATE_HOME"), token_file("secret", 1):
+        pass
+
+
+def test_without_a_place_it_is_said_in_a_line(state_home: Path) -> None:
+    state_home.write_text("a file")
+    with pytest.raises(StorageError, match="cannot be written") as told, token_file("secret", 1):
+        pass
+    assert "secret" not in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_the_place_is_below_the_home_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative/path"):
+        monkeypatch.setenv("XDG_STATE_HOME", value)
+        assert state_folder() == tmp_path / ".local" / "state" / "esper"

@@ -1,0 +1,230 @@
+"""The API answers what the views make of the same telemetry, and says in a line what it cannot."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.dashboard import reading
+from esper.dashboard.listing import RunListing
+from esper.dashboard.reading import RunReader
+from esper.reports import views
+from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
+from tests.dashboard.made_runs import make_run
+from tests.dashboard.served import Served, serve
+from tests.telemetry.samples import notice
+
+RUN = "/api/runs/a%20run"
+ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
+    ("metrics", lambda run: views.metric_series(run, -1)),
+    ("metrics?after=2", lambda run: views.metric_series(run, 2)),
+    ("episodes", lambda run: views.episode_list(run, order="recent", limit=50)),
+    (
+        "episodes?order=best&env=1&first_round=1&last_round=3&limit=2&offset=1",
+        lambda run: views.episode_list(
+            run, order="best", env=1, first_round=1, last_round=3, limit=2, offset=1
+        ),
+    ),
+    ("episodes/1/0", lambda run: views.episode_detail(run, 1, 0)),
+    ("environments", views.environments),
+    ("health", views.health),
+    ("learned", views.learned),
+]
+
+
+@pytest.mark.parametrize(("path", "make"), ASKED, ids=[path for path, _ in ASKED])
+def test_routes_answer_with_their_views(
+    served: Served, runs_dir: Path, path: str, make: Callable[[RunTelemetry], Any]
+) -> None:
+    with open_run(runs_dir / "a run") as telemetry:
+        expected = json.loads(json.dumps(make(telemetry)))
+    assert expected
+    for _ in range(2):  # read, then kept
+        answer = served.ask(f"{RUN}/{path}")
+        assert (answer.status, answer.json) == (200, expected)
+
+
+def test_one_run_is_told_with_its_overview(served: Served, runs_dir: Path) -> None:
+    told = served.ask(RUN).json
+    with open_run(runs_dir / "a run") as telemetry:
+        assert told["overview"] == json.loads(json.dumps(views.overview(telemetry)))
+        assert told["evaluations"] == json.loads(json.dumps(views.evaluations(telemetry)))
+        headline = json.loads(json.dumps(views.headline(telemetry)))
+    assert {key: told[key] for key in headline} == headline
+    assert (told["id"], told["state"], told["problem"]) == ("a run", "done", None)
+    assert told["comparison"] is None
+
+
+def test_the_list_has_every_run_the_oldest_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("young", "middle", "old")):
+        folder = make_run(tmp_path / name, rounds=age)
+        os.utime(folder.config_file, (1e9 - age, 1e9 - age))
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    with serve(tmp_path) as served:
+        told = served.ask("/api/runs").json
+    assert told["runs_dir"] == str(tmp_path)
+    assert [run["name"] for run in told["runs"]] == ["old", "middle", "young"]
+    assert [run["rounds_done"] for run in told["runs"]] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("metrics?after=x", "after"),
+        ("metrics?after=-2", "after"),
+        ("metrics?after=1e9", "after"),
+        ("metrics?after=", "after"),
+        ("metrics?after=1_0", "after"),
+        ("metrics?after=99999999999999999999", "after"),
+        ("episodes?limit=501", "limit"),
+        ("episodes?limit=0", "limit"),
+        ("episodes?limit=%D9%A1", "limit"),
+        ("episodes?offset=-1", "offset"),
+        ("episodes?env=1.5", "env"),
+        ("episodes?order=newest", "order"),
+        (f"episodes?order={'x' * 3000}", "order"),
+        ("episodes?order=%3Cscript%3E%0A", "order"),
+    ],
+)
+def test_a_bad_query_is_refused_in_a_line(served: Served, query: str, name: str) -> None:
+    answer = served.ask(f"{RUN}/{query}")
+    assert answer.status == 400
+    message = answer.json["error"]
+    assert message.startswith(f"{name} is '")
+    assert len(message) < 200
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("place", ["0/99", "99/0", "x/0", "0/-1", "0/1.5", "0/" + "9" * 400])
+def test_an_episode_that_there_is_not_is_not_found(served: Served, place: str) -> None:
+    answer = served.ask(f"{RUN}/episodes/{place}")
+    assert (answer.status, answer.json) == (404, {"error": "there is no such episode."})
+
+
+def test_a_run_that_has_recorded_nothing_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "begun")
+    folder.telemetry_file.unlink()
+    make_run(tmp_path / "empty file").telemetry_file.write_bytes(b"")
+    with serve(tmp_path) as served:
+        for run in served.ask("/api/runs").json["runs"]:
+            facts = (run["state"], run["task"], run["rounds_done"], run["rounds"], run["problem"])
+            assert facts == ("empty", "spirals", 0, 9, None)
+        told = served.ask("/api/runs/begun").json
+        assert (told["overview"], told["evaluations"], told["comparison"]) == (None, [], None)
+        assert served.ask("/api/runs/begun/metrics").status == 404
+
+
+def test_a_run_that_is_damaged_says_so_and_others_are_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "whole")
+    make_run(tmp_path / "no database").telemetry_file.write_bytes(b"something else" * 100)
+    make_run(tmp_path / "no settings").config_file.write_text("rounds = [")
+    make_run(tmp_path / "other settings").config_file.write_text("flavour = 3")
+    with serve(tmp_path) as served:
+        runs = {run["name"]: run for run in served.ask("/api/runs").json["runs"]}
+        assert runs["whole"]["state"] == "done"
+        for name in ("no database", "no settings", "other settings"):
+            assert runs[name]["state"] == "unreadable"
+            assert len(runs[name]["problem"].splitlines()) == 1
+        assert served.ask("/api/runs/no%20database").json["state"] == "unreadable"
+        assert served.ask("/api/runs/no%20database/health").status == 404
+
+
+def test_a_run_whose_records_are_not_understood_is_one_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "odd")
+
+    def fail(_: RunTelemetry) -> Any:
+        raise KeyError("flavour")
+
+    monkeypatch.setattr(views, "headline", fail)
+    (row,) = RunReader(RunListing(tmp_path)).rows()
+    assert row["state"] == "unreadable"
+    assert "KeyError('flavour')" in row["problem"]
+
+
+def test_a_run_that_is_deleted_is_gone_without_a_trace(tmp_path: Path) -> None:
+    make_run(tmp_path / "left")
+    make_run(tmp_path / "gone")
+    with serve(tmp_path) as served:
+        assert len(served.ask("/api/runs").json["runs"]) == 2
+        shutil.rmtree(tmp_path / "gone")
+        assert [run["id"] for run in served.ask("/api/runs").json["runs"]] == ["left"]
+        assert served.ask("/api/runs/gone/metrics").status == 404
+
+
+def test_a_folder_that_vanishes_shows_no_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one")
+    with serve(tmp_path / "runs") as served:
+        shutil.rmtree(tmp_path / "runs")
+        assert served.ask("/api/runs").json["runs"] == []
+
+
+def test_what_is_kept_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "one", is_over=False)
+    reader = RunReader(RunListing(tmp_path))
+    opened: list[object] = []
+
+    def counting(path: Path) -> RunTelemetry:
+        opened.append(path)
+        return open_run(path)
+
+    monkeypatch.setattr(reading, "open_run", counting)
+
+    def look() -> tuple[int, int]:
+        (row,) = reader.rows()
+        return row["position"], reader.view("one", "key", views.headline)["position"]
+
+    before = look()
+    n_opened = len(opened)
+    assert look() == before
+    assert len(opened) == n_opened
+    with TelemetryWriter(folder.telemetry_file) as writer:
+        writer.write_many([notice(1), notice(2)])
+        assert look()[0] in (before[0], before[0] + 2)
+        writer.flush()
+        assert look() == (before[0] + 2, before[1] + 2)
+        writer.rewind(writer.position - 1)
+        assert look() == (before[0] + 1, before[1] + 1)
+
+
+def test_few_answers_are_kept(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    reader = RunReader(RunListing(tmp_path))
+    for key in range(3 * reading.MOST_KEPT):
+        reader.view("one", key, views.overview)
+    assert len(reader._kept) == reading.MOST_KEPT
+
+
+def test_a_defect_of_ours_is_told_on_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "one")
+
+    def fail(_: RunTelemetry) -> Any:
+        raise ZeroDivisionError("seven")
+
+    monkeypatch.setattr(views, "health", fail)
+    with serve(tmp_path) as served:
+        answer = served.ask("/api/runs/one/health?secret=x")
+        assert answer.status == 500
+        assert "defect" in answer.json["error"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert served.ask("/api/runs").status == 200
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError: seven" in told
+    assert "secret" not in told
+
+
+def test_files_of_the_page_are_looked_up_again_only_when_they_change(served: Served) -> None:
+    first = served.ask("/static/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    assert first.headers["cache-control"] == "no-cache"
+    again = served.ask("/static/main.js", if_none_match=first.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    assert "content-security-policy" in again.headers
