@@ -115,19 +115,9 @@ def test_the_comparison_at_the_end_is_no_trial_that_the_best_is_chosen_by(tmp_pa
 
 
 def test_what_is_not_known_yet_is_none(tmp_path: Path) -> None:
-    unknown = dict.fromkeys(
-        [
-            "best_return",
-            "fixed_return",
-            "accuracy_gain",
-            "best_score",
-            "static_score",
-            "host_parameters",
-            "seed_parameters",
-            "flops",
-            "steps_per_second",
-        ]
-    )
+    of_trials = ("best_return", "fixed_return", "accuracy_gain", "best_score", "static_score")
+    of_best = ("host_parameters", "seed_parameters", "flops")
+    unknown: dict[str, object] = dict.fromkeys((*of_trials, *of_best, "steps_per_second"))
     none_yet = unknown | {"rounds_done": 0, "env_steps": 0, "seconds": 0.0}
     with stored(tmp_path / "empty", []) as telemetry:
         found = headline(telemetry)

@@ -146,7 +146,8 @@ def _interval(interval: Interval) -> IntervalValues:
 
 def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationFile]:
     found: list[EvaluationFile] = []
-    for path in sorted([*place.glob(EVALUATION_FILE), *place.glob(f"*/{EVALUATION_FILE}")]):
+    paths = [*place.glob(EVALUATION_FILE), *sorted(place.glob(f"*/{EVALUATION_FILE}"))]
+    for path in paths:
         name = path.relative_to(place).as_posix()
         try:
             found += _entries(json.loads(path.read_text("utf-8")), name)

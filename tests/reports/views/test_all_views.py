@@ -1,0 +1,135 @@
+"""All views of runs at any moment: begun, in mid-step, rewound, of another age, still written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.errors import ConfigError
+from esper.reports import views
+from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
+from esper.telemetry.records import EpisodeRecord, Record, StepRecord
+from tests.reports.views.samples import age, run_record, stored, write
+from tests.reports.views.simulation import simulate
+from tests.telemetry.samples import FILE
+
+RECORDS = simulate(n_rounds=6, seed=9)
+
+
+def everything(telemetry: RunTelemetry) -> dict[str, Any]:
+    """Return all views of a run, having seen that they are JSON, and none of its sessions."""
+    lists = {order: views.episode_list(telemetry, order=order) for order in views.ORDERS}
+    found: dict[str, Any] = {
+        "overview": views.overview(telemetry) | {"sessions": []},
+        "headline": views.headline(telemetry),
+        "metrics": views.metric_series(telemetry, -1),
+        "lists": lists,
+        "environments": views.environments(telemetry),
+        "health": views.health(telemetry) | {"sessions": []},
+        "learned": views.learned(telemetry),
+        "evaluations": views.evaluations(telemetry),
+        "details": [
+            views.episode_detail(telemetry, env, episode)
+            for env in range(3)
+            for episode in range(9)
+        ],
+    }
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_any_beginning_of_a_run_can_be_seen_and_a_rewound_run_is_as_if_never_gone_on(
+    tmp_path: Path,
+) -> None:
+    ends = [*range(len(RECORDS) - 1, 8, -23), 5, 4, 3, 2, 1, 0]
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write_many(RECORDS)
+        for number, end in enumerate(ends):
+            writer.rewind(end)
+            with open_run(tmp_path) as telemetry:
+                found = everything(telemetry)
+            assert found["headline"]["position"] == end
+            if number % 4 == 0:
+                with stored(tmp_path / str(end), RECORDS[:end]) as telemetry:
+                    assert everything(telemetry) == found
+
+
+def test_a_run_that_was_resumed_shows_what_it_did_the_second_time(tmp_path: Path) -> None:
+    # Taken back to the middle of a step, and gone on with from there, with other results.
+    again, other = simulate(n_rounds=8, seed=9), simulate(n_rounds=9, seed=10)
+    end = [k for k, one in enumerate(again) if isinstance(one, EpisodeRecord)][4]
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write_many([*again[:end], *other[end:]])
+        writer.rewind(end)
+        writer.write_many(again[end:])
+    with open_run(tmp_path) as telemetry, stored(tmp_path / "whole", again) as whole:
+        assert everything(telemetry) == everything(whole)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_earlier_version_has_all_views(tmp_path: Path, version: int) -> None:
+    age(write(tmp_path, RECORDS), version)
+    with open_run(tmp_path) as telemetry, stored(tmp_path / "new", RECORDS) as new:
+        found, expected = everything(telemetry), everything(new)
+    for name in ("headline", "lists", "health", "learned", "evaluations"):
+        assert found[name] == expected[name]
+
+
+def test_without_recorded_steps_all_other_views_are_the_same(tmp_path: Path) -> None:
+    without: list[Record] = [
+        run_record(record_steps=False),
+        *(one for one in RECORDS[1:] if not isinstance(one, StepRecord)),
+    ]
+    with stored(tmp_path / "off", without) as off, stored(tmp_path / "on", RECORDS) as on:
+        found, expected = everything(off), everything(on)
+    for name in ("metrics", "lists", "learned", "evaluations", "health"):
+        assert found[name] == expected[name]
+    for less, more in zip(found["details"], expected["details"], strict=True):
+        if less is not None:
+            assert not less["has_steps"]
+            assert less["events"] == more["events"]
+            parts = [bar["parts"] for bar in less["bars"]]
+            assert not more["is_over"] or parts == [bar["parts"] for bar in more["bars"]]
+
+
+def test_a_view_inside_a_snapshot_sees_its_moment(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write_many(RECORDS[:100])
+        writer.flush()
+        with open_run(tmp_path) as telemetry:
+            with telemetry.snapshot():
+                before = everything(telemetry)
+                writer.write_many(RECORDS[100:])
+                writer.flush()
+                assert everything(telemetry) == before
+            assert everything(telemetry) != before
+
+
+def test_settings_that_this_version_does_not_know_are_named(tmp_path: Path) -> None:
+    run = run_record(config="colour = 3\n")
+    with stored(tmp_path, [run]) as telemetry, pytest.raises(ConfigError, match="colour"):
+        views.overview(telemetry)
+
+
+def test_a_view_can_be_changed_without_changing_the_next(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        expected = everything(telemetry)
+        for view in (views.overview(telemetry), views.headline(telemetry)):
+            for value in view.values():
+                if isinstance(value, (list, dict)):
+                    value.clear()
+        assert everything(telemetry) == expected
+
+
+def test_views_are_imported_without_torch_and_numpy() -> None:
+    code = (
+        "import sys, esper.reports.views; "
+        "print({'torch', 'numpy', 'gymnasium', 'matplotlib'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()", result.stderr

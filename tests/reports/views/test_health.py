@@ -1,0 +1,92 @@
+"""The health of a run against its raw records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from esper.errors import ConfigError
+from esper.reports.views import health
+from esper.telemetry.records import GovernorRecord, NoticeRecord, RoundRecord, UpdateRecord
+from tests.reports.views.samples import stored
+from tests.reports.views.simulation import simulate
+
+RECORDS = simulate(n_rounds=12, seed=6, n_envs=5)
+ROUNDS = [one for one in RECORDS if isinstance(one, RoundRecord)]
+UPDATES = [one for one in RECORDS if isinstance(one, UpdateRecord)]
+RESCUES = [one for one in RECORDS if isinstance(one, GovernorRecord)]
+NOTICES = [one for one in RECORDS if isinstance(one, NoticeRecord)]
+NUMBERS = [one.round for one in ROUNDS]
+
+
+def test_health_is_what_the_records_add_up_to(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        found, sessions = health(telemetry), telemetry.sessions()
+    json.dumps(found, allow_nan=False)
+    refused = [one for one in UPDATES if one.was_refused]
+    stopped = [one.round for one in UPDATES if one.stopped_early]
+    assert len(RESCUES) > 3
+    assert refused
+    assert stopped
+    assert found["governor"]["total"] == len(RESCUES)
+    assert found["governor"]["by_round"] == {
+        "rounds": NUMBERS,
+        "values": [one.n_restored for one in ROUNDS],
+    }
+    assert found["governor"]["last"] == [
+        {name: getattr(one, name) for name in ("round", "env", "episode", "epoch", "reason")}
+        for one in reversed(RESCUES)
+    ]
+    assert found["refused_updates"] == [
+        {"round": one.round, "reason": one.refusal} for one in reversed(refused)
+    ]
+    assert found["early_stops"] == {"total": len(stopped), "rounds": stopped}
+    assert found["illegal"] == sum(one.n_illegal for one in ROUNDS)
+    assert found["refused_by_gates"] == sum(one.n_refused for one in ROUNDS)
+    assert found["notices"] == [asdict(one) for one in reversed(NOTICES)]
+    assert found["throughput"]["values"] == [one.steps_per_second for one in ROUNDS]
+    assert found["memory"] == {"rounds": NUMBERS, "values": [one.rss_bytes for one in ROUNDS]}
+    assert found["sessions"] == [asdict(one) for one in sessions]
+
+
+def test_seconds_are_by_part_then_by_round_and_zero_where_a_round_lacks_a_part(
+    tmp_path: Path,
+) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        parts = health(telemetry)["seconds_by_part"]
+    assert parts["names"] == ["training", "part 1", "part 2", "part 0"]
+    assert parts["rounds"] == NUMBERS
+    for name, values in zip(parts["names"], parts["values"], strict=True):
+        assert values == [json.loads(one.seconds_by_part).get(name, 0.0) for one in ROUNDS]
+
+
+def test_a_limit_keeps_the_newest_and_counts_all(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        found, whole = health(telemetry, limit=2), health(telemetry)
+        with pytest.raises(ConfigError, match="limit is 0"):
+            health(telemetry, limit=0)
+    assert found["governor"]["last"] == whole["governor"]["last"][:2]
+    assert found["notices"] == whole["notices"][:2]
+    assert found["governor"]["total"] == len(RESCUES)
+
+
+def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
+    parts = '{"training": NaN}'
+    broken = replace(ROUNDS[0], steps_per_second=float("inf"), seconds_by_part=parts)
+    with stored(tmp_path, [broken]) as telemetry:
+        found = health(telemetry)
+    assert found["throughput"]["values"] == [None]
+    assert found["seconds_by_part"]["values"] == [[None]]
+
+
+def test_a_run_that_has_only_begun_is_well(tmp_path: Path) -> None:
+    with stored(tmp_path, []) as telemetry:
+        found = health(telemetry)
+    nothing = {"rounds": [], "values": []}
+    assert found["governor"] == {"total": 0, "by_round": nothing, "last": []}
+    assert (found["illegal"], found["refused_by_gates"], found["notices"]) == (0, 0, [])
+    assert (found["throughput"], found["memory"]) == (nothing, nothing)
+    assert found["seconds_by_part"] == {"names": [], "rounds": [], "values": []}
