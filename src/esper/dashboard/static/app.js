@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef } from "./html.js";
 import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
-import { address, useAddress } from "./router.js";
+import { address, decode, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
 import { GrowthScreen } from "./views/growth.js";
@@ -66,7 +66,7 @@ function Screen({ parts, options }) {
 }
 
 function idsOf(options) {
-  return (options.runs ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+  return (options.runs ?? "").split(",").filter(Boolean).map(decode);
 }
 
 function title(parts) {

@@ -64,12 +64,17 @@ export class AlignedData {
   }
 }
 
-/** Gives columns whose values are added up from the first to each, for a stacked chart. */
-export function stacked(columns) {
-  const sums = [];
-  columns.forEach((column, k) => {
-    sums.push(column.map((value, i) => (value ?? 0) + (k ? sums[k - 1][i] : 0)));
-  });
+/**
+ * Gives columns in which each value has those of all later columns added, for a stacked chart.
+ *
+ * Drawn in order and filled, each covers the lower part of the one before it. Hidden ones count as nothing.
+ */
+export function stacked(columns, hidden) {
+  const sums = new Array(columns.length);
+  for (let k = columns.length - 1; k >= 0; k -= 1) {
+    const after = sums[k + 1];
+    sums[k] = columns[k].map((value, i) => (hidden.has(k) ? 0 : (value ?? 0)) + (after ? after[i] : 0));
+  }
   return sums;
 }
 

@@ -10,7 +10,7 @@ const PADDING = 0.08;
 
 /** Draws series over rounds into an element. */
 export class Plot {
-  /** Settings: series [{ label, isPoints, scale, colour, dash }], group, height, fromZero, isStacked, onCursor. */
+  /** Settings: series [{ label, isPoints, scale, colour, dash }], group, height, fromZero, leastTop, isStacked, onCursor. */
   constructor(element, settings) {
     this.element = element;
     this.settings = settings;
@@ -79,8 +79,8 @@ export class Plot {
       },
       scales: {
         x: { time: false },
-        y: { range: (plot, min, max) => padded(min, max, settings.fromZero) },
-        second: { range: (plot, min, max) => padded(min, max, false) },
+        y: { range: (plot, min, max) => padded(min, max, settings) },
+        second: { range: (plot, min, max) => padded(min, max, {}) },
       },
       axes: axes(settings, hasSecond),
       series: [{ label: "round" }, ...settings.series.map((one, k) => seriesOptions(one, k, settings))],
@@ -102,8 +102,9 @@ function isMove(type) {
   return type !== "mouseup" && type !== "mousedown" && type !== "dblclick";
 }
 
-function padded(min, max, fromZero) {
-  if (!isNumber(min) || !isNumber(max)) return [0, 1];
+function padded(min, most, { fromZero = false, leastTop = -Infinity }) {
+  if (!isNumber(min) || !isNumber(most)) return [0, 1];
+  const max = Math.max(most, leastTop);
   const low = fromZero ? Math.min(0, min) : min;
   const span = max - low || Math.abs(max) || 1;
   return [low === 0 && fromZero ? 0 : low - PADDING * span, max + PADDING * span];

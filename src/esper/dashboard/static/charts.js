@@ -33,9 +33,9 @@ export function Chart({ name, title, note, series, version, group, height = 190,
   }, [series.length, group]);
   useEffect(() => {
     data.update(series);
-    plot.current.setData(look.isStacked ? [data.rounds, ...stacked(data.columns)] : data.table());
+    plot.current.setData(look.isStacked ? [data.rounds, ...stacked(data.columns, hidden)] : data.table());
     showValues(values.current, current.current, null);
-  }, [data, version, group]);
+  }, [data, version, group, look.isStacked && hidden]);
   useEffect(() => plot.current.recolour(), [theme]);
 
   const toggle = (k) => {

@@ -20,6 +20,22 @@ export function useMetrics(id, mark) {
   return { table, version: data ?? 0, error };
 }
 
+/** Gives { data, error } of several runs, in the order they are named. */
+export function useManyRuns(ids, mark) {
+  return useAsked(ids.join("\n"), mark, (signal) => Promise.all(ids.map((id) => get(runPath(id), signal))));
+}
+
+/** Gives { tables, version, error }: the metrics of several runs. */
+export function useManyMetrics(ids, mark) {
+  const key = ids.join("\n");
+  const tables = useMemo(() => ids.map((id) => new MetricTable(id)), [key]);
+  const { data, error } = useAsked(key, mark, async (signal) => {
+    const versions = await Promise.all(tables.map((table) => fetchMetrics(table, signal)));
+    return versions.reduce((sum, version) => sum + version, 0);
+  });
+  return { tables, version: data ?? 0, error };
+}
+
 async function fetchMetrics(table, signal) {
   const path = (after) => withQuery(runPath(table.id, "metrics"), { after });
   const answer = await get(path(table.after()), signal);

@@ -37,7 +37,8 @@ export function useAddress() {
   return parseAddress(hash);
 }
 
-function decode(part) {
+/** Takes percent signs out of a part of an address; what is malformed stays as it is. */
+export function decode(part) {
   try {
     return decodeURIComponent(part);
   } catch {

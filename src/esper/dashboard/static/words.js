@@ -37,6 +37,8 @@ export const STATES = {
   done: "it came to its end",
   interrupted: "it can be gone on with: esper resume",
   failed: "it stopped on an error",
+  killed: "its process was ended from outside; it can be gone on with: esper resume",
+  empty: "it has recorded nothing yet",
   unreadable: "its telemetry cannot be read",
 };
 

@@ -6,7 +6,24 @@ import { arm } from "../words.js";
 
 /** The table of controllers and what the intervals support; nothing if there is none. */
 export function Comparison({ comparison }) {
-  if (!comparison?.arms?.length) return null;
+  if (!comparison) return null;
+  return html`<div class="stack">
+    ${comparison.arms?.length > 0 && html`<${Final} comparison=${comparison} />`}
+    ${(comparison.evaluations ?? []).map((one) => html`<${Evaluation} key=${one.file + one.price} evaluation=${one} />`)}
+    ${(comparison.problems ?? []).map((line) => html`<p class="message error">${line}</p>`)}
+  </div>`;
+}
+
+/** What esper evaluate showed, as its file tells. */
+function Evaluation({ evaluation }) {
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Evaluation at price ${evaluation.price}</h2>
+      <span class="muted small">${evaluation.n_hosts} hosts of ${evaluation.task}, ${evaluation.split} split; ${evaluation.file}</span></div>
+    <ul class="sentences">${evaluation.sentences.map((line) => html`<li>${line}</li>`)}</ul>
+  </section>`;
+}
+
+function Final({ comparison }) {
   const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
   return html`<section class="panel">
     <div class="panel-head"><h2>Comparison at the end</h2>

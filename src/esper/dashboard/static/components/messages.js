@@ -1,6 +1,6 @@
 /** What is said when there is nothing to show, or when something went wrong. */
 
-import { html } from "../html.js";
+import { classes, html } from "../html.js";
 
 /** Says that there is nothing, and what to do. */
 export function Empty({ title, children }) {
@@ -10,7 +10,7 @@ export function Empty({ title, children }) {
 /** Says what went wrong, above what was known before. */
 export function Problem({ error }) {
   if (!error) return null;
-  return html`<p class="message error" role="alert">${error.message}</p>`;
+  return html`<p class=${classes("message", error.status !== 404 && "error")} role="alert">${error.message}</p>`;
 }
 
 /** Holds the place of what is on its way. */

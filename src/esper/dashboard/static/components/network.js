@@ -15,7 +15,7 @@ export function Network({ overview, detail, step }) {
     <div class="panel-head"><h2>Network</h2>
       <span class="muted small">${sizeWords(detail.host_parameters, seeds)}</span></div>
     <div class="network-box" tabindex="0" role="group" aria-label="Drawing of the network">
-      <svg data-test="network" style=${{ maxWidth: `${plan.width}px`, minWidth: `${0.72 * plan.width}px` }} viewBox=${`0 0 ${plan.width} ${plan.height}`}
+      <svg data-test="network" style=${{ maxWidth: `${plan.width}px`, minWidth: `${0.7 * plan.width}px` }} viewBox=${`0 0 ${plan.width} ${plan.height}`}
         role="img" aria-label=${networkWords(detail, step)}>
         <line class="flow" x1="4" x2=${plan.width - 4} y1=${plan.base} y2=${plan.base} />
         <text class="tick" x="4" y=${plan.base - 6}>in</text>

@@ -1,6 +1,6 @@
 /** Where the parts of a host are drawn: in order from left to right, their areas by parameters. */
 
-const LARGEST = 84;
+const LARGEST = 66;
 const SMALLEST = 9;
 const GAP = 22;
 const LABEL = 62;

@@ -8,18 +8,17 @@ import { stageFill } from "./stages.js";
 
 const LETTER = 6.4;
 
-/** Draws a bar of the view episode_detail, standing on a base line. */
-export function SeedBar({ bar, axis, base, height, detail }) {
+/** Draws a bar of the view episode_detail, standing on a base line; its name has room until a place. */
+export function SeedBar({ bar, axis, base, height, detail, until }) {
   const parts = bar.parts.filter((part) => part.to > part.from);
   const alphas = new Map(bar.alphas);
   const start = axis.x(parts[0]?.from ?? 0);
-  const end = axis.x(parts.at(-1)?.to ?? 0);
   const size = bar.parameters === null ? "" : `, ${whole(bar.parameters)} parameters`;
   const name = bar.blueprint ?? "";
   return html`<g class="seed">
     <title>${name}${size}: ${bar.parts.map(({ stage }) => stage).join(", ")}</title>
     ${parts.map((part) => html`<${Part} ...${{ part, alphas, axis, base, height }} />`)}
-    <text class="seed-name" x=${start + 1} y=${base - height - 3}>${fitted(name, end - start)}</text>
+    <text class="seed-name" x=${start + 1} y=${base - height - 3}>${fitted(name, until - start)}</text>
     <${Events} ...${{ bar, axis, detail, y: base - height / 2 }} />
   </g>`;
 }

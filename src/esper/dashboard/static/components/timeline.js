@@ -9,8 +9,8 @@ import { useWidth } from "./size.js";
 import { StageLegend } from "./stages.js";
 
 const CURVE = { top: 8, height: 88 };
-const OPS = { top: 102, height: 20 };
-const LANES = { top: 124, bar: 30, seed: 16, name: 15 };
+const OPS = { top: 106, height: 20 };
+const LANES = { top: 128, bar: 30, seed: 16, name: 15 };
 const RIGHT = 8;
 /** From this width on, the names of slots stand beside their lanes, not above them. */
 const WIDE = 640;
@@ -128,8 +128,8 @@ function Lane({ detail, axis, slot, k }) {
   return html`<g class="lane">
     ${name}
     <line class="gridline" x1=${axis.left} x2=${axis.right} y1=${base} y2=${base} />
-    ${bars.map((bar) => html`<${SeedBar} key=${bar.seed} ...${{ bar, axis, base, detail }}
-      height=${LANES.bar} />`)}
+    ${bars.map((bar, i) => html`<${SeedBar} key=${bar.seed} ...${{ bar, axis, base, detail }}
+      height=${LANES.bar} until=${axis.x(bars[i + 1]?.parts[0]?.from ?? axis.columns)} />`)}
   </g>`;
 }
 

@@ -54,17 +54,18 @@ function ChosenEpisode({ id, chosen, options, overview }) {
     const to = address(["run", id, "growth", chosen.env, chosen.episode], { step });
     timer.current = setTimeout(() => go(to, { replace: true }), STEP_DELAY);
   }, [id, chosen.env, chosen.episode]);
-  if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${560} />`;
+  if (!data && error) return html`<${Problem} error=${error} /><${Neighbours} ...${{ id, chosen }} hasNext=${false} />`;
+  if (!data) return html`<${Waiting} height=${560} />`;
   const first = /^\d+$/.test(options.step ?? "") ? Number(options.step) : null;
   return html`<${Episode} ...${{ detail: data, overview }} firstStep=${first} onStep=${keepStep}
-    head=${html`<${Neighbours} ...${{ id, chosen }} />`} />`;
+    head=${html`<${Neighbours} ...${{ id, chosen }} hasNext=${data.is_over} />`} />`;
 }
 
-function Neighbours({ id, chosen }) {
+function Neighbours({ id, chosen, hasNext }) {
   const to = (episode) => address(["run", id, "growth", chosen.env, episode]);
   return html`<span class="neighbours small">
     ${chosen.episode > 0 && html`<a href=${to(chosen.episode - 1)}>episode before</a>`}
-    <a href=${to(chosen.episode + 1)}>episode after</a></span>`;
+    ${hasNext && html`<a href=${to(chosen.episode + 1)}>episode after</a>`}</span>`;
 }
 
 function firstOf(list) {

@@ -1,8 +1,28 @@
-/** A screen that is to come. */
+/** Health: what went wrong or nearly so, how fast it goes, and where the time goes. */
 
 import { html } from "../html.js";
+import { runPath } from "../api.js";
+import { useChartGroup } from "../chart_group.js";
+import { ZoomBar } from "../charts.js";
+import { HealthCharts, HealthFacts, Notices, Restored, Sessions } from "../components/health.js";
+import { Problem, Waiting } from "../components/messages.js";
+import { useQuery } from "../data.js";
+import { useRoundMark } from "../live.js";
 
-/** Nothing yet. */
-export function HealthScreen() {
-  return html`<p>Health</p>`;
+/** The health of a run. */
+export function HealthScreen({ id }) {
+  const { data, error } = useQuery(runPath(id, "health"), useRoundMark(id));
+  const group = useChartGroup();
+  if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${600} />`;
+  return html`<div data-test="health">
+    <div class="screen-head"><h1>Health</h1>
+      <div class="rest"><${ZoomBar} group=${group} last=${data.throughput.rounds.at(-1) ?? 0} /></div></div>
+    <${Problem} error=${error} />
+    <${HealthFacts} health=${data} />
+    <div class="stack">
+      <${HealthCharts} health=${data} group=${group} />
+      <div class="grid-2"><${Restored} health=${data} id=${id} /><${Notices} health=${data} /></div>
+      <${Sessions} sessions=${data.sessions} />
+    </div>
+  </div>`;
 }

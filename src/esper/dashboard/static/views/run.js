@@ -59,7 +59,7 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
       <span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>${signed(run.accuracy_gain)}</span><//>
     <${Fact} name="parameters: host + seeds">
       ${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}<//>
-    <${Fact} name="FLOPs of a reference run">${percent(run.flops)}<//>
+    <${Fact} name="FLOPs, share of a reference run">${percent(run.flops)}<//>
   <//>`;
 }
 

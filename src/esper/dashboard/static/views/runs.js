@@ -81,14 +81,14 @@ function Row({ run, isTicked, tick }) {
     <td>${box}</td>
     <th scope="row"><a href=${address(["run", run.id])}>${run.name}</a></th>
     <td><${StateBadge} state=${run.state} /></td>
-    <td>${run.task}</td>
+    <td class="runs-task">${run.task}</td>
     <td class="runs-progress"><${Progress} share=${run.rounds_done / run.rounds} label="rounds done" />
       <span class="small muted">${run.rounds_done ?? 0} of ${run.rounds ?? "–"}</span></td>
-    <td class="n">${number(run.best_return)}</td>
-    <td class="n"><span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>
+    <td class="n" data-name="best return">${number(run.best_return)}</td>
+    <td class="n" data-name="gain"><span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>
       ${signed(run.accuracy_gain)}</span></td>
-    <td class="n">${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}</td>
-    <td class="small muted">${moment(run.created_at)}</td>
+    <td class="n" data-name="parameters">${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}</td>
+    <td class="small muted runs-begun">${moment(run.created_at)}</td>
   </tr>`;
 }
 

@@ -1,8 +1,53 @@
-/** A screen that is to come. */
+/** Settings: the configuration of a run, what it can grow, and the versions it was made with. */
 
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
+import { runPath } from "../api.js";
+import { Sessions } from "../components/health.js";
+import { Empty, Problem, Waiting } from "../components/messages.js";
+import { useQuery } from "../data.js";
+import { moment } from "../format.js";
+import { useRoundMark } from "../live.js";
+import { readSettings, settingName } from "../toml.js";
+import { plain } from "../words.js";
 
-/** Nothing yet. */
-export function SettingsScreen() {
-  return html`<p>Settings</p>`;
+/** The settings of a run. */
+export function SettingsScreen({ id }) {
+  const { data: run, error } = useQuery(runPath(id), useRoundMark(id));
+  const [wanted, setWanted] = useState("");
+  if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${600} />`;
+  if (!run.overview) {
+    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">Its settings appear with its first rows.<//></div>`;
+  }
+  return html`
+    <div class="screen-head"><h1>Settings</h1>
+      <span class="muted small">begun ${moment(run.overview.created_at)} with Esper ${run.overview.esper_version}</span>
+      <div class="rest"><label class="field">find <input type="search" value=${wanted} placeholder="name or words"
+        onInput=${(event) => setWanted(event.currentTarget.value)} /></label></div></div>
+    <${Problem} error=${error} />
+    <div class="stack">
+      <${Table} text=${run.overview.config_toml} wanted=${wanted} />
+      <${Choices} overview=${run.overview} />
+      <${Sessions} sessions=${run.overview.sessions} />
+      <details class="panel"><summary>config.toml</summary><pre class="toml" tabindex="0">${run.overview.config_toml}</pre></details>
+    </div>`;
+}
+
+function Table({ text, wanted }) {
+  const words = wanted.trim().toLowerCase();
+  const settings = readSettings(text).filter((one) => `${settingName(one)} ${one.comment}`.toLowerCase().includes(words));
+  if (settings.length === 0) return html`<div class="panel"><${Empty} title="No setting fits." /></div>`;
+  return html`<section class="panel table-box"><table class="plain settings">
+    <thead><tr><th scope="col">setting</th><th scope="col">value</th><th scope="col">what it is</th></tr></thead>
+    <tbody>${settings.map((one) => html`<tr key=${settingName(one)}>
+      <th scope="row"><code>${one.section && html`<span class="muted">${one.section}.</span>`}${one.key}</code></th>
+      <td><code>${one.value}</code></td><td class="muted small">${one.comment}</td></tr>`)}</tbody>
+  </table></section>`;
+}
+
+function Choices({ overview }) {
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Actions</h2><span class="muted small">the heads of an action and their choices</span></div>
+    <dl class="choices">${overview.heads.map((head) => html`<div key=${head}><dt>${plain(head)}</dt>
+      <dd>${(overview.choices?.[head] ?? []).map(plain).join(", ")}</dd></div>`)}</dl>
+  </section>`;
 }

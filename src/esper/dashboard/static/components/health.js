@@ -1,0 +1,111 @@
+/** The parts of a run's health: numbers, charts and lists. */
+
+import { html } from "../html.js";
+import { Chart } from "../charts.js";
+import { bytes, compact, many, moment, number, whole } from "../format.js";
+import { address } from "../router.js";
+import { Fact, Facts } from "./facts.js";
+
+const MOST_PARTS = 7;
+
+/** What happened, in numbers; zero is good. */
+export function HealthFacts({ health }) {
+  const facts = [
+    ["hosts put back by the governor", health.governor.total, "A loss or gradient was not finite, or far outside its recent range."],
+    ["updates refused", health.refused_updates.length, "A number was not finite, so the update was undone."],
+    ["updates stopped early", health.early_stops.total, "The divergence reached its limit before the last epoch."],
+    ["illegal actions", health.illegal, "Steps whose action the host's state did not allow."],
+    ["refused by gates", health.refused_by_gates, "Steps that asked for an advance that was not due; they counted as waits."],
+  ];
+  return html`<${Facts} label="What happened">
+    ${facts.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
+    <${Fact} name="steps a second, last round">${whole(health.throughput.values.at(-1))}<//>
+    <${Fact} name="memory, last round">${bytes(health.memory.values.at(-1))}<//>
+  <//>`;
+}
+
+/** Throughput, memory, time and the governor, round by round. */
+export function HealthCharts({ health, group }) {
+  const parts = health.seconds_by_part;
+  const restored = health.governor.by_round;
+  const common = { version: health, group };
+  const seconds = largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] })));
+  const memory = health.memory.values.map((value) => (value === null ? null : value / 2 ** 20));
+  return html`<div class="charts charts-2">
+    <${Chart} name="seconds" key=${seconds.length} title="Seconds of a round, by part" isStacked=${true} fromZero=${true}
+      height=${230} format=${seconds2} series=${seconds} ...${common} />
+    <${Chart} name="throughput" title="Throughput" note="environments' steps per second" fromZero=${true} height=${230}
+      format=${compact} series=${[{ label: "steps a second", ...health.throughput }]} ...${common} />
+    <${Chart} name="memory" title="Memory" note="MiB of the process" fromZero=${true} format=${compact}
+      series=${[{ label: "resident", rounds: health.memory.rounds, values: memory }]} ...${common} />
+    <${Chart} name="governor" title="Governor" note="hosts put back in a round" fromZero=${true} leastTop=${4} format=${whole}
+      series=${[{ label: "hosts put back", ...restored }]} ...${common} />
+  </div>`;
+}
+
+function seconds2(value) {
+  return number(value, 2);
+}
+
+/** The parts that take most, and all others as one: more could not be told apart. */
+function largest(series) {
+  const sum = ({ values }) => values.reduce((total, value) => total + (value ?? 0), 0);
+  const sorted = [...series].sort((a, b) => sum(b) - sum(a));
+  if (sorted.length <= MOST_PARTS) return sorted;
+  const [kept, others] = [sorted.slice(0, MOST_PARTS - 1), sorted.slice(MOST_PARTS - 1)];
+  const values = others[0].values.map((_, i) => others.reduce((total, one) => total + (one.values[i] ?? 0), 0));
+  return [...kept, { label: "all else", rounds: others[0].rounds, values }];
+}
+
+/** Hosts that were put back, and updates that were refused. */
+export function Restored({ health, id }) {
+  const { last, total } = health.governor;
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Hosts put back</h2>
+      <span class="muted small">${total > last.length ? `the last ${last.length} of ${whole(total)}` : ""}</span></div>
+    ${last.length === 0 && html`<p class="muted">None. The governor has had nothing to do.</p>`}
+    <ul class="rows scroll-rows">${last.map((one) => html`<li>
+      ${id === undefined
+        ? html`<span>round ${one.round}, env ${one.env}</span>`
+        : html`<a href=${address(["run", id, "growth", one.env, one.episode])}>round ${one.round}, env ${one.env}</a>`}
+      <span class="muted small">epoch ${one.epoch}: ${one.reason}</span></li>`)}</ul>
+    ${health.refused_updates.length > 0 && html`<h3>Updates refused</h3>
+      <ul class="rows">${health.refused_updates.map((one) => html`<li><span>round ${one.round}</span>
+        <span class="muted small">${one.reason}</span></li>`)}</ul>`}
+    <${EarlyStops} stops=${health.early_stops} />
+  </section>`;
+}
+
+function EarlyStops({ stops }) {
+  if (stops.total === 0) return null;
+  const shown = stops.rounds.slice(-12);
+  return html`<p class="small early-stops">Updates stopped early in ${many(stops.total, "round")}:${" "}
+    <span class="muted">${shown.length < stops.rounds.length ? "…, " : ""}${shown.join(", ")}</span></p>`;
+}
+
+/** What the run had to say. */
+export function Notices({ health }) {
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Notices</h2></div>
+    ${health.notices.length === 0 && html`<p class="muted">None yet.</p>`}
+    <ul class="rows scroll-rows">${health.notices.map((one) => html`<li><span>round ${one.round} · ${one.kind}</span>
+      <span class="muted small">${one.message}</span></li>`)}</ul>
+  </section>`;
+}
+
+/** The processes that worked on a run. */
+export function Sessions({ sessions }) {
+  return html`<section class="panel">
+    <div class="panel-head"><h2>Sessions</h2><span class="muted small">processes that worked on the run</span></div>
+    <div class="table-box"><table class="plain small">
+      <thead><tr>${["begun", "ended", "outcome", "from round", "process", "threads", "esper", "torch", "python", "platform"]
+        .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${sessions.map((one) => html`<tr key=${one.started_at}>
+        <td>${moment(one.started_at)}</td><td>${one.ended_at ? moment(one.ended_at) : "–"}</td>
+        <td title=${one.message}>${one.outcome ?? "–"}${one.message ? html`<div class="muted">${one.message}</div>` : ""}</td>
+        <td>${one.first_round}</td><td>${one.pid}</td><td>${one.threads}</td>
+        <td>${one.esper_version}</td><td>${one.torch_version}</td><td>${one.python_version}</td><td>${one.platform}</td>
+      </tr>`)}</tbody>
+    </table></div>
+  </section>`;
+}

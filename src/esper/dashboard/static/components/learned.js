@@ -1,0 +1,82 @@
+/** What a controller learned: its ops, its blueprints, when it grows and when it stops. */
+
+import { classes, html } from "../html.js";
+import { number, percent, whole } from "../format.js";
+import { plain } from "../words.js";
+import { Histograms } from "./histograms.js";
+
+const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
+const LEAST_SHARE = 0.005;
+
+/** Draws the view learned; the report shows the same. */
+export function Learned({ learned }) {
+  const { parts } = learned;
+  return html`<div class="stack">
+    <${BarTable} title="Ops" note="per episode, in each part of the run; bars are to the largest of their row"
+      parts=${parts} rows=${opRows(parts)} format=${twoDigits} isByRow=${true} extra=${returnRows(parts)} />
+    <div class="grid-2">
+      <${BarTable} title="Blueprints germinated" note="share of seeds" parts=${parts} rows=${shareRows(parts, "blueprints")}
+        format=${percent} />
+      <${BarTable} title="Blueprints fossilized" note="share of those kept" parts=${parts} rows=${shareRows(parts, "committed")}
+        format=${percent} />
+    </div>
+    <div class="grid-2">
+      <${Histograms} title="When it grows" note="epochs of an episode in which seeds were germinated" parts=${parts}
+        field="germination_epochs" empty="Nothing was germinated." />
+      <${Histograms} title="When it stops" note="epochs after which it finished a host" parts=${parts}
+        field="finish_epochs" empty="It never finished a host early." />
+    </div>
+  </div>`;
+}
+
+function opRows(parts) {
+  const names = [...new Set(parts.flatMap(({ ops }) => Object.keys(ops)))];
+  const rank = (name) => (OPS.includes(name) ? OPS.indexOf(name) : OPS.length);
+  return names.sort((a, b) => rank(a) - rank(b)).map((name) => ({ name: plain(name), values: parts.map(({ ops }) => ops[name] ?? 0) }));
+}
+
+function returnRows(parts) {
+  return [
+    { name: "episodes", values: parts.map((part) => whole(part.n_episodes)) },
+    { name: "return, mean", values: parts.map((part) => number(part.mean_return)) },
+    { name: "final score, mean", values: parts.map((part) => number(part.mean_score)) },
+  ];
+}
+
+/** The blueprints that were used at all, those used most in the end first. */
+function shareRows(parts, field) {
+  const names = [...new Set(parts.flatMap((part) => Object.keys(part[field])))];
+  const rows = names.map((name) => ({ name, values: parts.map((part) => part[field][name] ?? 0) }));
+  const kept = rows.filter(({ values }) => Math.max(...values) >= LEAST_SHARE);
+  return kept.sort((a, b) => b.values.at(-1) - a.values.at(-1) || b.values[0] - a.values[0]);
+}
+
+/** A table of numbers over the parts of a run, each with a bar. */
+function BarTable({ title, note, parts, rows, format, isByRow = false, extra = [] }) {
+  const all = Math.max(1e-9, ...rows.flatMap(({ values }) => values));
+  return html`<section class="panel">
+    <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
+    ${rows.length === 0 ? html`<p class="muted">None.</p>` : html`<div class="table-box"><table class="plain small bar-table">
+      <thead><tr><th scope="col">rounds</th>${parts.map((part) => html`<th scope="col" class="n">${roundsOf(part)}</th>`)}</tr></thead>
+      <tbody>
+        ${extra.map(({ name, values }) => html`<tr key=${name}><th scope="row" class="muted">${name}</th>
+          ${values.map((value) => html`<td class="n muted">${value}</td>`)}</tr>`)}
+        ${rows.map(({ name, values }) => html`<tr key=${name}><th scope="row">${name}</th>
+          ${values.map((value) => html`<${BarCell} value=${value} most=${isByRow ? Math.max(1e-9, ...values) : all} format=${format} />`)}</tr>`)}
+      </tbody></table></div>`}
+  </section>`;
+}
+
+function twoDigits(value) {
+  return number(value, 2);
+}
+
+function BarCell({ value, most, format }) {
+  return html`<td class=${classes("n bar-cell", value < LEAST_SHARE && "muted")}><span class="bar-cell-bar" style=${{ width: `${(100 * value) / most}%` }}></span>
+    <span class="bar-cell-value">${format(value)}</span></td>`;
+}
+
+/** The rounds of a part, as they are written. */
+export function roundsOf(part) {
+  return part.first_round === part.last_round ? String(part.first_round) : `${part.first_round}–${part.last_round}`;
+}
