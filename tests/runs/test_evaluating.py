@@ -97,6 +97,8 @@ def test_each_price_has_its_results_and_only_those_that_see_it_differ(
     assert first.purpose == "evaluation"
     assert first.learned_price == done_run.config.budget.flop_price
     assert first.split == "test"
+    assert first.arm("learned").test_reads == first.arm("static").test_reads == 1
+    assert first.arm("scratch_same_epochs").test_reads in (1, 2)
 
 
 def test_random_growth_and_networks_from_scratch_follow_the_learned_arm(

@@ -145,6 +145,7 @@ def _run_all(
                 n_epochs=ends.n_epochs,
                 grown_share=ends.grown_share,
                 tuning_runs=0 if own is None else int(own.origin.get("episodes", 0)),
+                test_reads=ends.n_reads,
             )
         )
     return arms

@@ -116,6 +116,7 @@ def as_evidence(name: str, ends: ArmEnds, *, is_greedy: bool) -> Arm:
         n_epochs=ends.n_epochs,
         grown_share=ends.grown_share,
         tuning_runs=ends.tuning_runs,
+        test_reads=ends.n_reads,
     )
 
 

@@ -99,6 +99,7 @@ def test_each_network_from_scratch_is_scored_once_for_each_arm(
     scratch = run_scratch(bench, learned, HOSTS)
     epochs = np.stack([first_reaching(scratch.flops_by_epoch, learned.flops), learned.n_epochs])
     assert reads.tolist() == [len(set(pair)) for pair in epochs.T.tolist()]
+    assert scratch.n_reads.tolist() == reads.tolist()
     assert np.isfinite(at_same_flops(scratch, learned).accuracy).all()
 
 

@@ -64,6 +64,8 @@ class HostRuns:
     n_epochs: Integers
     grown: Integers
     """Seeds that were committed while the host trained."""
+    n_reads: Integers
+    """How often the host was scored on the final split."""
     n_classes: Integers
     n_samples: Integers
     actions: Integers
@@ -146,7 +148,7 @@ class _Record:
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
         self._numbers, self._n_germinated = np.zeros(shape, np.int64), np.zeros(n, np.int64)
-        self._accuracy = np.full(n, np.nan)
+        self._accuracy, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
         self._planted = self._is_committed().copy()
         columns = n_epochs + 1 if every_epoch or goals is not None else 0
         self._by_epoch = {
@@ -169,6 +171,7 @@ class _Record:
     def enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
         """Note the final scores of hosts that have just ended, and that they stay so."""
         self._accuracy[ended] = scores[ended]
+        self._n_reads[ended] += 1
         epochs = self._growth.records.epoch
         for host in np.flatnonzero(ended).tolist() if self._splits or self._goals else ():
             end = epochs[host]
@@ -183,6 +186,7 @@ class _Record:
         at = hosts, growth.records.epoch[hosts]
         for split in self._splits:
             self._by_epoch[split][at] = growth.judge_committed(hosts.tolist(), split)
+            self._n_reads[hosts] += split == "final"
         self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
         if self._goals is not None:
@@ -198,6 +202,7 @@ class _Record:
         is_due &= ~growth.records.is_over[own]
         self._has_paid |= paid & chosen
         due = np.flatnonzero(is_due)
+        self._n_reads[due] += 1
         if len(due):
             self._by_epoch["final"][due, epochs[due]] = growth.judge_committed(
                 due.tolist(), "final"
@@ -232,6 +237,7 @@ class _Record:
             host_parameters=records.n_parameters[own].copy(),
             n_epochs=records.epoch[own].copy(),
             grown=(is_committed & ~self._planted).sum(1),
+            n_reads=self._n_reads,
             n_classes=records.n_classes[own].copy(),
             n_samples=records.n_samples[own].copy(),
             actions=self._actions,

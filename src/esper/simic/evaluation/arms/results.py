@@ -24,6 +24,8 @@ class HostEnds:
     n_epochs: Floats
     grown: Integers
     """Seeds that were committed while the host trained."""
+    n_reads: Integers
+    """How often the host was scored on the final split."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +42,8 @@ class ArmEnds:
     """What was chosen, in words."""
     tuning_runs: int = 0
     """Host runs that the choice is from."""
+    n_reads: int = 1
+    """How often a host was scored on the final split, at most."""
 
     def score(self, price: float) -> Floats:
         """Return accuracy minus the price of the FLOPs."""
@@ -53,7 +57,13 @@ def join_ends(ends: Sequence[HostEnds], *, setting: str = "", tuning_runs: int =
         for name in ("accuracy", "flops", "parameters", "n_epochs")
     }
     grown_share = np.array([float(np.mean(one.grown > 0)) for one in ends])
-    return ArmEnds(**stacked, grown_share=grown_share, setting=setting, tuning_runs=tuning_runs)
+    return ArmEnds(
+        **stacked,
+        grown_share=grown_share,
+        setting=setting,
+        tuning_runs=tuning_runs,
+        n_reads=max(int(one.n_reads.max()) for one in ends),
+    )
 
 
 def ends_of(runs: HostRuns) -> HostEnds:
@@ -64,6 +74,7 @@ def ends_of(runs: HostRuns) -> HostEnds:
         parameters=runs.parameters.astype(np.float64),
         n_epochs=runs.n_epochs.astype(np.float64),
         grown=runs.grown,
+        n_reads=runs.n_reads,
     )
 
 
@@ -76,4 +87,5 @@ def ends_at(runs: HostRuns, epochs: Integers) -> HostEnds:
         parameters=runs.parameters_by_epoch[at],
         n_epochs=np.minimum(epochs, runs.n_epochs).astype(np.float64),
         grown=runs.grown,
+        n_reads=runs.n_reads,
     )
