@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,20 @@ def test_claims_are_those_of_the_evaluation_and_stand_under_the_right_heading() 
     assert "No other task was tried." in section(
         card, "Transfer to other tasks, without training again"
     )
+
+
+def test_evaluations_on_other_hosts_of_the_task_are_told_apart() -> None:
+    measured = [replace(evidence(), task_options={"host": host}) for host in ("mlp", "cnn")]
+    files = [EvidenceFile(entries=(one,)) for one in (*measured, replace(measured[0], price=0.5))]
+    card = write_card(facts_of(fresh_controller()), files)
+    for title in ("What it was shown to do", "What it was not shown to do"):
+        lines = re.findall("^On .*$", section(card, title), re.MULTILINE)
+        assert lines == [
+            f"On `spirals`, host mlp, at price {measured[0].price:g}:",
+            f"On `spirals`, host cnn, at price {measured[0].price:g}:",
+            "On `spirals`, host mlp, at price 0.5:",
+        ]
+    assert section(card, "What it was shown to do").count("256 hosts of spirals") == 2
 
 
 def test_another_task_is_transfer_whatever_it_came_to() -> None:

@@ -101,7 +101,7 @@ def _not_shown(entries: Sequence[Evidence]) -> list[str]:
     for evidence in entries:
         lines = [_line(one) for one in weigh(evidence) if not one.is_claim]
         if lines:
-            parts += [f"At price {evidence.price:g}:", "\n".join(lines)]
+            parts += [_place(evidence), "\n".join(lines)]
     return parts
 
 
@@ -116,9 +116,9 @@ def _transfer(entries: Sequence[Evidence], name: str) -> list[str]:
 
 
 def _measured(evidence: Evidence, name: str, before: Sequence[Evidence]) -> list[str]:
-    """Return on what an evaluation was made, and of whom; of a task's first price in full."""
-    parts = [f"On `{evidence.task}` at price {evidence.price:g}:"]
-    if any(one.task == evidence.task for one in before):
+    """Return on what an evaluation was made, and of whom; in full the first time."""
+    parts = [_place(evidence)]
+    if any(_ground(one) == _ground(evidence) for one in before):
         return parts
     lines = list(facts_of(evidence))
     if name in evidence.runs and len(evidence.runs) > 1:
@@ -126,6 +126,17 @@ def _measured(evidence: Evidence, name: str, before: Sequence[Evidence]) -> list
     if evidence.command:
         lines.append(f"This measures it again: `{evidence.command}`")
     return [*parts, "\n".join(f"- {line}" for line in lines)]
+
+
+def _ground(evidence: Evidence) -> tuple[Any, ...]:
+    """Return what decides who was measured on what, but the price."""
+    return evidence.task, dict(evidence.task_options), evidence.runs, evidence.n_hosts
+
+
+def _place(evidence: Evidence) -> str:
+    """Return where an evaluation was made, as a line."""
+    options = "".join(f", {name} {value}" for name, value in evidence.task_options.items())
+    return f"On `{evidence.task}`{options}, at price {evidence.price:g}:"
 
 
 def _line(finding: Finding) -> str:
