@@ -39,6 +39,7 @@ from esper.runs.growing import GrownHost, grow_host
 from esper.runs.growth_summary import GrowthSummary
 from esper.runs.headroom import Headroom, headroom
 from esper.runs.own_model import Grown, grow
+from esper.runs.reporting import report
 from esper.runs.run import Run, list_runs, load_run
 from esper.runs.saving import save_grown
 from esper.runs.training import RunInterrupted, resume, train
@@ -131,6 +132,7 @@ __all__ = [
     "print_trainable_parameters",
     "register_blueprint",
     "register_task",
+    "report",
     "resume",
     "run_episodes",
     "save",

@@ -20,6 +20,7 @@ COMMANDS = {
     "resume": "go on with a run that was interrupted",
     "runs": "list runs",
     "show": "show how a run went and what it came to",
+    "report": "write a report on runs that can be passed on",
     "dashboard": "watch runs in a browser",
     "evaluate": "judge controllers beside everything else that could be done",
     "compare": "compare controllers with one another",

@@ -51,7 +51,7 @@ def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = 
         axis.set_axis_off()
     for axis in axes[-1]:
         axis.set_xlabel("round")
-    figure.suptitle(_plain(title))
+    figure.suptitle(plain(title))
     return figure
 
 
@@ -107,7 +107,7 @@ def _draw_line(
     axis.plot(
         series.rounds,
         series.values,
-        label=_plain(label),
+        label=plain(label),
         color=COLOURS[number % len(COLOURS)],
         linestyle=STYLES[number // len(COLOURS) % len(STYLES)],
         **marks,
@@ -124,7 +124,7 @@ def _finish(axis: Any, panel: Panel, kl_limit: float | None) -> None:
         axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", ncols=n_columns)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text that matplotlib shows letter by letter: no formula, and no hidden label."""
     guarded = text.replace("$", r"\$")
     return f" {guarded}" if guarded.startswith("_") else guarded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,8 @@ from esper.telemetry.records import RoundRecord, SessionRecord
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from esper.runs.plotting import Plot
 
 RunState = Literal["running", "done", "interrupted", "failed", "killed", "empty"]
 
@@ -96,14 +97,25 @@ class Run:
         with open_run(self.path) as telemetry:
             return telemetry.metrics()
 
-    def plot(self) -> Any:
-        """Return a matplotlib figure of how it learned."""
-        from esper.reports.figures import plot_metrics
+    def plot(
+        self, what: Plot = "learning", *, env: int | None = None, episode: int | None = None
+    ) -> Any:
+        """Return a matplotlib figure: how it learned, the life of a host, or what it does.
 
-        limit = self.config.ppo.kl_limit
-        return plot_metrics(
-            self.metrics(), title=self.name, kl_limit=limit if math.isfinite(limit) else None
-        )
+        Args:
+            what: ``"learning"``, ``"timeline"`` or ``"learned"``.
+            env: For a timeline, the environment, and
+            episode: which of its episodes; a typical one if neither is given.
+        """
+        from esper.runs.plotting import plot_run
+
+        return plot_run(self, what, env=env, episode=episode)
+
+    def report(self, **how: Any) -> Path:
+        """Write a report on the run and return its file; see :func:`esper.report`."""
+        from esper.runs.reporting import report
+
+        return report(self, **how)
 
     def best_host(self) -> nn.Module:
         """Return the best host of the comparison at the end, grown again, as a plain module.

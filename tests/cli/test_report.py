@@ -1,0 +1,249 @@
+"""``esper report`` writes what it says where it says, and refuses what would be lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import esper
+from esper.cli.main import main
+from esper.reports import views
+from esper.reports.evidence_file import EvidenceFile
+from esper.reports.verdict import verdict_sentences
+from esper.runs.folder import RunFolder
+from esper.telemetry import open_run
+from tests.cli.test_run_commands import refused
+from tests.reports.examples import make_arm, make_evidence, make_hosts
+
+
+def evaluation_of(*runs: str) -> EvidenceFile:
+    """Return a small evaluation about runs."""
+    arms = (
+        make_arm("learned", make_hosts(len(runs), 30, gain=0.05), kind="learned", grown_share=0.9),
+        make_arm("heuristic", make_hosts(1, 30, seed=1), kind="tuned"),
+    )
+    return EvidenceFile(entries=(make_evidence(*arms, runs=runs),))
+
+
+def test_the_page_is_put_into_the_folder_of_the_run_and_made_again_over_itself(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["report", str(copied_run)]) == 0
+        told = capsys.readouterr()
+        assert (told.out, told.err) == (f"{copied_run / 'report.html'}\n", "")
+        text = (copied_run / "report.html").read_text("utf-8")
+        assert "<h1>Report on copied run</h1>" in text
+    (sentence, *_) = json.loads((copied_run / "summary.json").read_text())["sentences"]
+    assert f'<p class="report-verdict">{sentence}</p>' in text
+
+
+def test_several_runs_have_one_page_in_the_working_folder(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(finished_run, tmp_path / "other run")
+    assert main(["report", str(finished_run), str(other)]) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "<h1>Report on 2 runs</h1>" in text
+    assert "All settings of the runs are the same." in text
+
+
+def test_json_holds_the_views_of_the_run(
+    finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(finished_run), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (run,) = found["runs"]
+    with open_run(finished_run) as telemetry:
+        expected = {
+            "overview": views.overview(telemetry),
+            "headline": views.headline(telemetry),
+            "metrics": views.metric_series(telemetry, after=-1),
+            "evaluations": views.evaluations(telemetry),
+            "comparison": views.comparison_view(finished_run),
+            "learned": views.learned(telemetry),
+            "health": views.health(telemetry),
+        }
+        best = max(views.episode_list(telemetry, order="recent")["episodes"], key=_return)
+        detail = views.episode_detail(telemetry, best["env"], best["episode"])
+    assert {name: run[name] for name in expected} == json.loads(json.dumps(expected))
+    assert (run["name"], run["state"]) == ("first run", "done")
+    shown = {episode["kind"]: episode["detail"] for episode in run["episodes"]}
+    assert shown["best"]["result"]["ep_rew"] == best["ep_rew"]
+    assert shown["best"] == json.loads(json.dumps(detail))
+    assert set(shown) == {"typical", "best"}
+    assert found["evaluations"] == []
+
+
+def _return(episode: views.Episode) -> float:
+    assert episode["ep_rew"] is not None
+    return episode["ep_rew"]
+
+
+def test_markdown_is_printed_or_written(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(finished_run), "--format", "md"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("<!-- esper report -->\n\n# Report on first run\n")
+    assert "## What the controller learned" in printed
+    words = ["report", str(finished_run), "--format", "md", "--out", "a report.md"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == "a report.md\n"
+    lines = (tmp_path / "a report.md").read_text("utf-8").splitlines()
+    made = [line.startswith("Made by Esper") for line in lines]
+    assert sum(made) == 1
+    assert [one for one, is_made in zip(lines, made, strict=True) if not is_made] == [
+        line for line in printed.splitlines() if not line.startswith("Made by Esper")
+    ]
+
+
+@pytest.mark.parametrize("format_", ["html", "md", "json"])
+def test_what_is_no_report_is_not_written_over(
+    format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", str(finished_run), "--format", format_, "--out", "notes"]
+    (tmp_path / "notes").write_text("my notes\n")
+    assert "notes is there already and is no report; choose another file." in refused(words, capsys)
+    assert (tmp_path / "notes").read_text() == "my notes\n"
+    (tmp_path / "notes").unlink()
+    assert main(words) == main(words) == 0
+    capsys.readouterr()
+    (tmp_path / "folder").mkdir()
+    assert "folder is a folder" in refused([*words[:-1], "folder"], capsys)
+    told = refused([*words[:-1], "nowhere/report"], capsys, code=1)
+    assert "nowhere/report cannot be written: No such file or directory" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "folder"}
+
+
+def test_mistakes_are_told_in_a_line(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(finished_run)
+    assert "no run is given" in refused(["report"], capsys)
+    assert "there is no run 'x'" in refused(["report", "x"], capsys)
+    assert "is given twice; name each run once" in refused(["report", run, run], capsys)
+    told = refused(["report", run, "--format", "pdf"], capsys)
+    assert "--format is 'pdf'; it must be one of" in told
+    told = refused(["report", run, "--evaluation", "x.json"], capsys)
+    assert "x.json cannot be read: No such file or directory" in told
+    (tmp_path / "bad.json").write_text("{}")
+    told = refused(["report", run, "--evaluation", "bad.json"], capsys)
+    assert "bad.json cannot be read: there is no evidence_version" in told
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(finished_run / "config.toml", empty)
+    assert "there is nothing to report on empty" in refused(["report", "empty"], capsys)
+
+
+def test_an_evaluation_in_the_folder_or_beside_the_runs_or_named_is_told(
+    copied_run: Path, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / "evaluation").mkdir()
+    alone = evaluation_of("copied run")
+    (copied_run / "evaluation/evaluation.json").write_text(alone.to_text())
+    assert main(["report", str(copied_run), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert found["source"].endswith("copied run/evaluation/evaluation.json")
+    assert found["verdict"]["sentences"] == list(verdict_sentences(alone.entries[0]))
+    other = shutil.copytree(finished_run, tmp_path / "other run")
+    both = evaluation_of("copied run", "other run")
+    (tmp_path / "evaluation.json").write_text(both.to_text())
+    for words in ([], ["--evaluation", "."], ["--evaluation", "evaluation.json"]):
+        assert main(["report", str(copied_run), str(other), "--format", "json", *words]) == 0
+        found = json.loads(capsys.readouterr().out)["evaluations"]
+        assert [one["runs"] for one in found] == [["copied run", "other run"]]
+    (copied_run / "evaluation/evaluation.json").write_text("{")
+    assert main(["report", str(copied_run), "--format", "md"]) == 0
+    assert "evaluation/evaluation.json is no JSON" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_or_was_interrupted_says_so(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / "summary.json").unlink()
+    with RunFolder(copied_run).locked():
+        assert main(["report", str(copied_run), "--format", "md"]) == 0
+    assert "The run is still going on" in capsys.readouterr().out
+    with esper.telemetry.TelemetryWriter(copied_run / "telemetry.sqlite") as writer:
+        writer.start_session(first_round=3, threads=1, torch_version="2")
+        writer.end_session("interrupted", "Stopped by SIGINT.")
+    assert main(["report", str(copied_run), "--format", "md"]) == 0
+    told = capsys.readouterr().out
+    assert "The run was interrupted and can be gone on with: 2 rounds of 2" in told
+    assert "2 processes worked on it" in told
+    assert "It is not compared with other controllers yet" in told
+
+
+def test_an_evil_name_of_a_run_is_text(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "<script>alert(1)<\u2028script>"
+    shutil.copytree(finished_run, tmp_path / name)
+    assert main(["report", name, "--out", "report.html"]) == 0
+    capsys.readouterr()
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "<script>alert" not in text
+    assert "<h1>Report on &lt;script&gt;alert(1)&lt;\u2028script&gt;</h1>" in text
+
+
+def test_charts_are_saved_as_pictures(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(finished_run), "--out", "r.html", "--png", "charts"]) == 0
+    assert capsys.readouterr().out == "r.html\n"
+    names = {path.stem for path in (tmp_path / "charts").glob("*.png")}
+    assert names >= {"return", "score", "parameters", "flops", "kl", "entropy", "losses", "ops"}
+    assert names >= {"episode-typical", "episode-best", "learned", "health"}
+    for path in (tmp_path / "charts").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_way_to_install_it_is_told_and_nothing_is_written(
+    finished_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ["report", str(finished_run), "--out", "r.html", "--png", "charts"]
+    assert 'pip install "esper-lite[plot]"' in refused(words, capsys)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_notebook_gets_the_same_by_calls(finished_run: Path, tmp_path: Path) -> None:
+    run = esper.load_run(finished_run)
+    path = run.report(format="md", out=tmp_path / "r.md")
+    assert path == tmp_path / "r.md"
+    assert esper.report([run], format="json", out="r.json") == Path("r.json")
+    assert json.loads((tmp_path / "r.json").read_text("utf-8"))["runs"][0]["name"] == run.name
+    with pytest.raises(esper.errors.ConfigError, match="format is 'pdf'"):
+        esper.report(run, format="pdf")  # type: ignore[arg-type]
+    with pytest.raises(esper.errors.ReportError, match="no run is given"):
+        esper.report([])
+
+
+def test_a_figure_is_of_learning_of_a_host_or_of_what_was_learned(finished_run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = esper.load_run(finished_run)
+    assert len(run.plot().axes) == 9
+    score, *lanes = run.plot("timeline").axes
+    with open_run(finished_run) as telemetry:
+        slots = views.overview(telemetry)["slots"]
+        detail = views.episode_detail(telemetry, 1, 0)
+    assert [axis.get_ylabel() for axis in lanes] == slots
+    assert detail is not None
+    score, *_ = run.plot("timeline", env=1, episode=0).axes
+    drawn = [float(value) for value in score.lines[0].get_ydata()]
+    assert drawn == [step["score"] for step in detail["steps"]]
+    assert len(run.plot("learned").axes) == 4
+    with pytest.raises(esper.errors.RunError, match="no episode 99 of environment 0"):
+        run.plot("timeline", episode=99)
+    with pytest.raises(esper.errors.ConfigError, match="what is 'lines'"):
+        run.plot("lines")
