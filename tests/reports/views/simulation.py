@@ -113,10 +113,10 @@ class Simulation:
         return self._random.choice([WAIT, GERMINATE, FOSSILIZE])
 
     def _act(self, host: _Host, op: int) -> None:
-        """Let each slot go on by up to three stages that may follow."""
+        """Let each slot go on by up to five stages that may follow."""
         for slot in range(len(SLOTS)):
             if host.stages[slot] is not Stage.DORMANT or op == GERMINATE:
-                for _ in range(self._random.choice([0, 1, 2, 3])):
+                for _ in range(self._random.choice([0, 1, 2, 3, 5])):
                     self._go_on(host, slot)
                     if host.stages[slot] is Stage.DORMANT:
                         break
@@ -126,8 +126,9 @@ class Simulation:
         ways = sorted(TRANSITIONS[stage])
         if not ways:
             return
-        # Rather on to the next stage than away: half of the seeds are given up otherwise.
-        host.stages[slot] = after = self._random.choice([ways[0], *ways[:2]])
+        # Rather on to the next stage than away: hardly a seed is fossilized otherwise.
+        onward = [one for one in ways if one == stage + 1 and self._random.random() < 0.7]
+        host.stages[slot] = after = self._random.choice(onward or ways)
         if stage is Stage.DORMANT:
             host.blueprints[slot] = self._random.randrange(len(BLUEPRINTS))
         if after in (Stage.EMBARGOED, Stage.DORMANT):

@@ -41,12 +41,11 @@ def headline(telemetry: RunTelemetry) -> Headline:
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
         (seconds,) = select(telemetry, "SELECT total(seconds) FROM rounds")[0]
-        trials = telemetry.rows(EvaluationRecord, purpose="tuning")
+        best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
+        static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
+        fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
         position = last_position(telemetry)
     settings = None if run is None else settings_of(run)
-    best = next((one for one in reversed(trials) if one.is_best and one.arm == "learned"), None)
-    static = next((one for one in trials if one.arm == "wait"), None)
-    fixed = next((one for one in trials if one.arm == "fixed"), None)
     best_score = None if best is None else finite(best.score_mean)
     static_score = None if static is None else finite(static.score_mean)
     return {
@@ -69,3 +68,10 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "flops": None if best is None else finite(best.flops_mean),
         "position": position,
     }
+
+
+def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
+    """Return the first trial in the course of the run that a condition and an order name."""
+    sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
+    found = select(telemetry, sql)
+    return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None
