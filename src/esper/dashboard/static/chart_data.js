@@ -54,7 +54,9 @@ export class AlignedData {
   fill(one, k) {
     const column = this.columns[k];
     if (!one.rounds) {
-      column.fill(one.constant ?? null);
+      const isOther = this.taken[k] > 0 && column[0] !== one.constant;
+      column.fill(one.constant ?? null, isOther ? 0 : this.taken[k]);
+      this.taken[k] = column.length;
       return;
     }
     for (let i = Math.max(0, this.taken[k] - OVERLAP); i < one.rounds.length; i += 1) {

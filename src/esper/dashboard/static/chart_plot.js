@@ -7,6 +7,7 @@ import { shownTheme } from "./theme.js";
 
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
 const PADDING = 0.08;
+const MOST_POINTS = 150;
 
 /** Draws series over rounds into an element. */
 export class Plot {
@@ -17,12 +18,22 @@ export class Plot {
     this.group = settings.group;
     this.plot = new uPlot(this.options(), [[], ...settings.series.map(() => [])], element);
     this.leave = this.group.add(this);
-    this.watchSize();
+    this.waiting = null;
+    this.isSeen = true;
+    this.watch();
   }
 
-  /** Draws these columns, keeping the zoom. */
+  /** Draws these columns, keeping the zoom; a drawing that is out of sight waits until it is seen. */
   setData(table) {
-    this.plot.setData(table, false);
+    const isFirst = this.plot.data[0].length === 0;
+    this.waiting = table;
+    if (this.isSeen || isFirst) this.drawWaiting();
+  }
+
+  drawWaiting() {
+    if (this.waiting === null) return;
+    this.plot.setData(this.waiting, false);
+    this.waiting = null;
     this.showRange();
   }
 
@@ -40,6 +51,11 @@ export class Plot {
     this.plot.setSeries(index + 1, { show: isShown });
   }
 
+  /** Gives the row that the cursor is at, or null. */
+  cursorRow() {
+    return this.plot.cursor.idx ?? null;
+  }
+
   /** Draws with the colours of the theme. */
   recolour() {
     this.plot.redraw(false, true);
@@ -48,18 +64,24 @@ export class Plot {
   /** Takes everything away. */
   destroy() {
     this.leave();
-    this.watcher.disconnect();
+    this.sizes.disconnect();
+    this.sight.disconnect();
     this.plot.destroy();
   }
 
-  watchSize() {
-    this.watcher = new ResizeObserver(() => {
+  watch() {
+    this.sight = new IntersectionObserver(([entry]) => {
+      this.isSeen = entry.isIntersecting;
+      if (this.isSeen) this.drawWaiting();
+    });
+    this.sight.observe(this.element);
+    this.sizes = new ResizeObserver(() => {
       const width = Math.floor(this.element.clientWidth);
       if (width > 0 && width !== this.plot.width) {
         this.plot.setSize({ width, height: this.settings.height });
       }
     });
-    this.watcher.observe(this.element);
+    this.sizes.observe(this.element);
   }
 
   options() {
@@ -120,8 +142,15 @@ function seriesOptions(one, index, settings) {
     dash: one.dash ?? (settings.isStacked ? [] : seriesDash(index)),
     fill: settings.isStacked ? colour : undefined,
     spanGaps: true,
-    points: { show: one.isPoints || hasOne, size: one.isPoints ? 7 : 5, fill: colour, stroke: colour },
+    points: { show: one.isPoints ? hasFew : hasOne, size: one.isPoints ? 7 : 5, fill: colour, stroke: colour },
   };
+}
+
+/** Points that touch one another would only thicken the line. */
+function hasFew(plot, index) {
+  let known = 0;
+  for (const value of plot.data[index]) known += value === null ? 0 : 1;
+  return known <= MOST_POINTS;
 }
 
 /** A line of one point would not be seen. */
@@ -129,9 +158,18 @@ function hasOne(plot, index) {
   return plot.data[index].length < 3;
 }
 
+const tokens = new Map();
+
+/** Gives what looks up a colour of the style sheet, once for each theme. */
+function token(name) {
+  return () => {
+    const key = `${name} ${shownTheme()}`;
+    if (!tokens.has(key)) tokens.set(key, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+    return tokens.get(key);
+  };
+}
+
 function axes(settings, hasSecond) {
-  const style = getComputedStyle(document.documentElement);
-  const token = (name) => () => style.getPropertyValue(name).trim();
   const font = "12px system-ui, sans-serif";
   const common = { font, stroke: token("--muted"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false } };
   const side = { ...common, size: 52, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };

@@ -34,7 +34,7 @@ export function Chart({ name, title, note, series, version, group, height = 190,
   useEffect(() => {
     data.update(series);
     plot.current.setData(look.isStacked ? [data.rounds, ...stacked(data.columns, hidden)] : data.table());
-    showValues(values.current, current.current, null);
+    showValues(values.current, current.current, plot.current.cursorRow());
   }, [data, version, group, look.isStacked && hidden]);
   useEffect(() => plot.current.recolour(), [theme]);
 

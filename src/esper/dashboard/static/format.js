@@ -43,6 +43,12 @@ export function count(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** Gives the parameters of a host and, where they are known, of its seeds: 1.88k + 560. */
+export function parameters(host, seeds) {
+  if (!isNumber(seeds)) return count(host);
+  return `${count(host)} + ${seeds > 0 && seeds < 10 ? number(seeds, 1) : count(seeds)}`;
+}
+
 /** Gives a whole number with its thousands set apart. */
 export function whole(value) {
   return isNumber(value) ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : UNKNOWN;

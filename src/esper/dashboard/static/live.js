@@ -45,12 +45,19 @@ class LiveStream {
   /** Says that the server is gone. A browser gives up after an error page, so it is asked anew. */
   lose() {
     this.close();
-    this.timer = setTimeout(() => this.connect(), RETRY_MILLISECONDS);
+    this.timer = setTimeout(() => this.probe(), RETRY_MILLISECONDS);
     this.change("disconnected");
-    get("runs").catch((error) => {
+  }
+
+  /** Connects again if the server answers; otherwise says why not. */
+  async probe() {
+    try {
+      await get("runs");
+      if (!document.hidden) this.connect();
+    } catch (error) {
       this.reason = error.message;
-      if (this.connection === "disconnected") this.change("disconnected");
-    });
+      if (!document.hidden) this.lose();
+    }
   }
 
   pause() {

@@ -10,8 +10,8 @@ export function Facts({ children, label }) {
 /** One number, its name, and what it stands beside. */
 export function Fact({ name, note, title, children }) {
   return html`<div class="fact" title=${title}>
-    <dt>${name}</dt>
-    <dd>${children}${note && html` <small>${note}</small>`}</dd>
+    <dt>${name}${note && html`<div class="fact-note">${note}</div>`}</dt>
+    <dd>${children}</dd>
   </div>`;
 }
 

@@ -1,7 +1,7 @@
 /** Runs side by side: their headline numbers, and the settings in which they differ. */
 
 import { html } from "../html.js";
-import { count, duration, isNumber, number, percent, signed, whole } from "../format.js";
+import { duration, number, parameters, percent, signed, whole } from "../format.js";
 import { address } from "../router.js";
 import { differingSettings } from "../toml.js";
 import { StateBadge } from "./badge.js";
@@ -15,7 +15,7 @@ const ROWS = [
   ["gain against hosts left alone", (run) => signed(run.accuracy_gain), (run) => run.accuracy_gain],
   ["score", (run) => number(run.best_score), (run) => run.best_score],
   ["return at the end, test split", (run) => finalWords(run), (run) => finalOf(run)?.mean],
-  ["parameters: host + seeds", (run) => `${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}`],
+  ["parameters: host + seeds", (run) => parameters(run.host_parameters, run.seed_parameters)],
   ["FLOPs, share of a reference run", (run) => percent(run.flops)],
   ["steps a second", (run) => whole(run.steps_per_second)],
   ["time of its rounds", (run) => duration(run.seconds)],

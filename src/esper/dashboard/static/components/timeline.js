@@ -46,7 +46,7 @@ export function TimelineLegend({ detail }) {
   const kinds = new Set(detail.steps.map(markOf));
   if (detail.governor.length) kinds.add("governor");
   return html`<div class="timeline-legend">
-    <${StageLegend} stages=${[...stages]} /><${MarkLegend} kinds=${kinds} />
+    ${stages.size > 0 && html`<${StageLegend} stages=${[...stages]} />`}<${MarkLegend} kinds=${kinds} />
   </div>`;
 }
 

@@ -1,6 +1,6 @@
 /** One run: how far it is, what it came to, and its charts as they grow. */
 
-import { html } from "../html.js";
+import { html, useMemo } from "../html.js";
 import { runPath } from "../api.js";
 import { StateBadge } from "../components/badge.js";
 import { Comparison } from "../components/comparison.js";
@@ -9,7 +9,7 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
 import { useMetrics, useQuery } from "../data.js";
-import { count, duration, isNumber, number, percent, signed, whole } from "../format.js";
+import { duration, isNumber, number, parameters, percent, signed, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts } from "./run_charts.js";
 
@@ -20,6 +20,11 @@ export function RunScreen({ id }) {
   const { data: run, error } = useQuery(runPath(id), mark);
   const { table, version, error: metricsError } = useMetrics(id, mark);
   const group = useChartGroup();
+  const limit = run?.overview?.kl_limit ?? null;
+  const charts = useMemo(
+    () => html`<${RunCharts} ...${{ table, version, group }} klLimit=${limit} />`,
+    [table, version, group, limit],
+  );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
   return html`
@@ -36,7 +41,7 @@ export function RunScreen({ id }) {
         ? html`<div class="panel"><${Empty} title="No round is done yet.">
             The first trials on held-out hosts come first; charts begin with round 1.<//></div>`
         : html`<div class="stack">
-            <${RunCharts} ...${{ table, version, group }} overview=${run.overview} />
+            ${charts}
             <${Comparison} comparison=${run.comparison} />
           </div>`}`;
 }
@@ -53,13 +58,13 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
     ${state === "running"
       ? html`<${Fact} name="time left, about">${duration(left)}<//>`
       : html`<${Fact} name="time of its rounds">${duration(run.seconds)}<//>`}
-    <${Fact} name="best return, held-out hosts" note=${`fixed schedule ${number(run.fixed_return)}`}>
+    <${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
       ${number(run.best_return)}<//>
-    <${Fact} name="gain against hosts left alone" note=${`${number(run.best_score)} over ${number(run.static_score)}`}>
+    <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}>
       <span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>${signed(run.accuracy_gain)}</span><//>
-    <${Fact} name="parameters: host + seeds">
-      ${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}<//>
-    <${Fact} name="FLOPs, share of a reference run">${percent(run.flops)}<//>
+    <${Fact} name="parameters" note="host + seeds">
+      ${parameters(run.host_parameters, run.seed_parameters)}<//>
+    <${Fact} name="FLOPs" note="of a reference run">${percent(run.flops)}<//>
   <//>`;
 }
 

@@ -10,15 +10,15 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, overview, group }) {
-  const charts = chartsOf(table, overview);
+export function RunCharts({ table, version, klLimit, group }) {
+  const charts = chartsOf(table, klLimit);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} />`)}
   </div>`;
 }
 
-function chartsOf(table, overview) {
+function chartsOf(table, klLimit) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   const fixed = lastOf(table.get("eval/fixed_reward"));
   return [
@@ -54,7 +54,7 @@ function chartsOf(table, overview) {
       series: [
         line("mean over heads", "train/approx_kl"),
         line("whole actions", "train/joint_kl"),
-        ...constant("stops above", overview?.kl_limit),
+        ...constant("stops above", klLimit),
       ],
     },
     {

@@ -5,7 +5,7 @@ import { StateBadge } from "../components/badge.js";
 import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { useQuery } from "../data.js";
-import { count, isNumber, moment, number, signed } from "../format.js";
+import { isNumber, moment, number, parameters, signed } from "../format.js";
 import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
 
@@ -16,7 +16,7 @@ const COLUMNS = [
   { key: "progress", label: "rounds", start: -1, of: (run) => run.rounds_done / run.rounds },
   { key: "best_return", label: "best return", start: -1, isNumber: true, title: "of trials on held-out hosts" },
   { key: "accuracy_gain", label: "gain", start: -1, isNumber: true, title: "score minus that of the same hosts left alone" },
-  { key: "parameters", label: "parameters", start: -1, isNumber: true, of: parameters, title: "of the host + of its seeds" },
+  { key: "parameters", label: "parameters", start: -1, isNumber: true, of: allParameters, title: "of the host + of its seeds" },
   { key: "created_at", label: "begun", start: -1 },
 ];
 
@@ -87,12 +87,12 @@ function Row({ run, isTicked, tick }) {
     <td class="n" data-name="best return">${number(run.best_return)}</td>
     <td class="n" data-name="gain"><span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>
       ${signed(run.accuracy_gain)}</span></td>
-    <td class="n" data-name="parameters">${count(run.host_parameters)}${isNumber(run.seed_parameters) ? ` + ${count(run.seed_parameters)}` : ""}</td>
+    <td class="n" data-name="parameters">${parameters(run.host_parameters, run.seed_parameters)}</td>
     <td class="small muted runs-begun">${moment(run.created_at)}</td>
   </tr>`;
 }
 
-function parameters(run) {
+function allParameters(run) {
   return isNumber(run.host_parameters) ? run.host_parameters + (run.seed_parameters ?? 0) : null;
 }
 
