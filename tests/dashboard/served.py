@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -35,8 +36,9 @@ class Answer:
 class Served:
     """A dashboard under way, and a browser that knows its link."""
 
-    def __init__(self, made: Serving) -> None:
+    def __init__(self, made: Serving, thread: threading.Thread) -> None:
         self.made = made
+        self._thread = thread
         self.port = made.port
         self.host = f"127.0.0.1:{made.port}"
         self.cookie = ""
@@ -66,6 +68,13 @@ class Served:
             body = b"" if is_stream else response.read()
             return Answer(status=response.status, headers=found, body=body)
 
+    def end(self) -> float:
+        """End the server, and return how many seconds that took."""
+        start = time.monotonic()
+        self.made.server.end()
+        self._thread.join(TIMEOUT)
+        return time.monotonic() - start
+
     def paths(self, run: str = "a run") -> list[str]:
         """Return an address of each route of the application, and some that lead nowhere."""
         given = {"run": run.replace(" ", "%20"), "env": "0", "episode": "0"}
@@ -94,8 +103,7 @@ def serve(runs_dir: Path, **options: Any) -> Iterator[Served]:
         thread = threading.Thread(target=made.run)
         thread.start()
         try:
-            yield Served(made)
+            yield Served(made, thread)
         finally:
             made.server.end()
-            thread.join(TIMEOUT)
-            assert not thread.is_alive()
+            thread.join()

@@ -180,6 +180,8 @@ def test_what_is_kept_follows_the_files(tmp_path: Path, monkeypatch: pytest.Monk
         (row,) = reader.rows()
         return row["position"], reader.view("one", "key", views.headline)["position"]
 
+    for file in folder.path.iterdir():
+        os.utime(file, (1e9, 1e9))
     before = look()
     n_opened = len(opened)
     assert look() == before
@@ -193,8 +195,24 @@ def test_what_is_kept_follows_the_files(tmp_path: Path, monkeypatch: pytest.Monk
         assert look() == (before[0] + 1, before[1] + 1)
 
 
+def test_nothing_is_kept_of_a_run_that_is_worked_on(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    for file in folder.path.iterdir():
+        os.utime(file, (1e9, 1e9))
+    reader = RunReader(RunListing(tmp_path))
+    with folder.locked():
+        os.utime(folder.lock_file, (1e9, 1e9))
+        first, second = (reader.view("one", "key", views.overview) for _ in range(2))
+        assert [row["state"] for row in reader.rows()] == ["running"]
+    assert first is not second
+    assert [row["state"] for row in reader.rows()] == ["done"]
+    first, second = (reader.view("one", "key", views.overview) for _ in range(2))
+    assert first is second
+
+
 def test_few_answers_are_kept(tmp_path: Path) -> None:
-    make_run(tmp_path / "one")
+    for file in make_run(tmp_path / "one").path.iterdir():
+        os.utime(file, (1e9, 1e9))
     reader = RunReader(RunListing(tmp_path))
     for key in range(3 * reading.MOST_KEPT):
         reader.view("one", key, views.overview)

@@ -57,6 +57,11 @@ class Watch:
         """How many listen."""
         return self._n_listeners
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether the runs are being looked at."""
+        return self._task is not None
+
     @contextmanager
     def listening(self) -> Generator[None]:
         """Have the runs looked at while the context lasts."""

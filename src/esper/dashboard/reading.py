@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,6 +22,9 @@ Value = TypeVar("Value")
 Row = dict[str, Any]
 """A run in the list: its name, state and dates, and its headline."""
 
+SETTLING_SECONDS = 5.0
+"""How old the newest file of a run must be before what is read of it is kept."""
+
 MOST_KEPT = 64
 """Answers that are kept."""
 
@@ -31,13 +35,14 @@ _Mark = tuple[object, ...]
 class RunReader:
     """Reads the runs of a listing; every call opens what it reads and closes it again.
 
-    A run's line in the list is kept until one of its files changes, so that a hundred runs that
-    are done cost no more than looking at their dates. Calls may come from several threads.
+    What is read of a run that nobody works on is kept until one of its files changes, so that a
+    hundred runs that are done cost no more than looking at their dates. Calls may come from several
+    threads.
     """
 
     def __init__(self, listing: RunListing) -> None:
         self.listing = listing
-        self._rows: dict[str, tuple[_Mark, Row]] = {}
+        self._rows: dict[str, tuple[_Mark | None, Row]] = {}
         self._kept: dict[tuple[str, object], tuple[_Mark, Any]] = {}
         self._lock = threading.Lock()
 
@@ -47,8 +52,9 @@ class RunReader:
             kept, self._rows = self._rows, {}
             for name, folder in self.listing.folders().items():
                 mark = _mark(folder)
-                before = kept.get(name)
-                row = before[1] if before and before[0] == mark else _row(name, folder)
+                before, row = kept.get(name, (None, None))
+                if row is None or mark is None or mark != before:
+                    row = _row(name, folder)
                 self._rows[name] = (mark, row)
             return [row for _, row in self._rows.values()]
 
@@ -90,6 +96,8 @@ class RunReader:
             return kept[1]
         with _problems_named(name), open_run(folder.path) as telemetry:
             made = make(telemetry)
+        if mark is None:
+            return made
         self._kept[name, key] = (mark, made)
         while len(self._kept) > MOST_KEPT:
             with suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
@@ -145,10 +153,17 @@ def _problems_named(name: str) -> Generator[None]:
         raise RunError(f"{name} cannot be read now: {' '.join(str(error).split())}") from error
 
 
-def _mark(folder: RunFolder) -> _Mark:
-    """Return what differs once anything of a run has changed."""
+def _mark(folder: RunFolder) -> _Mark | None:
+    """Return what differs once anything of a run has changed; None while it may be changing.
+
+    Readers see what was written only when it is safely on the disk, some time after the file's
+    date: what is read of a file that has just changed need not be what it holds.
+    """
     stats = _stats(folder)
-    return (folder.is_in_use, *((s.st_mtime_ns, s.st_size, s.st_ino) if s else None for s in stats))
+    newest = max((stat.st_mtime for stat in stats if stat), default=0.0)
+    if folder.is_in_use or time.time() - newest < SETTLING_SECONDS:
+        return None
+    return tuple((s.st_mtime_ns, s.st_size, s.st_ino) if s else None for s in stats)
 
 
 def _updated_at(folder: RunFolder) -> str | None:
