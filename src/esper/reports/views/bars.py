@@ -7,6 +7,7 @@ no epoch in that step, which begins and ends at ``e``.
 
 from __future__ import annotations
 
+import math
 from typing import TypedDict
 
 from esper.lifecycle.stages import Stage
@@ -55,24 +56,13 @@ def make_bars(
     for slot in dict.fromkeys([*slots, *(event.slot for event in events)]):
         place = slots.index(slot) if slot in slots else None
         for number, life in enumerate(_lives([one for one in events if one.slot == slot])):
-            starts = [one.epoch - (one.step != finish_step) for one in life]
-            is_over = life[-1].to_stage == _DORMANT
-            ends = [*starts[1:], last_epoch]
-            # The last event of a life that is over only says where it ends.
-            parts = zip(life, starts, ends, strict=True)
-            kept = list(parts)[: -1 if is_over else None]
-            own = [one for one in steps if life[0].step <= one["step"]]
-            if is_over:
-                own = [one for one in own if one["step"] < life[-1].step]
+            own = _steps_of(life, steps)
             bars.append(
                 {
                     "slot": slot,
                     "blueprint": next((one.blueprint for one in life if one.blueprint), None),
                     "seed": number,
-                    "parts": [
-                        {"stage": one.to_stage, "from": start, "to": end}
-                        for one, start, end in kept
-                    ],
+                    "parts": _parts(life, last_epoch, finish_step),
                     "alphas": _alphas(life, own, place, finish_step),
                     "parameters": _parameters(own, place),
                 }
@@ -88,6 +78,26 @@ def _lives(events: list[SeedEventRecord]) -> list[list[SeedEventRecord]]:
             lives.append([])
         lives[-1].append(event)
     return lives
+
+
+def _is_over(life: list[SeedEventRecord]) -> bool:
+    """Return whether the last event of a life only says that its slot is free again."""
+    return life[-1].to_stage == _DORMANT
+
+
+def _steps_of(life: list[SeedEventRecord], steps: list[Step]) -> list[Step]:
+    """Return the steps after which the slot was the seed's."""
+    end = life[-1].step if _is_over(life) else math.inf
+    return [one for one in steps if life[0].step <= one["step"] < end]
+
+
+def _parts(life: list[SeedEventRecord], last_epoch: int, finish_step: int | None) -> list[Part]:
+    starts = [one.epoch - (one.step != finish_step) for one in life]
+    parts: list[Part] = [
+        {"stage": one.to_stage, "from": start, "to": end}
+        for one, start, end in zip(life, starts, [*starts[1:], last_epoch], strict=True)
+    ]
+    return parts[:-1] if _is_over(life) else parts
 
 
 def _alphas(

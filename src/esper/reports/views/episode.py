@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypedDict
 
 from esper.reports.views.bars import Bar, make_bars
@@ -54,52 +55,86 @@ class EpisodeDetail(TypedDict):
     host_parameters: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """The records of one episode."""
+
+    result: Episode | None
+    steps: list[StepRecord]
+    events: list[SeedEventRecord]
+    rescues: list[GovernorRecord]
+
+    @property
+    def draw_seed(self) -> str | None:
+        """What decided the host, if a record tells it."""
+        if self.result is not None:
+            return self.result["draw_seed"]
+        return next((str(one.draw_seed) for one in (*self.events, *self.rescues)), None)
+
+    @property
+    def last_epoch(self) -> int:
+        """Epochs that the host has trained, as far as records tell."""
+        if self.result is not None:
+            return self.result["n_epochs"]
+        return max(one.epoch for one in (*self.steps, *self.events, *self.rescues))
+
+    @property
+    def finish_step(self) -> int | None:
+        """The step in which the host was finished without training another epoch."""
+        if self.result is None or self.result["ep_len"] <= self.result["n_epochs"]:
+            return None
+        return self.result["step"]
+
+
 def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDetail | None:
     """Return an episode, also one that goes on, or None if nothing is recorded of it."""
     with telemetry.snapshot():
-        result = ended_episode(telemetry, env, episode)
-        before = None if episode == 0 else ended_episode(telemetry, env, episode - 1)
-        if result is None and before is None and episode != 0:
-            return None
-        first = 1 if before is None else before["step"] + 1
-        last = None if result is None else result["step"]
-
-        def rows(kind: type[R]) -> list[R]:
-            numbers = numbers_of_steps(telemetry, kind, first, last)
-            return list(records_among(telemetry, kind, numbers, env=env, episode=episode))
-
-        records, events, rescues = rows(StepRecord), rows(SeedEventRecord), rows(GovernorRecord)
-        run = run_of(telemetry)
-    if result is None and not (records or events or rescues):
+        rows, run = _find_rows(telemetry, env, episode), run_of(telemetry)
+    if rows is None:
         return None
     names = names_of(run)
-    steps = [describe_step(record, names) for record in records]
-    draw_seed = next((str(one.draw_seed) for one in (*events, *rescues)), None)
+    steps = [describe_step(record, names) for record in rows.steps]
+    bars = make_bars(
+        rows.events,
+        steps,
+        names.slots,
+        last_epoch=rows.last_epoch,
+        finish_step=rows.finish_step,
+    )
     return {
         "env": env,
         "episode": episode,
-        "draw_seed": draw_seed if result is None else result["draw_seed"],
-        "is_over": result is not None,
+        "draw_seed": rows.draw_seed,
+        "is_over": rows.result is not None,
         "has_steps": bool(steps),
         "n_epochs_max": None if run is None else settings_of(run).budget.n_epochs,
-        "result": result,
+        "result": rows.result,
         "slots": names.slots,
         "steps": steps,
-        "events": [_event(one) for one in events],
-        "bars": make_bars(
-            events,
-            steps,
-            names.slots,
-            last_epoch=(
-                max(one.epoch for one in (*records, *events, *rescues))
-                if result is None
-                else result["n_epochs"]
-            ),
-            finish_step=_finish_step(result),
-        ),
-        "governor": [{"epoch": g.epoch, "step": g.step, "reason": g.reason} for g in rescues],
-        "host_parameters": None if result is None else result["host_parameters"],
+        "events": [_event(one) for one in rows.events],
+        "bars": bars,
+        "governor": [{"epoch": g.epoch, "step": g.step, "reason": g.reason} for g in rows.rescues],
+        "host_parameters": None if rows.result is None else rows.result["host_parameters"],
     }
+
+
+def _find_rows(telemetry: RunTelemetry, env: int, episode: int) -> _Rows | None:
+    """Return the records of an episode: those of its environment since the episode before."""
+    result = ended_episode(telemetry, env, episode)
+    before = None if episode == 0 else ended_episode(telemetry, env, episode - 1)
+    if result is None and before is None and episode != 0:
+        return None
+    first = 1 if before is None else before["step"] + 1
+    last = None if result is None else result["step"]
+
+    def find(kind: type[R]) -> list[R]:
+        numbers = numbers_of_steps(telemetry, kind, first, last)
+        return list(records_among(telemetry, kind, numbers, env=env, episode=episode))
+
+    steps, events, rescues = find(StepRecord), find(SeedEventRecord), find(GovernorRecord)
+    if result is None and not (steps or events or rescues):
+        return None
+    return _Rows(result=result, steps=steps, events=events, rescues=rescues)
 
 
 def _event(record: SeedEventRecord) -> SeedEvent:
@@ -113,10 +148,3 @@ def _event(record: SeedEventRecord) -> SeedEvent:
         "alpha": finite(record.alpha),
         "contribution": finite(record.contribution),
     }
-
-
-def _finish_step(result: Episode | None) -> int | None:
-    """Return the step in which a host was finished without training another epoch."""
-    if result is None or result["ep_len"] == result["n_epochs"]:
-        return None
-    return result["step"]

@@ -64,16 +64,6 @@ class Step(TypedDict):
 
 def describe_step(record: StepRecord, names: Names) -> Step:
     """Return a step with names in the place of indices."""
-    choices: dict[str, int] = {
-        "slot": record.slot,
-        "blueprint": record.blueprint,
-        "style": record.style,
-        "tempo": record.tempo,
-        "alpha_target": record.alpha_target,
-        "alpha_speed": record.alpha_speed,
-        "alpha_curve": record.alpha_curve,
-        "op": record.op,
-    }
     op = named(names.ops, record.op)
     reads = names.reads.get(op)
     is_read = set(reads or ())
@@ -89,23 +79,40 @@ def describe_step(record: StepRecord, names: Names) -> Step:
         "blueprint": (
             named(names.blueprints, record.blueprint) if "blueprint" in is_read else None
         ),
-        "choices": choices,
+        "choices": _choices(record),
         "relevant": [head for head in names.heads if reads is None or head in is_read],
         "probabilities": _probabilities(record.probabilities, names),
         "reward": finite(record.reward),
-        "terms": {
-            "progress": finite(record.progress),
-            "settlement": finite(record.settlement),
-            "flops_cost": finite(record.flops_cost),
-            "rent": finite(record.rent),
-            "penalty": finite(record.penalty),
-            "shaping": finite(record.shaping),
-        },
+        "terms": _terms(record),
         "score": finite(record.score),
         "flops": finite(record.flops),
         "value": finite(record.value),
         "log_prob": finite(record.log_prob),
         "slots": read_slots(record.slots, names.blueprints),
+    }
+
+
+def _choices(record: StepRecord) -> dict[str, int]:
+    return {
+        "slot": record.slot,
+        "blueprint": record.blueprint,
+        "style": record.style,
+        "tempo": record.tempo,
+        "alpha_target": record.alpha_target,
+        "alpha_speed": record.alpha_speed,
+        "alpha_curve": record.alpha_curve,
+        "op": record.op,
+    }
+
+
+def _terms(record: StepRecord) -> Terms:
+    return {
+        "progress": finite(record.progress),
+        "settlement": finite(record.settlement),
+        "flops_cost": finite(record.flops_cost),
+        "rent": finite(record.rent),
+        "penalty": finite(record.penalty),
+        "shaping": finite(record.shaping),
     }
 
 
