@@ -69,7 +69,8 @@ def test_json_holds_the_views_of_the_run(
             "learned": views.learned(telemetry),
             "health": views.health(telemetry),
         }
-        best = max(views.episode_list(telemetry, order="recent")["episodes"], key=_return)
+        late = views.episode_list(telemetry, order="recent", first_round=2)["episodes"]
+        best = max(late, key=_return)
         detail = views.episode_detail(telemetry, best["env"], best["episode"])
     assert {name: run[name] for name in expected} == json.loads(json.dumps(expected))
     assert (run["name"], run["state"]) == ("first run", "done")

@@ -81,6 +81,7 @@ def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
 def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
     from esper.reports import views
     from esper.reports.episode_figure import plot_episode
+    from esper.reports.run_report.sections import episode_heading
     from esper.reports.run_report.values import find_episodes
 
     with run.telemetry() as telemetry:
@@ -88,7 +89,9 @@ def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
             found = find_episodes(telemetry, views.learned(telemetry))
             if not found:
                 raise RunError(f"{run.path} has no episode that ended yet; plot it later.")
-            return plot_episode(found[0]["detail"], title=f"{run.name}: {found[0]['title']}")
+            return plot_episode(
+                found[0]["detail"], title=f"{run.name}: {episode_heading(found[0])}"
+            )
         place = env or 0, episode or 0
         detail = views.episode_detail(telemetry, *place)
     if detail is None:
@@ -105,6 +108,7 @@ def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Any]]:
     from esper.reports.figures import plot_panel
     from esper.reports.learned_figure import plot_health, plot_learned
     from esper.reports.panels import find_panels
+    from esper.reports.run_report.sections import episode_heading
 
     metrics = {run["name"]: _metrics(run) for run in runs}
     limits = {run["overview"]["kl_limit"] for run in runs}
@@ -116,7 +120,7 @@ def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Any]]:
     for place, run in enumerate(runs):
         before = "" if len(runs) == 1 else f"{place}-{_file_name(run['name'])}-"
         for episode in run["episodes"]:
-            title = f"{run['name']}: {episode['title']}"
+            title = f"{run['name']}: {episode_heading(episode)}"
             yield f"{before}episode-{episode['kind']}", plot_episode(episode["detail"], title=title)
         if run["learned"]["parts"]:
             yield f"{before}learned", plot_learned(run["learned"], title=run["name"])

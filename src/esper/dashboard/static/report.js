@@ -62,10 +62,24 @@ function draw(place, runs) {
   }
 }
 
+/** Lets paper be light, whatever the screen is. */
+function printLight() {
+  const { dataset } = document.documentElement;
+  let shown = dataset.theme;
+  window.addEventListener("beforeprint", () => {
+    shown = dataset.theme;
+    dataset.theme = "light";
+  });
+  window.addEventListener("afterprint", () => {
+    dataset.theme = shown;
+  });
+}
+
 /** Draws everything there is to draw. */
 function start() {
   const { runs } = JSON.parse(document.getElementById("report-data").textContent);
   startTheme();
+  printLight();
   const patterns = document.createElement("div");
   document.body.append(patterns);
   render(html`<${StagePatterns} />`, patterns);

@@ -12,7 +12,7 @@ from esper.reports.run_report.evaluation_part import (
     comparison_blocks,
     evaluation_section,
 )
-from esper.reports.run_report.numbers import number
+from esper.reports.run_report.numbers import moment, number
 from esper.reports.run_report.run_words import state_sentence
 from esper.reports.run_report.sections import (
     episodes_section,
@@ -36,7 +36,7 @@ def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) 
         evidence: Evaluations to be told of, one for each price.
     """
     runs = values["runs"]
-    made = f"Made by Esper {values['esper_version']} on {values['made_at']}."
+    made = f"Made by Esper {values['esper_version']} on {moment(values['made_at'])}."
     ends = (
         Text(text=made),
         *([Items(lines=tuple(values["problems"]))] if values["problems"] else ()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 UNKNOWN = "-"
 
 
@@ -49,3 +51,8 @@ def duration(seconds: float) -> str:
 def memory(n_bytes: float) -> str:
     """Return an amount of memory: ``612 MB``, ``1.2 GB``."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+
+
+def moment(stamp: str) -> str:
+    """Return a recorded time, ISO 8601 with its time zone, to the minute: ``2030-01-02 03:04 UTC``."""
+    return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esper.reports.run_report.blocks import Block, Code, Facts, Items, Mount, Rows, Section, Text
 from esper.reports.run_report.learned_words import learned_sentences
-from esper.reports.run_report.numbers import many, number, whole
+from esper.reports.run_report.numbers import many, moment, number, whole
 from esper.reports.run_report.run_words import health_sentences, learning_sentences
 from esper.reports.run_report.several import flat_settings
 from esper.reports.run_report.tables import (
@@ -15,6 +15,7 @@ from esper.reports.run_report.tables import (
     trials_table,
 )
 from esper.reports.run_report.values import EpisodeValues, RunValues
+from esper.reports.views import Episode
 
 NO_STEPS = "Its steps were not recorded (telemetry.record_steps), so they cannot be shown."
 
@@ -59,13 +60,19 @@ def episodes_section(run: RunValues, place: int, prefix: str = "") -> Section:
         anchor=f"{prefix}episodes",
         sections=tuple(
             Section(
-                title=episode["title"],
+                title=episode_heading(episode),
                 anchor=f"{prefix}episode-{episode['kind']}",
                 blocks=_episode_blocks(episode, place, at),
             )
             for at, episode in enumerate(run["episodes"])
         ),
     )
+
+
+def episode_heading(episode: EpisodeValues) -> str:
+    """Return which episode it is."""
+    which = {"typical": "A typical episode", "best": "The best episode"}[episode["kind"]]
+    return f"{which} since round {episode['since']}"
 
 
 def learned_section(run: RunValues, place: int, prefix: str = "") -> Section:
@@ -107,7 +114,7 @@ def settings_section(run: RunValues, prefix: str = "") -> Section:
     last = overview["sessions"][-1] if overview["sessions"] else None
     pairs = [
         ("folder", run["path"]),
-        ("began", overview["created_at"] or "unknown"),
+        ("began", moment(overview["created_at"]) if overview["created_at"] else "unknown"),
         ("slots", ", ".join(overview["slots"])),
         ("blueprints", ", ".join(overview["blueprints"])),
         ("Esper", overview["esper_version"] or "unknown"),
@@ -151,16 +158,19 @@ def _episode_blocks(episode: EpisodeValues, place: int, at: int) -> tuple[Block,
     detail = episode["detail"]
     result = detail["result"]
     assert result is not None, "an episode that is shown has ended"
-    told = f"Environment {result['env']}, episode {result['episode']}, which ended in round "
-    told += f"{result['round']}: return {number(result['ep_rew'])}, final score "
-    told += f"{number(result['final_score'])} after {many(result['n_epochs'], 'epoch')} and "
-    told += f"{number(result['flops'], 2)} of the reference run's FLOPs; "
-    told += (
-        f"{whole(result['host_parameters'])} parameters, {whole(result['seed_parameters'])} grown "
-    )
-    told += f"by {many(result['n_grown'], 'seed')}."
+    told = f"{episode['title']}, which ended in round {result['round']}: return "
+    told += f"{number(result['ep_rew'])}, final score {number(result['final_score'])} after "
+    told += f"{many(result['n_epochs'], 'epoch')} and {number(result['flops'], 2)} of the "
+    told += f"reference run's FLOPs. The host began with {whole(result['host_parameters'])} "
+    told += f"parameters; {_grown(result)}."
     steps = (Rows(table=episode_table(detail)) if detail["steps"] else Text(text=NO_STEPS),)
     return (Text(text=told), Mount(drawing="episode", run=place, episode=at, instead=steps))
+
+
+def _grown(result: Episode) -> str:
+    if not result["n_grown"]:
+        return "nothing was grown"
+    return f"{many(result['n_grown'], 'seed')} with {whole(result['seed_parameters'])} were kept"
 
 
 def _task_options(run: RunValues) -> dict[str, object]:

@@ -12,12 +12,16 @@ from esper.telemetry import RunTelemetry
 
 REPORT_VERSION = 1
 """Version of the form of these values."""
+KINDS: tuple[Literal["typical", "best"], ...] = ("typical", "best")
+"""Episodes that are shown: the return nearest to the median, and the highest."""
 
 
 class EpisodeValues(TypedDict):
     """One episode that is shown step by step."""
 
     kind: Literal["typical", "best"]
+    since: int
+    """The first of the rounds that it was chosen from."""
     title: str
     detail: views.EpisodeDetail
 
@@ -111,25 +115,20 @@ def evaluation_values(evidence: Evidence, source: str) -> EvaluationValues:
 
 
 def find_episodes(telemetry: RunTelemetry, learned: views.Learned) -> list[EpisodeValues]:
-    """Return a typical episode of the last part of training, and the best of all."""
+    """Return a typical episode of the last part of training, and the best of the same part.
+
+    Earlier ones would show a controller that had yet to learn.
+    """
     parts = [part for part in learned["parts"] if part["n_episodes"]]
-    if not parts:
-        return []
-    since = parts[-1]["first_round"]
-    typical = views.episode_list(telemetry, order="typical", first_round=since, limit=1)
-    best = views.episode_list(telemetry, order="best", limit=1)
-    return [
-        {
-            "kind": "typical",
-            "title": f"A typical episode since round {since}",
-            "detail": _detail(telemetry, typical),
-        },
-        {"kind": "best", "title": "The best episode", "detail": _detail(telemetry, best)},
-    ]
+    return [_find_episode(telemetry, kind, parts[-1]["first_round"]) for kind in KINDS if parts]
 
 
-def _detail(telemetry: RunTelemetry, found: views.EpisodeList) -> views.EpisodeDetail:
+def _find_episode(
+    telemetry: RunTelemetry, kind: Literal["typical", "best"], since: int
+) -> EpisodeValues:
+    found = views.episode_list(telemetry, order=kind, first_round=since, limit=1)
     (episode,) = found["episodes"]
     detail = views.episode_detail(telemetry, episode["env"], episode["episode"])
     assert detail is not None, "an episode that ended is there"
-    return detail
+    title = f"Environment {episode['env']}, episode {episode['episode']}"
+    return {"kind": kind, "since": since, "title": title, "detail": detail}
