@@ -54,5 +54,5 @@ def memory(n_bytes: float) -> str:
 
 
 def moment(stamp: str) -> str:
-    """Return a recorded time, ISO 8601 with its time zone, to the minute: ``2030-01-02 03:04 UTC``."""
+    """Return a time that is recorded in ISO 8601, to the minute: ``2030-01-02 03:04 UTC``."""
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
