@@ -81,6 +81,13 @@ def test_every_episode_has_its_own_records_in_order_also_those_that_go_on(tmp_pa
             assert not seeds
             assert (found["env"], found["episode"], found["slots"]) == (env, episode, SLOTS)
             assert (found["has_steps"], found["n_epochs_max"]) == (True, N_EPOCHS)
+            living = [
+                slot
+                for slot, (stage, *_) in zip(SLOTS, json.loads(steps[-1].slots), strict=True)
+                if stage != Stage.DORMANT
+            ]
+            ends = {bar["slot"]: bar["parts"][-1]["to"] for bar in found["bars"]}
+            assert [ends[slot] for slot in living] == [steps[-1].epoch] * len(living)
             is_over.add(found["is_over"])
     assert is_over == {True, False}
 
