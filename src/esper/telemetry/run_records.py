@@ -38,7 +38,8 @@ class RunRecord:
     """The heads that each op reads: a JSON object of lists, by op."""
     host: str | None = added_field(since=3)
     """The parts of the task's host in their order: a JSON list of objects with ``name``, ``kind``,
-    ``parameters`` and ``slot``, which is null but for a slot."""
+    ``parameters`` and ``slot``, which is null but for a slot; and ``first_env``, the environment
+    from which on hosts have this part, where there are several kinds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

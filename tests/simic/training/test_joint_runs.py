@@ -1,5 +1,6 @@
 """Runs that grow hosts of two designs: stopped and resumed, recorded, compared, grown again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from esper.simic.training import StopRequest
 from esper.simic.training.setup import make_run_task, make_trial_envs
 from esper.simic.training.trials import TRIAL_SEED, Trials, run_final_trials, trial_parts
 from esper.tamiyo import Controller, WaitController, make_controller
-from esper.telemetry.records import EvaluationRecord, SeedEventRecord, StepRecord
+from esper.telemetry.records import EvaluationRecord, RunRecord, SeedEventRecord, StepRecord
 from tests.joint_tasks import NAME, NAMED
 from tests.runs.tiny import Seen, liveliness, run_digests, tiny_config
 from tests.simic.training.stopped_run import make_trainer
@@ -49,6 +50,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Seen]:
 
 def of(seen: Seen, kind: type) -> list[Any]:
     return [record for record in seen.records if isinstance(record, kind)]
+
+
+def test_the_parts_of_both_kinds_of_hosts_are_recorded(done: tuple[Run, Seen]) -> None:
+    (record,) = of(done[1], RunRecord)
+    parts = json.loads(record.host)
+    firsts = sorted({part["first_env"] for part in parts})
+    assert firsts == [0, N_OWN]
+    for first, layer in zip(firsts, ("Linear", "Conv2d"), strict=True):
+        own = [part for part in parts if part["first_env"] == first]
+        assert own[0]["kind"] == layer
+        assert [part["slot"] for part in own if part["slot"]] == json.loads(record.slots)
 
 
 def test_a_run_stopped_and_resumed_is_the_uninterrupted_one(

@@ -30,6 +30,8 @@ class Session(TypedDict):
 class HostPart(TypedDict):
     """A layer of the task's widest host, or a slot."""
 
+    first_env: int
+    """The environment from which on hosts are of this kind."""
     name: str
     kind: str
     parameters: int

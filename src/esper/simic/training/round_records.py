@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,8 +68,17 @@ _NUMBERS = (
 _BY_HEAD = ("approx_kl_by_head", "clip_fraction_by_head", "entropy_by_head")
 
 
-def run_record(config: RunConfig, slot_config: SlotConfig, host: nn.Module, name: str) -> RunRecord:
-    """Return the record of what a run is, given one of its hosts."""
+def run_record(
+    config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
+) -> RunRecord:
+    """Return the record of what a run is.
+
+    Args:
+        config: What decides the run.
+        slot_config: The slots of its hosts.
+        hosts: A host of each kind, by the first environment that has such hosts.
+        name: What the run is called.
+    """
     reads = {
         op.name.lower(): sorted(heads, key=HEAD_NAMES.index) for op, heads in HEADS_READ_BY.items()
     }
@@ -84,7 +94,13 @@ def run_record(config: RunConfig, slot_config: SlotConfig, host: nn.Module, name
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         choices=json.dumps(choice_names(slot_config)),
         reads=json.dumps(reads),
-        host=json.dumps([asdict(part) for part in host_parts(host)]),
+        host=json.dumps(
+            [
+                {"first_env": first, **asdict(part)}
+                for first, host in hosts.items()
+                for part in host_parts(host)
+            ]
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
+from torch import nn
 
 from esper.checkpoints import CheckpointFolder, State
 from esper.config.run import RunConfig
@@ -128,8 +129,11 @@ class Trainer:
 
     def _begin(self) -> None:
         """Say what the run is, find out what hosts come to without a controller, and start."""
-        host = self.task.make_host(0)
-        self._write(run_record(self.config, self.parts.envs.slot_config, host, self._name))
+        envs, hosts, first = self.parts.envs, dict[int, nn.Module](), 0
+        for part in envs.parts:
+            hosts[first] = part.task.make_host(0)
+            first += part.n_hosts
+        self._write(run_record(self.config, envs.slot_config, hosts, self._name))
         progress = self.parts.progress
         alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))
         progress.static_score = float(alone.scores.mean())
