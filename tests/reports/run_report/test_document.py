@@ -138,7 +138,14 @@ def test_several_runs_of_one_method_have_a_mean_with_its_interval(tmp_path: Path
     place = table.headers.index("return minus left alone")
     assert [row[0] for row in table.rows] == ["0", "1", "2", "3", "mean of 4 runs"]
     assert [row[place] for row in table.rows[:4]] == [f"{gain:.3f}" for gain in gains]
-    assert table.rows[4][place] == mean_interval(np.array(gains)).text(signed=False)
+    mean = mean_interval(np.array(gains))
+    assert table.rows[4][place] == mean.text(signed=False)
+    verdict = next(text for text in sentences_of(make_document(report_of(*runs))) if "Over" in text)
+    assert verdict == (
+        f"Over 4 training runs, the learned controller's return was {mean.text()} against hosts "
+        f"left alone and {mean.text()} against the fixed schedule, in the mean of the comparisons "
+        "at their ends."
+    )
     assert len(runs_table(runs[:2]).rows) == 2
 
 
@@ -149,7 +156,9 @@ def test_unlike_runs_have_no_mean_and_their_settings_are_told(tmp_path: Path) ->
     runs[1]["overview"]["config_toml"] = config.replace("rounds = 9", "rounds = 12")
     document = make_document(report_of(*runs))
     assert len(runs_table(runs).rows) == 3
-    assert any("unlike settings" in one for one in sentences_of(document))
+    told = sentences_of(document)
+    assert any("unlike settings" in one for one in told)
+    assert "No run has come to the comparison at its end yet." in told
     rows = [block.table for block in blocks_of(document) if isinstance(block, Rows)]
     unlike = next(table for table in rows if table.headers[0] == "setting")
     assert unlike.rows == (("rounds", "9", "12", "9"),)

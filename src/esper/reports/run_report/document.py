@@ -23,7 +23,12 @@ from esper.reports.run_report.sections import (
     reproduce_section,
     settings_section,
 )
-from esper.reports.run_report.several import about_table, runs_table, settings_table
+from esper.reports.run_report.several import (
+    about_table,
+    runs_table,
+    settings_table,
+    verdict_blocks,
+)
 from esper.reports.run_report.values import ReportValues, RunValues
 from esper.reports.words import listed
 
@@ -80,10 +85,15 @@ def _about_several(
     settings: tuple[Block, ...] = (Text(text="All settings of the runs are the same."),)
     if unlike.rows:
         settings = (Text(text="Settings in which the runs differ:"), Rows(table=unlike))
-    verdicts: tuple[Block, ...] = (
-        Rows(table=runs_table(runs)),
-        Items(lines=about_table(runs)),
-        *(() if evidence else (Text(text=NOT_EVALUATED),)),
+    beside = Section(
+        title="The runs beside one another",
+        anchor="runs",
+        blocks=(
+            *verdict_blocks(runs),
+            Rows(table=runs_table(runs)),
+            Items(lines=about_table(runs)),
+            *(() if evidence else (Text(text=NOT_EVALUATED),)),
+        ),
     )
     return Document(
         title=f"Report on {len(runs)} runs",
@@ -92,8 +102,7 @@ def _about_several(
             Section(
                 title="Verdict",
                 anchor="verdict",
-                blocks=verdicts,
-                sections=tuple(_evaluations(evidence, names)),
+                sections=(*_evaluations(evidence, names), beside),
             ),
             Section(
                 title="How they learned",

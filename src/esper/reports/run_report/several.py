@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from esper.reports.evidence_text import Table
+from esper.reports.run_report.blocks import Block, Items, Text
 from esper.reports.run_report.numbers import number, whole
 from esper.reports.run_report.values import RunValues
-from esper.reports.statistics import mean_interval
+from esper.reports.statistics import Interval, mean_interval
+from esper.reports.words import listed
 
 FEWEST_RUNS = 3
 """Runs below which an interval over runs says too little to be shown."""
@@ -33,6 +35,31 @@ def runs_table(runs: Sequence[RunValues]) -> Table:
         means = (_mean(list(map(find, runs))) for find in COLUMNS.values())
         rows.append((f"mean of {len(runs)} runs", "", "", *means))
     return Table(headers=("run", "state", "rounds", *COLUMNS), rows=tuple(rows), n_left=2)
+
+
+def verdict_blocks(runs: Sequence[RunValues]) -> tuple[Block, ...]:
+    """Return what the comparisons at the ends of runs say, together and one by one."""
+    told = [
+        f"{run['name']}: {view['sentences'][0]}"
+        for run in runs
+        if (view := run["comparison"]) is not None and view["sentences"]
+    ]
+    blocks: list[Block] = []
+    if is_one_method(runs) and len(runs) >= FEWEST_RUNS and len(told) == len(runs):
+        means = [
+            f"{_interval(runs, against).text()} against {words}"
+            for against, words in (("wait", "hosts left alone"), ("fixed", "the fixed schedule"))
+        ]
+        blocks.append(
+            Text(
+                text=f"Over {len(runs)} training runs, the learned controller's return was "
+                f"{listed(means)}, in the mean of the comparisons at their ends.",
+                is_verdict=True,
+            )
+        )
+    if not told:
+        told.append("No run has come to the comparison at its end yet.")
+    return (*blocks, Items(lines=tuple(told)))
 
 
 def about_table(runs: Sequence[RunValues]) -> tuple[str, ...]:
@@ -103,6 +130,12 @@ def _mean(values: list[float | None]) -> str:
     """Return a mean with its interval, if every run has the value."""
     known = [value for value in values if value is not None]
     return mean_interval(known).text(signed=False) if known and len(known) == len(values) else ""
+
+
+def _interval(runs: Sequence[RunValues], against: str) -> Interval:
+    """Return the mean over runs of what their controllers gain, with its interval."""
+    gains = [_difference(against)(run) for run in runs]
+    return mean_interval([gain for gain in gains if gain is not None])
 
 
 def _difference(against: str) -> Callable[[RunValues], float | None]:
