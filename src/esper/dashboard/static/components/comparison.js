@@ -3,6 +3,7 @@
 import { html } from "../html.js";
 import { number, percent, signed } from "../format.js";
 import { arm } from "../words.js";
+import { TableBox } from "./table_box.js";
 
 /** The table of controllers and what the intervals support; nothing if there is none. */
 export function Comparison({ comparison }) {
@@ -29,7 +30,7 @@ function Final({ comparison }) {
     <div class="panel-head"><h2>Comparison at the end</h2>
       <span class="muted small">the same ${comparison.n_hosts} held-out hosts, scored on the ${comparison.split} split;
         in brackets where the mean lies with 95 % confidence</span></div>
-    <div class="table-box"><table class="plain">
+    <${TableBox} label="Controllers"><table class="plain">
       <thead><tr><th scope="col">controller</th><th scope="col" class="n">return</th>
         <th scope="col" class="n">learned minus it</th><th scope="col" class="n">score</th>
         <th scope="col" class="n">FLOPs</th><th scope="col" class="n">added parameters</th></tr></thead>
@@ -41,7 +42,7 @@ function Final({ comparison }) {
         <td class="n">${number(one.flops, 2)}</td>
         <td class="n">${percent(one.seed_parameters / one.host_parameters)}</td>
       </tr>`)}</tbody>
-    </table></div>
+    </table><//>
     <ul class="sentences">${(comparison.sentences ?? []).map((line) => html`<li>${line}</li>`)}</ul>
   </section>`;
 }

@@ -5,6 +5,7 @@ import { duration, number, parameters, percent, signed, whole } from "../format.
 import { address } from "../router.js";
 import { differingSettings } from "../toml.js";
 import { StateBadge } from "./badge.js";
+import { TableBox } from "./table_box.js";
 
 const ROWS = [
   ["state", (run) => html`<${StateBadge} state=${run.state} />`],
@@ -23,7 +24,7 @@ const ROWS = [
 
 /** A table with a column for each run; the highest of what should be high is bold. */
 export function Headlines({ runs }) {
-  return html`<section class="panel table-box"><table class="plain headlines">
+  return html`<${TableBox} label="Runs" className="panel"><table class="plain headlines">
     <thead><tr><th scope="col"><span class="hidden-text">number</span></th>
       ${runs.map((run) => html`<th scope="col" key=${run.id}><a href=${address(["run", run.id])}>${run.name}</a></th>`)}</tr></thead>
     <tbody>${ROWS.map(([name, words, value]) => {
@@ -31,7 +32,7 @@ export function Headlines({ runs }) {
       return html`<tr key=${name}><th scope="row" class="muted">${name}</th>
         ${runs.map((run) => html`<td key=${run.id} class=${value && value(run) === best ? "best" : ""}>${words(run)}</td>`)}</tr>`;
     })}</tbody>
-  </table></section>`;
+  </table><//>`;
 }
 
 /** The settings that are not the same in all runs. */
@@ -39,12 +40,12 @@ export function DifferingSettings({ runs }) {
   const rows = differingSettings(runs.map((run) => run.overview?.config_toml ?? ""));
   return html`<section class="panel">
     <div class="panel-head"><h2>Settings that differ</h2></div>
-    ${rows.length === 0 ? html`<p class="muted">None: the runs have the same settings.</p>` : html`<div class="table-box">
+    ${rows.length === 0 ? html`<p class="muted">None: the runs have the same settings.</p>` : html`<${TableBox} label="Settings that differ">
       <table class="plain small"><thead><tr><th scope="col">setting</th>
         ${runs.map((run) => html`<th scope="col" key=${run.id}>${run.name}</th>`)}</tr></thead>
       <tbody>${rows.map(({ name, comment, values }) => html`<tr key=${name}>
         <th scope="row" title=${comment}><code>${name}</code></th>
-        ${values.map((value) => html`<td><code>${value ?? "–"}</code></td>`)}</tr>`)}</tbody></table></div>`}
+        ${values.map((value) => html`<td><code>${value ?? "–"}</code></td>`)}</tr>`)}</tbody></table><//>`}
   </section>`;
 }
 

@@ -5,6 +5,7 @@ import { Chart } from "../charts.js";
 import { bytes, compact, many, moment, number, whole } from "../format.js";
 import { address } from "../router.js";
 import { Fact, Facts } from "./facts.js";
+import { TableBox } from "./table_box.js";
 
 const MOST_PARTS = 7;
 
@@ -97,7 +98,7 @@ export function Notices({ health }) {
 export function Sessions({ sessions }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Sessions</h2><span class="muted small">processes that worked on the run</span></div>
-    <div class="table-box"><table class="plain small">
+    <${TableBox} label="Sessions"><table class="plain small">
       <thead><tr>${["begun", "ended", "outcome", "from round", "process", "threads", "esper", "torch", "python", "platform"]
         .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${sessions.map((one) => html`<tr key=${one.started_at}>
@@ -106,6 +107,6 @@ export function Sessions({ sessions }) {
         <td>${one.first_round}</td><td>${one.pid}</td><td>${one.threads}</td>
         <td>${one.esper_version}</td><td>${one.torch_version}</td><td>${one.python_version}</td><td>${one.platform}</td>
       </tr>`)}</tbody>
-    </table></div>
+    </table><//>
   </section>`;
 }

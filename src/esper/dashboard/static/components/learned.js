@@ -4,6 +4,7 @@ import { classes, html } from "../html.js";
 import { number, percent, whole } from "../format.js";
 import { plain } from "../words.js";
 import { Histograms } from "./histograms.js";
+import { TableBox } from "./table_box.js";
 
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 const LEAST_SHARE = 0.005;
@@ -56,14 +57,14 @@ function BarTable({ title, note, parts, rows, format, isByRow = false, extra = [
   const all = Math.max(1e-9, ...rows.flatMap(({ values }) => values));
   return html`<section class="panel">
     <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
-    ${rows.length === 0 ? html`<p class="muted">None.</p>` : html`<div class="table-box"><table class="plain small bar-table">
+    ${rows.length === 0 ? html`<p class="muted">None.</p>` : html`<${TableBox} label=${title}><table class="plain small bar-table">
       <thead><tr><th scope="col">rounds</th>${parts.map((part) => html`<th scope="col" class="n">${roundsOf(part)}</th>`)}</tr></thead>
       <tbody>
         ${extra.map(({ name, values }) => html`<tr key=${name}><th scope="row" class="muted">${name}</th>
           ${values.map((value) => html`<td class="n muted">${value}</td>`)}</tr>`)}
         ${rows.map(({ name, values }) => html`<tr key=${name}><th scope="row">${name}</th>
           ${values.map((value) => html`<${BarCell} value=${value} most=${isByRow ? Math.max(1e-9, ...values) : all} format=${format} />`)}</tr>`)}
-      </tbody></table></div>`}
+      </tbody></table><//>`}
   </section>`;
 }
 

@@ -52,9 +52,8 @@ function Slot({ group, plan, state }) {
   return html`<g>
     <title>${group.slot}: ${stage}${isLive ? `, ${state.blueprint}, alpha ${alpha.toFixed(2)}` : ""}</title>
     <path class="wire" d=${wire} stroke-dasharray=${alpha > 0 ? null : "3 4"} stroke-width=${1 + 2 * alpha}
-      style=${{ stroke: isLive ? STAGE_COLOURS[stage] : "" }} />
-    <rect class="seed-square" x=${middle - side / 2} y=${dock.y - side / 2} width=${side} height=${side} rx="3"
-      fill="var(--panel)" stroke=${STAGE_COLOURS[stage]} stroke-width="1.5" />
+      style=${{ stroke: alpha > 0 ? STAGE_COLOURS[stage] : "" }} />
+    <rect class="seed-square seed-ground" x=${middle - side / 2} y=${dock.y - side / 2} width=${side} height=${side} rx="3" />
     <rect class="seed-square" x=${middle - side / 2} y=${dock.y - side / 2} width=${side} height=${side} rx="3"
       fill=${stageFill(stage)} opacity="0.22" />
     <rect class="seed-square" x=${middle - side / 2} y=${dock.y + side / 2 - side * alpha} width=${side}

@@ -1,7 +1,6 @@
 /** One seed's life in a lane: stages as colour and pattern, alpha as height. */
 
 import { html } from "../html.js";
-import { STAGE_COLOURS } from "../colours.js";
 import { number, whole } from "../format.js";
 import { MarkAt } from "./marks.js";
 import { stageFill } from "./stages.js";
@@ -25,13 +24,11 @@ export function SeedBar({ bar, axis, base, height, detail, until }) {
 
 function Part({ part, alphas, axis, base, height }) {
   const [left, right] = [axis.x(part.from), axis.x(part.to)];
-  const colour = STAGE_COLOURS[part.stage];
   return html`<g>
     <rect x=${left} y=${base - height} width=${right - left} height=${height} fill=${stageFill(part.stage)}
       opacity="0.22" />
     <path d=${alphaPath(part, alphas, axis, base, height)} fill=${stageFill(part.stage)} />
-    <rect class="seed-edge" x=${left + 0.5} y=${base - height} width=${Math.max(1, right - left - 1)} height=${height}
-      stroke=${colour} />
+    <rect class="seed-edge" x=${left + 0.5} y=${base - height} width=${Math.max(1, right - left - 1)} height=${height} />
   </g>`;
 }
 

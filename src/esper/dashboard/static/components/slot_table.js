@@ -3,24 +3,24 @@
 import { classes, html } from "../html.js";
 import { isNumber, number, signed, whole } from "../format.js";
 import { StageSwatch } from "./stages.js";
+import { TableBox } from "./table_box.js";
 
 /** A row for each slot, with its contribution as a bar in two directions from zero. */
 export function SlotTable({ states, names, chosen }) {
   const reach = Math.max(0.05, ...states.map(({ contribution }) => Math.abs(contribution ?? 0)));
-  return html`<div class="table-box"><table class="plain small slot-table">
-    <thead><tr><th scope="col">slot</th><th scope="col">stage</th><th scope="col">seed</th>
+  return html`<${TableBox} label="Slots"><table class="plain small slot-table">
+    <thead><tr><th scope="col">slot, seed</th><th scope="col">stage</th>
       <th scope="col" class="n">alpha</th><th scope="col" class="n wide-only">parameters</th>
       <th scope="col" colspan="2" title="Score with the seed minus without it, when it was last measured.">contribution</th></tr></thead>
     <tbody>${states.map((state, k) => html`<tr key=${names[k]} class=${classes(names[k] === chosen && "slot-chosen")}>
-      <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}</th>
+      <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}<div class="slot-seed">${state.blueprint ?? "–"}</div></th>
       <td class="slot-stage"><${StageSwatch} stage=${state.stage} /> ${state.stage}</td>
-      <td>${state.blueprint ?? ""}</td>
       <td class="n">${state.blueprint ? number(state.alpha, 2) : ""}</td>
       <td class="n wide-only">${state.blueprint && isNumber(state.parameters) ? whole(state.parameters) : ""}</td>
       <td class="slot-bar"><${Diverging} value=${state.blueprint ? state.contribution : null} reach=${reach} /></td>
       <td class="n">${state.blueprint && isNumber(state.contribution) ? signed(state.contribution) : ""}</td>
     </tr>`)}</tbody>
-  </table></div>`;
+  </table><//>`;
 }
 
 function Diverging({ value, reach }) {

@@ -37,7 +37,7 @@ export function StageSwatch({ stage, size = 14 }) {
   const isEmpty = stage === "dormant";
   return html`<svg class="stage-swatch" width=${size} height=${size} aria-hidden="true">
     <rect x="1" y="1" width=${size - 2} height=${size - 2} rx="2.5" fill=${isEmpty ? "none" : stageFill(stage)}
-      stroke=${STAGE_COLOURS[stage] ?? "#888"} stroke-dasharray=${isEmpty ? "2 2" : null} />
+      stroke="#85898e" stroke-dasharray=${isEmpty ? "2 2" : null} />
   </svg>`;
 }
 

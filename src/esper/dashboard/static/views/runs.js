@@ -4,6 +4,7 @@ import { html, useState } from "../html.js";
 import { StateBadge } from "../components/badge.js";
 import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
+import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
 import { isNumber, moment, number, parameters, signed } from "../format.js";
 import { useAnyMark } from "../live.js";
@@ -48,7 +49,7 @@ export function RunsScreen() {
     ${runs.length === 0
       ? html`<div class="panel"><${Empty} title="There are no runs here yet.">
           Start one with <code>esper train</code>; it appears here by itself.<//></div>`
-      : html`<div class="panel table-box"><${Table} ...${{ runs, order, setOrder, ticked, tick }} /></div>`}`;
+      : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick }} /><//>`}`;
 }
 
 function Table({ runs, order, setOrder, ticked, tick }) {

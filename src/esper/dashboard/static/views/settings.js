@@ -4,6 +4,7 @@ import { html, useState } from "../html.js";
 import { runPath } from "../api.js";
 import { Sessions } from "../components/health.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
+import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
 import { moment } from "../format.js";
 import { useRoundMark } from "../live.js";
@@ -36,12 +37,12 @@ function Table({ text, wanted }) {
   const words = wanted.trim().toLowerCase();
   const settings = readSettings(text).filter((one) => `${settingName(one)} ${one.comment}`.toLowerCase().includes(words));
   if (settings.length === 0) return html`<div class="panel"><${Empty} title="No setting fits." /></div>`;
-  return html`<section class="panel table-box"><table class="plain settings">
+  return html`<${TableBox} label="Settings" className="panel"><table class="plain settings">
     <thead><tr><th scope="col">setting</th><th scope="col">value</th><th scope="col">what it is</th></tr></thead>
     <tbody>${settings.map((one) => html`<tr key=${settingName(one)}>
       <th scope="row"><code>${one.section && html`<span class="muted">${one.section}.</span>`}${one.key}</code></th>
       <td><code>${one.value}</code></td><td class="muted small">${one.comment}</td></tr>`)}</tbody>
-  </table></section>`;
+  </table><//>`;
 }
 
 function Choices({ overview }) {
