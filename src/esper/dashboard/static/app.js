@@ -5,6 +5,7 @@ import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./componen
 import { address, decode, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
+import { Gate } from "./views/gate.js";
 import { GrowthScreen } from "./views/growth.js";
 import { HealthScreen } from "./views/health.js";
 import { LearnedScreen } from "./views/learned.js";
@@ -61,7 +62,11 @@ function Screen({ parts, options }) {
   if (parts.length === 0) return html`<${RunsScreen} />`;
   if (parts[0] === "compare") return html`<${CompareScreen} ids=${idsOf(options)} />`;
   const [, Shown] = (parts[0] === "run" && parts[1] && TABS[parts[2] ?? ""]) || [];
-  if (Shown) return html`<${Shown} key=${parts[1]} id=${parts[1]} rest=${parts.slice(3)} options=${options} />`;
+  if (Shown) {
+    return html`<${Gate} id=${parts[1]}>
+      <${Shown} key=${parts[1]} id=${parts[1]} rest=${parts.slice(3)} options=${options} />
+    <//>`;
+  }
   return html`<${Empty} title="There is no such screen."><a href="#/">All runs</a><//>`;
 }
 

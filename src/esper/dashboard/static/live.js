@@ -95,6 +95,16 @@ export function useLiveRun(id) {
   return useLive((stream) => stream.runs[id] ?? null, [id]);
 }
 
+/** Gives whether a run can be asked about: "waiting" to hear of it, "empty", "unreadable" or "ready". */
+export function useReadiness(id) {
+  return useLive((stream) => {
+    const run = stream.runs[id];
+    if (!run) return stream.connection === "connecting" ? "waiting" : "ready";
+    if (run.state === "unreadable") return "unreadable";
+    return run.position > 0 ? "ready" : "empty";
+  }, [id]);
+}
+
 /** Gives a mark that changes with every row of a run, and when the connection comes back. */
 export function useRowMark(id) {
   return useLive((stream) => mark(stream, id, "position"), [id]);

@@ -32,7 +32,7 @@ function Chooser({ runs, ids }) {
     go(address(["compare"], { runs: next.map(encodeURIComponent).join(",") }), { replace: true });
   };
   return html`<fieldset class="chooser"><legend class="hidden-text">Runs</legend>
-    ${runs.filter(({ state }) => state !== "unreadable").map(({ id, name }) => html`<label key=${id}>
+    ${runs.filter(({ position }) => position > 0).map(({ id, name }) => html`<label key=${id}>
       <input type="checkbox" checked=${ids.includes(id)} onChange=${() => turn(id)} />${name}</label>`)}
   </fieldset>`;
 }

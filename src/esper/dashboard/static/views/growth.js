@@ -16,7 +16,7 @@ const STEP_DELAY = 250;
 export function GrowthScreen({ id, rest, options }) {
   const [filter, setFilter] = useState({ order: "recent", env: "", first_round: "", last_round: "", limit: PAGE });
   const mark = useRoundMark(id);
-  const { data: run, error: runError } = useQuery(runPath(id));
+  const { data: run, error: runError } = useQuery(runPath(id), mark);
   const list = useQuery(withQuery(runPath(id, "episodes"), filter), filter.order === "recent" ? mark : null);
   const chosen = rest.length === 2 ? { env: Number(rest[0]), episode: Number(rest[1]) } : firstOf(list.data);
   const isListed = rest.length === 2;

@@ -1,0 +1,25 @@
+/** What is shown of a run before there is anything to show of it. */
+
+import { html } from "../html.js";
+import { runPath } from "../api.js";
+import { Empty, Problem, Waiting } from "../components/messages.js";
+import { useQuery } from "../data.js";
+import { useReadiness } from "../live.js";
+
+/** Shows its children once a run has rows, and otherwise says why there are none. */
+export function Gate({ id, children }) {
+  const readiness = useReadiness(id);
+  if (readiness === "waiting") return html`<${Waiting} height=${600} />`;
+  if (readiness === "unreadable") return html`<${Unreadable} id=${id} />`;
+  if (readiness === "empty") {
+    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">
+      Its first rows come when its hosts are made; they appear here by themselves.<//></div>`;
+  }
+  return children;
+}
+
+function Unreadable({ id }) {
+  const { data, error } = useQuery(runPath(id));
+  if (!data && !error) return html`<${Waiting} height=${600} />`;
+  return html`<${Problem} error=${error ?? { message: data.problem ?? "This run cannot be read." }} />`;
+}
