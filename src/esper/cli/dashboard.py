@@ -55,6 +55,8 @@ def run(words: Sequence[str]) -> int:
         allow_remote=options.allow_remote,
         tell=_tell,
     ) as made:
+        if options.allow_remote:
+            _tell("warning: whoever can listen on the network can read the link and all it shows")
         print(f"The dashboard of {place} is at\n\n  {made.link}\n\nCtrl-C ends it.", flush=True)
         if options.open:
             made.open_browser(_tell)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.cli.early_signals import early_signals
+from esper.cli.plain_views import tell_on_stderr
 from esper.cli.views import View, make_view
 from esper.config.run import RunConfig
+from esper.dashboard.companion import dashboard_beside
 from esper.errors import EsperError
 from esper.runs.folder import shell_word
 from esper.runs.invocation import program
@@ -24,7 +27,13 @@ Work = Callable[[View, "StopRequest"], Run]
 
 
 def follow(
-    work: Work, config: RunConfig, *, begun: Run | None = None, quiet: bool, as_json: bool
+    work: Work,
+    config: RunConfig,
+    *,
+    begun: Run | None = None,
+    served: Path | None = None,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Do the work with a view on it, say what came of it, and return the exit code.
 
@@ -32,12 +41,14 @@ def follow(
         work: Works on the run.
         config: The run's settings.
         begun: The run, if there is one already.
+        served: The folder of runs that a dashboard shows meanwhile; None for no dashboard.
         quiet: Say one line in the end.
         as_json: Print a JSON object in each line.
     """
     try:
         # The view comes first: loading PyTorch takes seconds in which nothing would be seen.
         with (
+            nullcontext() if served is None else dashboard_beside(served, tell_on_stderr),
             make_view(config, quiet=quiet, json=as_json, begun=begun) as view,
             early_signals(view.tell) as early,
         ):

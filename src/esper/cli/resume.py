@@ -32,6 +32,9 @@ class Options:
     json: bool = False
     """Print a JSON object in each line."""
 
+    dashboard: bool = False
+    """Show it in a browser too, as long as it trains; the link is printed first."""
+
 
 def run(words: Sequence[str]) -> int:
     """Go on with the run and return the exit code."""
@@ -50,4 +53,11 @@ def run(words: Sequence[str]) -> int:
 
         return resume(found, watchers=[view], stop=stop)
 
-    return follow(work, found.config, begun=found, quiet=options.quiet, as_json=options.json)
+    return follow(
+        work,
+        found.config,
+        begun=found,
+        served=found.path.absolute().parent if options.dashboard else None,
+        quiet=options.quiet,
+        as_json=options.json,
+    )

@@ -52,6 +52,9 @@ class Ways:
     json: bool = False
     """Print a JSON object in each line."""
 
+    dashboard: bool = False
+    """Show it in a browser too, as long as it trains; the link is printed first."""
+
     print_config: bool = False
     """Print the settings as TOML, and do nothing."""
 
@@ -68,13 +71,14 @@ def run(words: Sequence[str]) -> int:
     if options.run_dir == "":
         raise UsageError("--run-dir is ''; it must be a folder, or left out.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
-    return train_and_show(config, run_dir, quiet=options.quiet, json=options.json)
+    ways = Ways(quiet=options.quiet, json=options.json, dashboard=options.dashboard)
+    return train_and_show(config, run_dir, ways)
 
 
-def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json: bool) -> int:
+def train_and_show(config: RunConfig, run_dir: Path | None, ways: Ways) -> int:
     """Train, showing how it goes, and return the exit code."""
     from esper.cli.following import follow
-    from esper.runs.folder import RunFolder
+    from esper.runs.folder import RunFolder, runs_folder
 
     if run_dir is not None:
         RunFolder(run_dir).require_unused()  # before PyTorch is loaded
@@ -85,7 +89,9 @@ def train_and_show(config: RunConfig, run_dir: Path | None, *, quiet: bool, json
 
         return train(config, run_dir=run_dir, watchers=[view], stop=stop)
 
-    return follow(work, config, quiet=quiet, as_json=json)
+    parent = runs_folder() if run_dir is None else run_dir.absolute().parent
+    served = parent if ways.dashboard else None
+    return follow(work, config, served=served, quiet=ways.quiet, as_json=ways.json)
 
 
 def _require_task(name: str) -> None:

@@ -23,6 +23,9 @@ from esper.errors import EsperError
 if TYPE_CHECKING:
     from esper.dashboard.serving import Serving, Tell
 
+MODULE = "esper.dashboard.companion"
+"""What the other process runs."""
+
 START_SECONDS = 20.0
 """How long the run waits for the link, which takes less than a second on an idle machine."""
 
@@ -45,7 +48,7 @@ def dashboard_beside(runs_dir: Path, tell: Tell) -> Generator[None]:
     """
     # A session of its own: the keys that interrupt the run do not reach it.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "esper.dashboard.companion", str(runs_dir)],
+        [sys.executable, "-P", "-m", MODULE, str(runs_dir)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -1,0 +1,90 @@
+"""Runs that are trained or gone on with are shown in a browser meanwhile, if that is asked for."""
+
+import json
+import re
+import urllib.error
+import urllib.request
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from esper.cli import views
+from esper.cli.main import main
+from tests.cli.conftest import TINY
+
+LINK = re.compile(r"^esper: dashboard at (http://\S+/)(login\?token=\S+)")
+
+
+class Visitor:
+    """A printer of lines that visits the dashboard when an evaluation is printed."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.place = ""
+        self.states: list[str] = []
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Take a line."""
+        self.lines.append(line)
+        if '"event": "evaluation"' in line and not self.states:
+            found = LINK.match(self._capfd.readouterr().err)
+            assert found is not None
+            self.place = found[1]
+            jar = urllib.request.HTTPCookieProcessor(CookieJar())
+            opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+            opener.open(f"{found[1]}{found[2]}", timeout=30).close()
+            with opener.open(f"{self.place}api/runs", timeout=30) as answer:
+                self.states += [run["state"] for run in json.load(answer)["runs"]]
+
+
+@pytest.fixture
+def visitor(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Visitor:
+    made = Visitor(capfd)
+    monkeypatch.setattr(views, "LineWriter", lambda: made)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return made
+
+
+def require_gone(visitor: Visitor) -> None:
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(visitor.place, timeout=10)
+
+
+def test_a_run_is_shown_while_it_trains(
+    visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", *TINY, "--json", "--dashboard", "--run-dir", str(tmp_path / "runs" / "one")]
+    assert main(words) == 0
+    assert visitor.states == ["running"]
+    require_gone(visitor)
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert [json.loads(line)["event"] for line in (*visitor.lines, *out.splitlines())][-1] == "end"
+
+
+def test_a_run_that_has_no_place_of_its_own_is_shown(visitor: Visitor) -> None:
+    assert main(["train", *TINY, "--json", "--dashboard"]) == 0
+    assert visitor.states == ["running"]
+    require_gone(visitor)
+
+
+def test_a_run_is_shown_while_it_goes_on(visitor: Visitor, copied_run: Path) -> None:
+    (copied_run / "summary.json").unlink()
+    assert main(["resume", str(copied_run), "--json", "--dashboard"]) == 0
+    assert visitor.states == ["running"]
+    require_gone(visitor)
+
+
+def test_a_dashboard_that_cannot_start_stops_no_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert main(["train", *TINY, "--quiet", "--dashboard", "--run-dir", "run"]) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith("esper: training goes on without the dashboard: ")
+    assert len(err.splitlines()) == len(out.splitlines()) == 1

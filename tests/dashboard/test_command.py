@@ -1,0 +1,248 @@
+"""The command serves until a signal, says in a line why it cannot, and keeps its secret."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from esper.cli.main import main
+from esper.dashboard import addresses
+from tests.dashboard.made_runs import make_run
+
+LINK = re.compile(r"http://\S+/login\?token=(\S+)")
+TIMEOUT = 60
+
+
+class Browser:
+    """Follows links, and keeps cookies as a browser does."""
+
+    def __init__(self) -> None:
+        jar = urllib.request.HTTPCookieProcessor(CookieJar())
+        self._opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+
+    def get(self, address: str) -> str:
+        with self._opener.open(address, timeout=TIMEOUT) as answer:
+            return answer.read().decode()
+
+    def listen(self, address: str) -> object:
+        return self._opener.open(address, timeout=TIMEOUT)
+
+
+@contextmanager
+def command(*words: str, python: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """Give the command as a process that is killed in the end if it is still there."""
+    process = subprocess.Popen(
+        [sys.executable, *python, "-m", "esper", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_link(process: subprocess.Popen[str]) -> str:
+    """Return the link that a process prints."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := LINK.search(line):
+            return found[0]
+    raise AssertionError("no link was printed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_serves_until_a_signal_and_leaves_nothing(
+    tmp_path: Path, state_home: Path, number: signal.Signals
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    with command("dashboard", str(tmp_path / "runs"), "--port", "0") as process:
+        link = read_link(process)
+        place, _, token = link.partition("login?token=")
+        (file,) = (state_home / "esper").iterdir()
+        assert file.read_text().strip() == token
+        assert file.stat().st_mode & 0o777 == 0o600
+        browser = Browser()
+        assert "<title>" in browser.get(link)
+        assert '"id":"one"' in browser.get(f"{place}api/runs")
+        browser.listen(f"{place}api/events")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert err == ""
+        assert token not in out  # what was printed after the link
+        assert list((state_home / "esper").iterdir()) == []
+
+
+def test_it_never_imports_torch(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    words = ("dashboard", str(tmp_path), "--port", "0")
+    with command(*words, python=("-X", "importtime")) as process:
+        link = read_link(process)
+        place, browser = link.partition("login?")[0], Browser()
+        browser.get(link)
+        for part in ("", "/metrics", "/episodes", "/episodes/0/0", "/environments", "/health"):
+            browser.get(f"{place}api/runs/one{part}")
+        browser.get(f"{place}api/runs/one/learned")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
+    assert "esper.dashboard.app" in imported
+    assert imported.isdisjoint({"torch", "gymnasium", "matplotlib"})
+
+
+def test_it_starts_without_numpy() -> None:
+    script = "import sys, esper.dashboard.serving; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "set()")
+
+
+def test_the_token_is_another_at_each_start(tmp_path: Path) -> None:
+    links: list[str] = []
+    for _ in range(2):
+        with command("dashboard", str(tmp_path), "--port", "0") as process:
+            links.append(read_link(process).partition("token=")[2])
+    assert links[0] != links[1]
+
+
+def test_a_signal_right_after_the_link_ends_it_as_well(tmp_path: Path) -> None:
+    with command("dashboard", str(tmp_path), "--port", "0") as process:
+        read_link(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 0
+
+
+def test_the_usual_port_gives_way_and_a_given_one_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["dashboard", str(tmp_path), "--port", str(port)]) == 2
+        told = capsys.readouterr().err
+        assert told == (
+            f"esper: error: port {port} of 127.0.0.1 is taken; choose another with --port.\n"
+        )
+        monkeypatch.setattr(addresses, "DEFAULT_PORT", port)
+        with addresses.open_socket("127.0.0.1", None, allow_remote=False) as other:
+            assert other.getsockname()[1] not in (0, port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
+def test_other_machines_are_let_in_only_when_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    assert main(["dashboard", str(tmp_path), "--host", host, "--port", "0"]) == 2
+    told = capsys.readouterr().err
+    assert "--allow-remote" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_dashboard_for_other_machines_knows_its_own_address(tmp_path: Path) -> None:
+    words = ("dashboard", str(tmp_path), "--host", "0.0.0.0", "--allow-remote", "--port", "0")
+    with command(*words) as process:
+        link = read_link(process)
+        port = link.partition("/login")[0].rpartition(":")[2]
+        token = link.partition("token=")[2]
+        browser = Browser()
+        browser.get(f"http://127.0.0.1:{port}/login?token={token}")
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/runs", headers={"Host": f"evil.example:{port}"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(asked, timeout=TIMEOUT)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert "warning" in err
+    assert token not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "piece"),
+    [
+        (["nowhere"], "there is no folder 'nowhere'; name one that holds runs"),
+        ([], "there is no folder 'runs'; start a run with"),
+        ([".", "--port", "70000"], "--port is 70000; it must be a whole number from 0 to 65535"),
+        ([".", "--port", "x"], "--port is 'x'; it must be"),
+        ([".", "--host", "no such host"], "--host is 'no such host', which is no address"),
+        ([".", "--host", ""], "--host is ''"),
+        ([".", "--hots", "x"], "Did you mean '--host'?"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    words: list[str],
+    piece: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_RUNS", raising=False)
+    assert main(["dashboard", *words]) == 2
+    told = capsys.readouterr().err
+    assert piece in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_place_for_the_token_that_is_not_private_is_refused(
+    tmp_path: Path, state_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_home.write_text("a file")
+    assert main(["dashboard", str(tmp_path), "--port", "0"]) == 1
+    assert "XDG_STATE_HOME" in capsys.readouterr().err
+
+
+def test_a_browser_is_opened_with_a_ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = tmp_path / "opener"
+    opener.write_text(f'#!/bin/sh\necho "$1" > "{tmp_path}/opened"\n')
+    opener.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(opener))
+    with command("dashboard", str(tmp_path), "--port", "0", "--open") as process:
+        link = read_link(process)
+        opened = tmp_path / "opened"
+        while not (opened.exists() and opened.read_text().endswith("\n")):
+            assert process.poll() is None
+        given = opened.read_text().strip()
+        assert given.partition("token=")[0] == link.partition("token=")[0]
+        assert given != link
+        assert "<title>" in Browser().get(given)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            Browser().get(given)
+        assert "<title>" in Browser().get(link)
+
+
+def test_loopback_is_told_from_the_rest() -> None:
+    assert [addresses.is_loopback(a) for a in ("127.0.0.1", "127.1.2.3", "::1")] == [True] * 3
+    others = ("0.0.0.0", "::", "10.0.0.1", "192.168.1.1", "fe80::1", "::ffff:10.0.0.1")
+    assert not any(addresses.is_loopback(address) for address in others)
+
+
+def test_links_are_as_browsers_take_them() -> None:
+    assert addresses.link_host("localhost", "127.0.0.1") == "127.0.0.1"
+    assert addresses.link_host("box.lan", "10.0.0.5") == "box.lan"
+    assert addresses.link_host("::1", "::1") == "::1"
+    assert addresses.link_host("0.0.0.0", "0.0.0.0") == socket.gethostname().lower()
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"), reason="IPv6")
+def test_it_listens_at_the_newer_kind_of_address(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    with command("dashboard", str(tmp_path), "--host", "::1", "--port", "0") as process:
+        link = read_link(process)
+        assert link.startswith("http://[::1]:")
+        assert "<title>" in Browser().get(link)
