@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_an_evil_name_of_a_run_is_text(
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "<script>alert" not in text
     assert "<h1>Report on &lt;script&gt;alert(1)&lt;\u2028script&gt;</h1>" in text
+
+
+@pytest.mark.parametrize("format_", ["html", "md", "json"])
+def test_a_folder_whose_name_is_no_text_has_a_report(
+    format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / os.fsdecode(b"odd-\xff")
+    shutil.copytree(finished_run, odd)
+    assert main(["report", str(odd), "--format", format_, "--out", "report"]) == 0
+    capsys.readouterr()
+    assert "odd-" in (tmp_path / "report").read_text("utf-8")
 
 
 def test_charts_are_saved_as_pictures(

@@ -102,11 +102,14 @@ class Report:
     def text(self, format: Format) -> str:  # noqa: A002
         """Return it as HTML, Markdown or JSON."""
         if format == "json":
-            return json.dumps(self.values, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+            return json.dumps(self.values, indent=1, allow_nan=False) + "\n"
         document = make_document(self.values, self._evidence)
         if format == "md":
-            return markdown.to_markdown(document)
-        return page.to_html(document, self.values, page_files())
+            text = markdown.to_markdown(document)
+        else:
+            text = page.to_html(document, self.values, page_files())
+        # The name of a folder can hold bytes that are no letters.
+        return text.encode("utf-8", "replace").decode("utf-8")
 
     def save_plots(self, folder: Path) -> list[Path]:
         """Save its charts as PNG in a folder, and return the files."""

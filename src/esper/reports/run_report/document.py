@@ -29,6 +29,7 @@ from esper.reports.run_report.several import (
     settings_table,
     verdict_blocks,
 )
+from esper.reports.run_report.tables import N_TRIALS, spread
 from esper.reports.run_report.values import ReportValues, RunValues
 from esper.reports.words import listed
 
@@ -154,7 +155,7 @@ def _trials(runs: Sequence[RunValues]) -> Table:
             for run in runs
         )
     ]
-    rounds = sorted({one for known in by_run for one in known})
+    rounds = spread(sorted({one for known in by_run for one in known}), N_TRIALS)
     rows = tuple((str(one), *(number(known.get(one)) for known in by_run)) for one in rounds)
     headers = ("round", *(f"return of {run['name']}" for run in runs))
     return Table(headers=headers, rows=rows, n_left=0)

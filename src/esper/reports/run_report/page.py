@@ -105,7 +105,7 @@ def _policy(style: str, nonce: str) -> str:
 def _digest(*texts: str) -> str:
     total = hashlib.sha256()
     for text in texts:
-        total.update(text.encode())
+        total.update(text.encode("utf-8", "replace"))
     return total.hexdigest()
 
 

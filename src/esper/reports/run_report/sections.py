@@ -17,6 +17,8 @@ from esper.reports.run_report.tables import (
 from esper.reports.run_report.values import EpisodeValues, RunValues
 from esper.reports.views import Episode
 
+N_NOTICES = 20
+"""Notices that are told, the newest."""
 NO_STEPS = "Its steps were not recorded (telemetry.record_steps), so they cannot be shown."
 
 
@@ -97,13 +99,16 @@ def learned_section(run: RunValues, place: int, prefix: str = "") -> Section:
 
 def health_section(run: RunValues, place: int, prefix: str = "") -> Section:
     """Return what went wrong and how fast the run was."""
-    notices = [
+    notices = run["health"]["notices"]
+    told = [
         f"Round {one['round']}, {one['kind']}: {one['message']}"
-        for one in reversed(run["health"]["notices"])
+        for one in reversed(notices[:N_NOTICES])
     ]
     blocks: list[Block] = [Items(lines=health_sentences(run))]
     if notices:
-        blocks += [Text(text="What the run said of itself:"), Items(lines=tuple(notices))]
+        last = f" last ({len(told)} of {len(notices)})" if len(told) < len(notices) else ""
+        said = f"What the run said of itself{last}:"
+        blocks += [Text(text=said), Items(lines=tuple(told))]
     blocks.append(Mount(drawing="health", run=place))
     return Section(title="Health", anchor=f"{prefix}health", blocks=tuple(blocks))
 

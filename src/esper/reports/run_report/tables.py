@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from esper.reports.evidence_text import Table
 from esper.reports.run_report.numbers import UNKNOWN, number, share, span, whole
 from esper.reports.run_report.values import RunValues
 from esper.reports.views import EpisodeDetail, Learned, Points, Step
 
+T = TypeVar("T")
+
 N_POINTS = 8
 """Rounds that are shown of a run, evenly spread."""
+N_TRIALS = 24
+"""Trials that are shown of a run, evenly spread."""
 N_BLUEPRINTS = 8
 """Blueprints that have a row."""
 
@@ -32,10 +37,6 @@ def learning_table(run: RunValues) -> Table:
     """Return the metrics of a few rounds, from the first to the last."""
     series = run["metrics"]["series"]
     rounds = series.get("time/iterations", _NOTHING)["rounds"]
-    last = len(rounds) - 1
-    picked = sorted(
-        {rounds[round(last * i / (N_POINTS - 1))] for i in range(N_POINTS)} if rounds else ()
-    )
     known = {name: _by_round(series[name]) for name in _METRICS if name in series}
     rows = [
         (
@@ -46,14 +47,21 @@ def learning_table(run: RunValues) -> Table:
                 if name in known
             ),
         )
-        for one in picked
+        for one in spread(rounds, N_POINTS)
     ]
     headers = ("round", *(heading for name, (heading, _) in _METRICS.items() if name in known))
     return Table(headers=headers, rows=tuple(rows), n_left=0)
 
 
 def trials_table(run: RunValues) -> Table:
-    """Return how the controller did in each trial on held-out hosts, and others before them."""
+    """Return how the controller did in trials on held-out hosts, after others before them.
+
+    Of many trials some are shown, evenly spread, and the best.
+    """
+    trials = [one for one in run["evaluations"] if one["purpose"] == "tuning"]
+    learned = [one for one in trials if one["arm"] == "learned"]
+    best = [one for one in learned if one["is_best"]][-1:]
+    shown = {id(one) for one in (*spread(learned, N_TRIALS), *best)}
     rows = [
         (
             str(one["round"]),
@@ -64,11 +72,18 @@ def trials_table(run: RunValues) -> Table:
             whole(one["seed_parameters_mean"]),
             "best so far" if one["is_best"] and one["arm"] == "learned" else "",
         )
-        for one in run["evaluations"]
-        if one["purpose"] == "tuning"
+        for one in trials
+        if one["arm"] != "learned" or id(one) in shown
     ]
     headers = ("round", "controller", "return", "score", "FLOPs", "parameters grown", "")
     return Table(headers=headers, rows=tuple(rows), n_left=2)
+
+
+def spread(values: Sequence[T], count: int) -> list[T]:
+    """Return so many of some values, evenly spread from the first to the last, or all of them."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round((len(values) - 1) * place / (count - 1))] for place in range(count)]
 
 
 def ops_table(learned: Learned) -> Table:
