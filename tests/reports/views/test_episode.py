@@ -88,6 +88,9 @@ def test_every_episode_has_its_own_records_in_order_also_those_that_go_on(tmp_pa
             ]
             ends = {bar["slot"]: bar["parts"][-1]["to"] for bar in found["bars"]}
             assert [ends[slot] for slot in living] == [steps[-1].epoch] * len(living)
+            for bar in found["bars"]:
+                epochs = [epoch for epoch, _ in bar["alphas"]]
+                assert epochs == sorted(set(epochs)), "the step that finishes trains no epoch"
             is_over.add(found["is_over"])
     assert is_over == {True, False}
 

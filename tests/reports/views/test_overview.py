@@ -31,7 +31,7 @@ from tests.reports.views.samples import (
 from tests.reports.views.simulation import simulate
 from tests.telemetry.samples import FILE
 
-RECORDS = simulate(n_rounds=7, seed=2)
+RECORDS = simulate(n_rounds=10, seed=2)
 
 
 def test_the_overview_tells_names_settings_and_sessions(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_the_headline_is_of_the_last_round_and_of_the_best_trial(tmp_path: Path)
     with stored(tmp_path, RECORDS) as telemetry:
         found = headline(telemetry)
     json.dumps(found, allow_nan=False)
-    assert (best.round, trials[-1].round) == (4, 6)
+    assert (best.round, trials[-1].round) == (8, 10)
     assert found == {
         "task": "spirals",
         "task_options": {"n_classes": 3},
-        "rounds_done": 7,
+        "rounds_done": 10,
         "rounds": settings.rounds,
         "env_steps": rounds[-1].env_steps,
         "steps_per_second": rounds[-1].steps_per_second,
