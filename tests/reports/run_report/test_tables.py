@@ -71,10 +71,10 @@ def test_an_episode_is_told_step_by_step(run: RunValues) -> None:
     assert len(table.rows) == len(detail["steps"])
     for row, step in zip(table.rows, detail["steps"], strict=True):
         assert row[1] == decision_words(step)
-        assert row[2] == number(step["score"])
+        assert row[3] == number(step["score"])
         for slot, state in zip(detail["slots"], step["slots"], strict=True):
             told = f"{slot}: {state['blueprint'] or 'a seed'} {state['stage']}"
-            assert (told in row[-1]) == (state["stage"] != "dormant")
+            assert (told in row[2]) == (state["stage"] != "dormant")
 
 
 def test_a_decision_says_what_was_refused(run: RunValues) -> None:

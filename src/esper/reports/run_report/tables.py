@@ -138,15 +138,15 @@ def episode_table(detail: EpisodeDetail) -> Table:
         (
             _epoch(step, before),
             decision_words(step),
+            slots_words(step, detail["slots"]),
             number(step["score"]),
             number(step["flops"], 2),
             number(step["reward"]),
-            slots_words(step, detail["slots"]),
         )
         for before, step in zip([None, *detail["steps"]], detail["steps"], strict=False)
     ]
-    headers = ("epoch", "decision", "score", "FLOPs", "reward", "slots after it")
-    return Table(headers=headers, rows=tuple(rows), n_left=2)
+    headers = ("epoch", "decision", "slots after it", "score", "FLOPs", "reward")
+    return Table(headers=headers, rows=tuple(rows), n_left=3)
 
 
 def decision_words(step: Step) -> str:
