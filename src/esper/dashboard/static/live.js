@@ -95,11 +95,11 @@ export function useLiveRun(id) {
   return useLive((stream) => stream.runs[id] ?? null, [id]);
 }
 
-/** Gives whether a run can be asked about: "waiting" to hear of it, "empty", "unreadable" or "ready". */
+/** Gives whether a run can be asked about: "waiting" to hear of it, "unknown", "empty", "unreadable" or "ready". */
 export function useReadiness(id) {
   return useLive((stream) => {
     const run = stream.runs[id];
-    if (!run) return stream.connection === "connecting" ? "waiting" : "ready";
+    if (!run) return { connecting: "waiting", live: "unknown" }[stream.connection] ?? "ready";
     if (run.state === "unreadable") return "unreadable";
     return run.position > 0 ? "ready" : "empty";
   }, [id]);

@@ -35,8 +35,9 @@ function Group({ group, plan, state }) {
       <title>${block.name}: ${block.kind}, ${whole(block.parameters)} parameters</title>
       <rect class="block" x=${block.x - block.side / 2} y=${plan.base - block.side / 2} width=${block.side}
         height=${block.side} rx="3" />
-      <text class="block-name" x=${block.x} y=${plan.labels} text-anchor="middle">${block.kind}</text>
-      <text class="tick" x=${block.x} y=${plan.labels + 14} text-anchor="middle">${count(block.parameters)}</text>
+      ${!block.isMinor && html`
+        <text class="block-name" x=${block.x} y=${plan.labels} text-anchor="middle">${block.kind}</text>
+        <text class="tick" x=${block.x} y=${plan.labels + 14} text-anchor="middle">${count(block.parameters)}</text>`}
     </g>`)}
   </g>`;
 }

@@ -1,11 +1,13 @@
 /** Where the parts of a host are drawn: in order from left to right, their areas by parameters. */
 
-const LARGEST = 66;
+const LARGEST = 60;
 const SMALLEST = 9;
-const GAP = 22;
-const LABEL = 62;
-const SLOT_LABEL = 128;
-const EDGE = 30;
+const GAP = 18;
+const LETTER = 6.3;
+const SLOT_LABEL = 124;
+const EDGE = 24;
+/** A part with a smaller share than this of the largest's parameters has no label. */
+const MINOR = 0.05;
 
 /** Gives the side of the square that stands for so many parameters. */
 export function sideOf(parameters, scale) {
@@ -18,7 +20,7 @@ export function layoutHost(overview, detail) {
   const seeds = detail.steps.flatMap(({ slots }) => slots.map(({ parameters }) => parameters ?? 0));
   const blocks = groups.flatMap((group) => group.parts.map(({ parameters }) => parameters));
   const scale = LARGEST / Math.sqrt(Math.max(1, ...blocks, ...seeds));
-  const placed = place(groups, scale);
+  const placed = place(groups, scale, MINOR * Math.max(...blocks));
   const last = placed.at(-1);
   const tallest = Math.max(SMALLEST, ...placed.flatMap((group) => group.blocks.map(({ side }) => side)));
   const seedSide = Math.max(28, sideOf(Math.max(0, ...seeds), scale));
@@ -72,16 +74,17 @@ function guessGroups(detail) {
   return detail.slots.map((slot) => ({ slot, parts: [{ name: slot, kind: "block", parameters: share }] }));
 }
 
-function place(groups, scale) {
+function place(groups, scale, least) {
   let x = EDGE;
   return groups.map(({ slot, parts }) => {
     const sides = parts.map(({ parameters }) => sideOf(parameters, scale));
-    const cells = sides.map((side) => Math.max(side + 10, LABEL));
+    const isMinor = ({ parameters }) => parameters < least;
+    const cells = parts.map((part, k) => Math.max(sides[k] + 8, isMinor(part) ? 0 : part.kind.length * LETTER + 8));
     const inner = cells.reduce((total, cell) => total + cell, 0);
     const width = Math.max(inner, slot === null ? 0 : SLOT_LABEL) + (slot === null ? 0 : GAP);
     let at = x + (width - inner) / 2;
     const blocks = parts.map((part, k) => {
-      const block = { ...part, side: sides[k], x: at + cells[k] / 2 };
+      const block = { ...part, side: sides[k], x: at + cells[k] / 2, isMinor: isMinor(part) };
       at += cells[k];
       return block;
     });

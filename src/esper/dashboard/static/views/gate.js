@@ -10,6 +10,9 @@ import { useReadiness } from "../live.js";
 export function Gate({ id, children }) {
   const readiness = useReadiness(id);
   if (readiness === "waiting") return html`<${Waiting} height=${600} />`;
+  if (readiness === "unknown") {
+    return html`<div class="panel"><${Empty} title="There is no such run here."><a href="#/">All runs</a><//></div>`;
+  }
   if (readiness === "unreadable") return html`<${Unreadable} id=${id} />`;
   if (readiness === "empty") {
     return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">
