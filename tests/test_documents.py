@@ -19,7 +19,7 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-WITHOUT_CODE = ("docs/findings.md", "docs/how-it-works.md")
+WITHOUT_CODE = ("docs/dashboard.md", "docs/findings.md", "docs/how-it-works.md")
 ELSEWHERE = ("docs/tutorial.md",)
 """Run by tests of their own."""
 

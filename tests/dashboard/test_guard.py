@@ -1,5 +1,7 @@
 """Every route refuses whoever is not the user at this machine, and every answer is guarded."""
 
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -16,6 +18,14 @@ def test_every_route_is_among_those_that_are_asked(served: Served) -> None:
     assert {"/", "/login", "/api/events", "/api/runs", "/api/runs/a%20run"} <= set(paths)
     parts = ("metrics", "episodes", "episodes/0/0", "environments", "health", "learned")
     assert {f"/api/runs/a%20run/{part}" for part in parts} <= set(paths)
+
+
+def test_the_page_on_the_dashboard_lists_every_route(served: Served) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
+    listed = set(re.findall(r"`(/(?:api|login)[^`?]*)", text))
+    routes = {getattr(route, "path", "") for route in served.made.dashboard.routes}
+    known = {re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), route) for route in routes}
+    assert listed == known - {"/", "/static"}
 
 
 def test_with_the_cookie_every_route_answers(served: Served) -> None:

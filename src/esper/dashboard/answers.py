@@ -12,6 +12,7 @@ _DOOR = """\
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
 <title>Esper</title>
 <h1>Esper</h1>
 <p>This dashboard opens with the link that <code>esper dashboard</code> printed.</p>
@@ -25,6 +26,7 @@ _THRESHOLD = """\
 <html lang="en">
 <meta charset="utf-8">
 <meta http-equiv="refresh" content="0; url=/">
+<link rel="icon" href="data:,">
 <title>Esper</title>
 <p><a href="/">Go on</a></p>
 </html>
