@@ -172,7 +172,7 @@ class EvidenceError(EsperError):
 
 
 class ReportError(EsperError):
-    """A report cannot be written where it is wanted, or a file that pages are made of is missing."""
+    """A report cannot be written where it is wanted, or what pages are made of is missing."""
 
 
 class NonFiniteError(EsperError):

@@ -108,7 +108,9 @@ def collect_metrics(stream: Callable[[type[Any]], Iterator[Any]]) -> Metrics:
     for kind in (RoundRecord, UpdateRecord, EvaluationRecord):
         for record in stream(kind):
             for name, value in metrics_of(record).items():
-                one = series.setdefault(name, Series(rounds=[], values=[]))
+                one = series.get(name)
+                if one is None:
+                    one = series[name] = Series(rounds=[], values=[])
                 one.rounds.append(record.round)
                 one.values.append(value)
     return series

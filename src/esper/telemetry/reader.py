@@ -141,6 +141,15 @@ class RunTelemetry:
         found = self._query(f'SELECT max({key}) FROM "{kind.table}"')[0][0]
         return None if found is None else cast(R, next(self.stream(table, **{key: found})))
 
+    def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
+        """Return the rows that a query gives, as the database keeps them.
+
+        Args:
+            sql: The query, with ``:name`` in the place of values.
+            values: By name; those that the query does not name are of no effect.
+        """
+        return list(self._iterate(sql, values))
+
     def digest(self) -> str:
         """Return a hash of all rows but sessions, without what depends on the clock or the process.
 
@@ -201,7 +210,9 @@ class RunTelemetry:
         """Return what a column is in a query: none if the database is too old to have it."""
         return f'"{column.name}"' if column.since <= self._version else "NULL"
 
-    def _iterate(self, sql: str, values: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
+    def _iterate(
+        self, sql: str, values: tuple[object, ...] | dict[str, object]
+    ) -> Iterator[tuple[Any, ...]]:
         with self._errors_named(), closing(self._open_connection().cursor()) as cursor:
             yield from cursor.execute(sql, cast(Any, values))
 

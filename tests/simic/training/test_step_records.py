@@ -5,13 +5,16 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
+from esper.simic.environment.episodes import SlotOutcome
 from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import CollectedStep
 from esper.simic.training import setup
+from esper.simic.training.step_records import slots_as_text
 from esper.tasks import Task, make_task
 from esper.telemetry.probabilities import unpack_probabilities
 from esper.telemetry.records import (
@@ -101,6 +104,13 @@ def test_the_probabilities_of_every_choice_are_those_it_was_drawn_with(
             assert found[getattr(record, name)] == pytest.approx(chosen, abs=1e-5)
             n_masked += found.count(None)
     assert n_masked > 100
+
+
+def test_a_contribution_that_is_not_a_number_is_null() -> None:
+    rows = np.array([[0, 1]])
+    worths = np.array([[np.nan, 0.25]])
+    slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows)
+    assert json.loads(slots_as_text(slots)[0]) == [[0, 0, 0.0, None, 0], [1, 1, 0.5, 0.25, 1]]
 
 
 def test_what_ops_read_and_the_parts_of_the_host_are_recorded() -> None:

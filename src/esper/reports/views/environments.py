@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from esper.reports.views.facts import Names, names_of, run_of, settings_of
-from esper.reports.views.finding import first_number, select
+from esper.reports.views.finding import first_number
 from esper.reports.views.plain import finite
 from esper.reports.views.steps import named, read_slots
 from esper.telemetry import RunTelemetry
@@ -69,7 +69,7 @@ def _rows_since(telemetry: RunTelemetry, step: int) -> dict[int, list[tuple[Any,
     start = first_number(telemetry, StepRecord, "step", step)
     sql = "SELECT env, episode, epoch, score, reward, op_done, slots FROM steps WHERE seq >= :start"
     rows: dict[int, list[tuple[Any, ...]]] = {}
-    for env, *values in select(telemetry, f"{sql} ORDER BY seq", start=start):
+    for env, *values in telemetry.select(f"{sql} ORDER BY seq", start=start):
         rows.setdefault(env, []).append(tuple(values))
     return rows
 
@@ -78,7 +78,7 @@ def _ended_since(telemetry: RunTelemetry, step: int) -> set[tuple[int, int]]:
     """Return the environments and numbers of the episodes that ended since a step."""
     start = first_number(telemetry, EpisodeRecord, "step", step)
     sql = "SELECT env, episode FROM episodes WHERE seq >= :start"
-    return {(env, episode) for env, episode in select(telemetry, sql, start=start)}
+    return {(env, episode) for env, episode in telemetry.select(sql, start=start)}
 
 
 def _environment(

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.finding import first_number, select
+from esper.reports.views.finding import first_number
 from esper.reports.views.plain import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import SeedEventRecord
@@ -86,19 +86,19 @@ def episode_list(
     where = " AND ".join(["1", *(one for one, value in bounds.items() if value is not None)])
     values: dict[str, Any] = {"env": env, "first": first_round, "last": last_round}
     with telemetry.snapshot():
-        (total,) = select(telemetry, f"SELECT count(*) FROM episodes WHERE {where}", **values)[0]
+        (total,) = telemetry.select(f"SELECT count(*) FROM episodes WHERE {where}", **values)[0]
         if order == "typical":
             values["median"] = _median_return(telemetry, where, values)
         values |= {"limit": limit, "offset": offset}
         sql = f"SELECT seq, {_COLUMNS} FROM episodes WHERE {where} ORDER BY {by}"
-        rows = select(telemetry, f"{sql} LIMIT :limit OFFSET :offset", **values)
+        rows = telemetry.select(f"{sql} LIMIT :limit OFFSET :offset", **values)
         return {"total": total, "episodes": [_episode(telemetry, row) for row in rows]}
 
 
 def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | None:
     """Return an episode that ended, or None if there is none of these numbers."""
     sql = f"SELECT seq, {_COLUMNS} FROM episodes WHERE env = :env AND episode = :episode"
-    rows = select(telemetry, sql, env=env, episode=episode)
+    rows = telemetry.select(sql, env=env, episode=episode)
     return _episode(telemetry, rows[0]) if rows else None
 
 
@@ -131,13 +131,13 @@ def _count_grown(telemetry: RunTelemetry, env: int, *, first_step: int, end: int
         "AND to_stage = :stage"
     )
     stage = Stage.FOSSILIZED.name.lower()
-    return select(telemetry, sql, start=start, end=end, env=env, stage=stage)[0][0]
+    return telemetry.select(sql, start=start, end=end, env=env, stage=stage)[0][0]
 
 
 def _median_return(telemetry: RunTelemetry, where: str, values: dict[str, Any]) -> float | None:
     """Return the median return of the episodes that have one; None without any."""
     chosen = f"FROM episodes WHERE {where} AND ep_rew IS NOT NULL"
-    (n,) = select(telemetry, f"SELECT count(*) {chosen}", **values)[0]
+    (n,) = telemetry.select(f"SELECT count(*) {chosen}", **values)[0]
     sql = f"SELECT ep_rew {chosen} ORDER BY ep_rew LIMIT :n_middle OFFSET :n_below"
-    rows = select(telemetry, sql, **values, n_middle=2 - n % 2, n_below=max(0, n - 1) // 2)
+    rows = telemetry.select(sql, **values, n_middle=2 - n % 2, n_below=max(0, n - 1) // 2)
     return sum(value for (value,) in rows) / len(rows) if rows else None

@@ -7,7 +7,7 @@ round or a step is found by halving the numbers. No table has an index but that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RECORD_TYPES, Record
@@ -16,21 +16,10 @@ from esper.telemetry.schema import columns_of, decoders
 R = TypeVar("R", bound=Record)
 
 
-def select(telemetry: RunTelemetry, sql: str, **values: object) -> list[tuple[Any, ...]]:
-    """Return the rows that a query gives, as the database keeps them.
-
-    Args:
-        telemetry: Of the run.
-        sql: The query, with ``:name`` in the place of values.
-        values: By name; those that the query does not name are of no effect.
-    """
-    return list(telemetry._iterate(sql, cast(Any, values)))  # pyright: ignore[reportPrivateUsage]
-
-
 def last_position(telemetry: RunTelemetry) -> int:
     """Return the number of the last row of all tables, 0 if there is none."""
     parts = [f'(SELECT max(seq) FROM "{kind.table}")' for kind in RECORD_TYPES]
-    return max(number or 0 for number in select(telemetry, f"SELECT {', '.join(parts)}")[0])
+    return max(number or 0 for number in telemetry.select(f"SELECT {', '.join(parts)}")[0])
 
 
 def first_number(
@@ -45,11 +34,11 @@ def first_number(
         least: The value.
     """
     place = f'FROM "{kind.table}"'
-    low, high = 0, (select(telemetry, f"SELECT max(seq) {place}")[0][0] or 0) + 1
+    low, high = 0, (telemetry.select(f"SELECT max(seq) {place}")[0][0] or 0) + 1
     probe = f"SELECT seq, {column} {place} WHERE seq >= :middle ORDER BY seq LIMIT 1"
     while low < high:
         middle = (low + high) // 2
-        found = select(telemetry, probe, middle=middle)
+        found = telemetry.select(probe, middle=middle)
         if found and found[0][1] < least:
             low = found[0][0] + 1
         else:
@@ -92,7 +81,7 @@ def records_among(
     )
     sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY seq'
     names, todo = [column.name for column in columns], decoders(columns)
-    for row in select(telemetry, sql, start=numbers.start, stop=numbers.stop, **equal):
+    for row in telemetry.select(sql, start=numbers.start, stop=numbers.stop, **equal):
         values = list(row)
         for place, decode in todo.items():
             values[place] = decode(values[place])

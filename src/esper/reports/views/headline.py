@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from esper.reports.views.facts import run_of, settings_of
-from esper.reports.views.finding import last_position, select
+from esper.reports.views.finding import last_position
 from esper.reports.views.plain import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord
@@ -40,7 +40,7 @@ def headline(telemetry: RunTelemetry) -> Headline:
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
-        (seconds,) = select(telemetry, "SELECT total(seconds) FROM rounds")[0]
+        (seconds,) = telemetry.select("SELECT total(seconds) FROM rounds")[0]
         best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
         static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
         fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
@@ -73,5 +73,5 @@ def headline(telemetry: RunTelemetry) -> Headline:
 def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
     """Return the first trial in the course of the run that a condition and an order name."""
     sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
-    found = select(telemetry, sql)
+    found = telemetry.select(sql)
     return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None

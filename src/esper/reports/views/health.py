@@ -6,7 +6,6 @@ import json
 from typing import Any, TypedDict
 
 from esper.config.checks import require_int
-from esper.reports.views.finding import select
 from esper.reports.views.overview import Session, sessions_of
 from esper.reports.views.plain import finite
 from esper.reports.views.series import Points
@@ -95,12 +94,11 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
     """
     require_int("limit", limit, least=1)
     with telemetry.snapshot():
-        rows = select(
-            telemetry,
+        rows = telemetry.select(
             "SELECT round, n_restored, n_illegal, n_refused, steps_per_second, rss_bytes, "
             "seconds_by_part FROM rounds ORDER BY seq",
         )
-        stops = select(telemetry, "SELECT round FROM updates WHERE stopped_early ORDER BY seq")
+        stops = telemetry.select("SELECT round FROM updates WHERE stopped_early ORDER BY seq")
         columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
         rounds, restored, illegal, refused, speed, memory, parts = columns or [[] for _ in range(7)]
         return {
@@ -155,4 +153,4 @@ def _notices(telemetry: RunTelemetry, limit: int) -> list[Notice]:
 
 
 def _newest(telemetry: RunTelemetry, sql: str, limit: int) -> list[tuple[Any, ...]]:
-    return select(telemetry, f"{sql} ORDER BY seq DESC LIMIT :limit", limit=limit)
+    return telemetry.select(f"{sql} ORDER BY seq DESC LIMIT :limit", limit=limit)

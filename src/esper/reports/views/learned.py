@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.finding import first_number, select
+from esper.reports.views.finding import first_number
 from esper.reports.views.plain import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord
@@ -140,4 +140,4 @@ def _select(
     start = first_number(telemetry, kind, "round", rounds[0])
     end = first_number(telemetry, kind, "round", rounds[1] + 1)
     sql = f'SELECT {columns} FROM "{kind.table}" WHERE seq >= :start AND seq < :end {more}'
-    return select(telemetry, sql, start=start, end=end)
+    return telemetry.select(sql, start=start, end=end)

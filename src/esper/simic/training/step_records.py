@@ -180,9 +180,14 @@ def slots_as_text(slots: SlotOutcome) -> list[str]:
         slots.parameters.tolist(),
     )
     return [
-        "[" + ",".join(f"[{s},{b},{a},{w},{p}]" for s, b, a, w, p in zip(*row, strict=True)) + "]"
+        "[" + ",".join(_slot_as_text(*slot) for slot in zip(*row, strict=True)) + "]"
         for row in zip(*columns, strict=True)
     ]
+
+
+def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, size: int) -> str:
+    # JSON has no NaN.
+    return f"[{stage},{blueprint},{alpha},{worth if worth == worth else 'null'},{size}]"
 
 
 def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:
