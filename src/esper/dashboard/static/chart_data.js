@@ -82,7 +82,7 @@ export function stacked(columns, hidden) {
 
 /** Says in a sentence what a series does, for those who do not see the chart. */
 export function seriesSummary(label, one, format) {
-  if (!one.rounds) return `${label} ${format(one.constant)}`;
+  if (!one.rounds) return one.constant === null ? `${label}: not known yet` : `${label}: ${format(one.constant)}`;
   const isKnown = (value) => value !== null && value !== undefined;
   const first = one.values.findIndex(isKnown);
   if (first < 0) return `${label}: nothing yet`;

@@ -123,14 +123,14 @@ function Numbers({ title, series, data, format }) {
 /** Says which rounds are shown, and goes back to all. */
 export function ZoomBar({ group, last }) {
   const range = useRange(group);
-  const spans = [100, 20].filter((span) => last > span);
+  const spans = [100, 20];
   const isLast = (span) => range && range[1] === last && range[0] === last - span;
   return html`<div class="zoom" role="group" aria-label="Rounds shown">
     <span class="muted small zoom-words" aria-live="polite">
       ${range ? `rounds ${range[0]} to ${range[1]}` : "all rounds"}<span
         class="mouse-only">${range ? "" : "; drag in a chart to zoom"}</span></span>
     ${spans.map((span) => html`<button type="button" class="button" aria-pressed=${Boolean(isLast(span))}
-      onClick=${() => group.zoom([last - span, last])}>last ${span}</button>`)}
+      disabled=${last <= span} onClick=${() => group.zoom([last - span, last])}>last ${span}</button>`)}
     <button type="button" class="button" disabled=${!range} onClick=${() => group.zoom(null)}>Reset zoom</button>
   </div>`;
 }

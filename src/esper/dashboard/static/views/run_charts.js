@@ -20,14 +20,13 @@ export function RunCharts({ table, version, klLimit, group }) {
 
 function chartsOf(table, klLimit) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
-  const fixed = lastOf(table.get("eval/fixed_reward"));
   return [
     {
       name: "return", title: "Return", note: "score minus costs", format: number,
       series: [
         line("episodes of the round", "rollout/ep_rew_mean"),
         line("held-out trials", "eval/mean_reward", { isPoints: true, dash: [] }),
-        ...constant("fixed schedule, held-out", fixed),
+        constant("fixed schedule, held-out", lastOf(table.get("eval/fixed_reward"))),
       ],
     },
     {
@@ -35,7 +34,7 @@ function chartsOf(table, klLimit) {
       series: [
         line("episodes of the round", "growth/score"),
         line("held-out trials", "eval/score", { isPoints: true, dash: [] }),
-        ...constant("held-out hosts left alone", lastOf(table.get("growth/static_score"))),
+        constant("held-out hosts left alone", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
@@ -54,7 +53,7 @@ function chartsOf(table, klLimit) {
       series: [
         line("mean over heads", "train/approx_kl"),
         line("whole actions", "train/joint_kl"),
-        ...constant("stops above", klLimit),
+        ...(klLimit === null ? [] : [constant("stops above", klLimit)]),
       ],
     },
     {
@@ -87,8 +86,9 @@ function total(table) {
   return { label: "with its seeds", rounds: host.rounds, values, colour: null, dash: [] };
 }
 
+/** A level line. It has its place in the legend from the start, so that nothing moves when it is known. */
 function constant(label, value) {
-  return value === null || value === undefined ? [] : [{ label, constant: value, colour: GREY, dash: [4, 4] }];
+  return { label, constant: value, colour: GREY, dash: [4, 4] };
 }
 
 function lastOf({ values }) {
