@@ -19,6 +19,11 @@ export function signed(value, digits = 3) {
   return text.startsWith("-") ? text.replace("-", "−") : `+${text}`;
 }
 
+/** Gives the class of a difference: good above zero, bad below. */
+export function tone(value) {
+  return value > 0 ? "good" : value < 0 ? "bad" : "";
+}
+
 /** Gives a number in about three digits, whatever its size. */
 export function compact(value) {
   if (!isNumber(value)) return UNKNOWN;

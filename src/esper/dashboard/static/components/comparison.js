@@ -19,7 +19,8 @@ export function Comparison({ comparison }) {
 function Evaluation({ evaluation }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Evaluation at price ${evaluation.price}</h2>
-      <span class="muted small">${evaluation.n_hosts} hosts of ${evaluation.task}, ${evaluation.split} split; ${evaluation.file}</span></div>
+      <span class="muted small">${evaluation.n_hosts} hosts of ${evaluation.task}, ${evaluation.split} split;${" "}
+        ${evaluation.file}</span></div>
     <ul class="sentences">${evaluation.sentences.map((line) => html`<li>${line}</li>`)}</ul>
   </section>`;
 }

@@ -4,7 +4,12 @@ import { classes, html } from "../html.js";
 import { number, whole } from "../format.js";
 import { address } from "../router.js";
 
-const ORDERS = { recent: "latest first", best: "highest return first", typical: "nearest to the median return first", worst: "lowest return first" };
+const ORDERS = {
+  recent: "latest first",
+  best: "highest return first",
+  typical: "nearest to the median return first",
+  worst: "lowest return first",
+};
 
 /** A list with its filter; what is chosen is a link to its timeline. */
 export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }) {

@@ -26,11 +26,13 @@ const ROWS = [
 export function Headlines({ runs }) {
   return html`<${TableBox} label="Runs" className="panel"><table class="plain headlines">
     <thead><tr><th scope="col"><span class="hidden-text">number</span></th>
-      ${runs.map((run) => html`<th scope="col" key=${run.id}><a href=${address(["run", run.id])}>${run.name}</a></th>`)}</tr></thead>
+      ${runs.map((run) => html`<th scope="col" key=${run.id}>
+        <a href=${address(["run", run.id])}>${run.name}</a></th>`)}</tr></thead>
     <tbody>${ROWS.map(([name, words, value]) => {
       const best = value ? Math.max(...runs.map((run) => value(run) ?? -Infinity)) : null;
       return html`<tr key=${name}><th scope="row" class="muted">${name}</th>
-        ${runs.map((run) => html`<td key=${run.id} class=${value && value(run) === best ? "best" : ""}>${words(run)}</td>`)}</tr>`;
+        ${runs.map((run) => html`<td key=${run.id} class=${value && value(run) === best ? "best" : ""}>
+          ${words(run)}</td>`)}</tr>`;
     })}</tbody>
   </table><//>`;
 }
@@ -40,7 +42,8 @@ export function DifferingSettings({ runs }) {
   const rows = differingSettings(runs.map((run) => run.overview?.config_toml ?? ""));
   return html`<section class="panel">
     <div class="panel-head"><h2>Settings that differ</h2></div>
-    ${rows.length === 0 ? html`<p class="muted">None: the runs have the same settings.</p>` : html`<${TableBox} label="Settings that differ">
+    ${rows.length === 0 && html`<p class="muted">None: the runs have the same settings.</p>`}
+    ${rows.length > 0 && html`<${TableBox} label="Settings that differ">
       <table class="plain small"><thead><tr><th scope="col">setting</th>
         ${runs.map((run) => html`<th scope="col" key=${run.id}>${run.name}</th>`)}</tr></thead>
       <tbody>${rows.map(({ name, comment, values }) => html`<tr key=${name}>

@@ -12,7 +12,7 @@ const MOST_PARTS = 7;
 /** What happened, in numbers; zero is good. */
 export function HealthFacts({ health }) {
   const facts = [
-    ["hosts put back by the governor", health.governor.total, "A loss or gradient was not finite, or far outside its recent range."],
+    ["hosts put back by the governor", health.governor.total, "A loss or gradient was not finite, or far out of range."],
     ["updates refused", health.refused_updates.length, "A number was not finite, so the update was undone."],
     ["updates stopped early", health.early_stops.total, "The divergence reached its limit before the last epoch."],
     ["illegal actions", health.illegal, "Steps whose action the host's state did not allow."],

@@ -11,7 +11,8 @@ import { StageSwatch } from "./stages.js";
 /** A link to the host's episode. */
 export function HostCard({ id, host, slots, room, low, high }) {
   const stages = slots.map((name, k) => `${name} ${host.stages[k] ?? "dormant"}`).join(", ");
-  const words = `Environment ${host.env}, episode ${host.episode}, epoch ${host.epoch}, score ${number(host.score)}, last op ${plain(host.op)}; ${stages}`;
+  const place = `Environment ${host.env}, episode ${host.episode}, epoch ${host.epoch}`;
+  const words = `${place}, score ${number(host.score)}, last op ${plain(host.op)}; ${stages}`;
   return html`<li><a class="host" data-test=${`env-${host.env}`} aria-label=${words} title=${words}
     href=${address(["run", id, "growth", host.env, host.episode])}>
     <span class="host-head">

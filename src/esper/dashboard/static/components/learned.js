@@ -33,7 +33,8 @@ export function Learned({ learned }) {
 function opRows(parts) {
   const names = [...new Set(parts.flatMap(({ ops }) => Object.keys(ops)))];
   const rank = (name) => (OPS.includes(name) ? OPS.indexOf(name) : OPS.length);
-  return names.sort((a, b) => rank(a) - rank(b)).map((name) => ({ name: plain(name), values: parts.map(({ ops }) => ops[name] ?? 0) }));
+  names.sort((a, b) => rank(a) - rank(b));
+  return names.map((name) => ({ name: plain(name), values: parts.map(({ ops }) => ops[name] ?? 0) }));
 }
 
 function returnRows(parts) {
@@ -55,15 +56,18 @@ function shareRows(parts, field) {
 /** A table of numbers over the parts of a run, each with a bar. */
 function BarTable({ title, note, parts, rows, format, isByRow = false, extra = [] }) {
   const all = Math.max(1e-9, ...rows.flatMap(({ values }) => values));
+  const most = (values) => (isByRow ? Math.max(1e-9, ...values) : all);
   return html`<section class="panel">
     <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
-    ${rows.length === 0 ? html`<p class="muted">None.</p>` : html`<${TableBox} label=${title}><table class="plain small bar-table">
-      <thead><tr><th scope="col">rounds</th>${parts.map((part) => html`<th scope="col" class="n">${roundsOf(part)}</th>`)}</tr></thead>
+    ${rows.length === 0 && html`<p class="muted">None.</p>`}
+    ${rows.length > 0 && html`<${TableBox} label=${title}><table class="plain small bar-table">
+      <thead><tr><th scope="col">rounds</th>
+        ${parts.map((part) => html`<th scope="col" class="n">${roundsOf(part)}</th>`)}</tr></thead>
       <tbody>
         ${extra.map(({ name, values }) => html`<tr key=${name}><th scope="row" class="muted">${name}</th>
           ${values.map((value) => html`<td class="n muted">${value}</td>`)}</tr>`)}
         ${rows.map(({ name, values }) => html`<tr key=${name}><th scope="row">${name}</th>
-          ${values.map((value) => html`<${BarCell} value=${value} most=${isByRow ? Math.max(1e-9, ...values) : all} format=${format} />`)}</tr>`)}
+          ${values.map((value) => html`<${BarCell} value=${value} most=${most(values)} format=${format} />`)}</tr>`)}
       </tbody></table><//>`}
   </section>`;
 }
@@ -73,7 +77,9 @@ function twoDigits(value) {
 }
 
 function BarCell({ value, most, format }) {
-  return html`<td class=${classes("n bar-cell", value < LEAST_SHARE && "muted")}><span class="bar-cell-bar" style=${{ width: `${(100 * value) / most}%` }}></span>
+  const width = `${(100 * value) / most}%`;
+  return html`<td class=${classes("n bar-cell", value < LEAST_SHARE && "muted")}>
+    <span class="bar-cell-bar" style=${{ width }}></span>
     <span class="bar-cell-value">${format(value)}</span></td>`;
 }
 

@@ -15,6 +15,8 @@ const SHAPES = {
     d="M0 -2V2M0 3V4.4" stroke="currentColor" stroke-width="1.6" />`,
 };
 
+const OPS = new Set(Object.keys(SHAPES).filter((kind) => kind !== "refused" && kind !== "governor"));
+
 /** Which mark a step has: its op, or that it was refused. */
 export function markOf(step) {
   return step.refusal || step.is_illegal ? "refused" : step.op_done;
@@ -26,8 +28,8 @@ export function MarkAt({ kind, x, y, title, className = "mark", isOnColour = fal
     ${title && html`<title>${title}</title>`}${isOnColour && html`<circle class="mark-ground" r="9" />`}${SHAPES[kind] ?? SHAPES.wait}</g>`;
 }
 
-/** Says what the marks mean. */
-export function MarkLegend({ kinds }) {
+/** Says what the marks mean; by default those of all ops. */
+export function MarkLegend({ kinds = OPS }) {
   return html`<ul class="stage-legend" aria-label="Marks">
     ${Object.keys(SHAPES).filter((kind) => kinds.has(kind)).map((kind) => html`<li key=${kind}>
       <svg width="16" height="16" viewBox="-8 -8 16 16" aria-hidden="true">${SHAPES[kind]}</svg>${kind.replaceAll("_", " ")}</li>`)}

@@ -15,8 +15,8 @@ export function Network({ overview, detail, step }) {
     <div class="panel-head"><h2>Network</h2>
       <span class="muted small">${sizeWords(detail.host_parameters, seeds)}</span></div>
     <div class="network-box" tabindex="0" role="group" aria-label="Drawing of the network">
-      <svg data-test="network" style=${{ maxWidth: `${plan.width}px`, minWidth: `${0.7 * plan.width}px` }} viewBox=${`0 0 ${plan.width} ${plan.height}`}
-        role="img" aria-label=${networkWords(detail, step)}>
+      <svg data-test="network" viewBox=${`0 0 ${plan.width} ${plan.height}`}
+        style=${{ maxWidth: `${plan.width}px`, minWidth: `${0.7 * plan.width}px` }} role="img" aria-label=${networkWords(detail, step)}>
         <line class="flow" x1="4" x2=${plan.width - 4} y1=${plan.base} y2=${plan.base} />
         <text class="tick" x="4" y=${plan.base - 6}>in</text>
         <text class="tick" x=${plan.width - 4} y=${plan.base - 6} text-anchor="end">out</text>
@@ -48,7 +48,8 @@ function Slot({ group, plan, state }) {
   const alpha = isLive ? (state.alpha ?? 0) : 0;
   const side = isLive ? sideOf(state.parameters ?? plan.unknownSeed, plan.scale) : 0;
   const [left, right, middle] = [group.x + 2, group.x + group.width - 2, group.x + group.width / 2];
-  const wire = `M${left} ${plan.base}V${dock.y + 12}Q${left} ${dock.y} ${left + 12} ${dock.y}H${right - 12}Q${right} ${dock.y} ${right} ${dock.y + 12}V${plan.base}`;
+  const up = `M${left} ${plan.base}V${dock.y + 12}Q${left} ${dock.y} ${left + 12} ${dock.y}`;
+  const wire = `${up}H${right - 12}Q${right} ${dock.y} ${right} ${dock.y + 12}V${plan.base}`;
   const stage = state?.stage ?? "dormant";
   return html`<g>
     <title>${group.slot}: ${stage}${isLive ? `, ${state.blueprint}, alpha ${alpha.toFixed(2)}` : ""}</title>
@@ -61,7 +62,8 @@ function Slot({ group, plan, state }) {
       height=${side * alpha} rx="2" fill=${stageFill(stage)} />
     ${!isLive && html`<circle class="empty-slot" cx=${middle} cy=${dock.y} r="5" />`}
     <text class="block-name" x=${middle} y=${dock.top - 18} text-anchor="middle">${group.slot}</text>
-    <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">${isLive ? `${state.blueprint}, ${stage}` : stage}</text>
+    <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">
+      ${isLive ? `${state.blueprint}, ${stage}` : stage}</text>
   </g>`;
 }
 

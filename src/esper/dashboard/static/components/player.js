@@ -26,8 +26,10 @@ export function Player({ steps, step, onStep }) {
   return html`<div class="player">
     <button type="button" class="button" onClick=${play} aria-pressed=${isPlaying}>
       <${Sign} isPlaying=${isPlaying} />${isPlaying ? "Pause" : "Play"}</button>
-    <button type="button" class="button" aria-label="Step back" disabled=${step <= 0} onClick=${() => onStep(step - 1)}>‹</button>
-    <button type="button" class="button" aria-label="Step on" disabled=${step >= last} onClick=${() => onStep(step + 1)}>›</button>
+    <button type="button" class="button" aria-label="Step back" disabled=${step <= 0}
+      onClick=${() => onStep(step - 1)}>‹</button>
+    <button type="button" class="button" aria-label="Step on" disabled=${step >= last}
+      onClick=${() => onStep(step + 1)}>›</button>
     <input type="range" min="0" max=${last} value=${step} aria-label="Step" aria-valuetext=${words}
       onInput=${(event) => onStep(Number(event.currentTarget.value))} />
     <span class="player-words small">${words}</span>

@@ -11,9 +11,11 @@ export function SlotTable({ states, names, chosen }) {
   return html`<${TableBox} label="Slots"><table class="plain small slot-table">
     <thead><tr><th scope="col">slot, seed</th><th scope="col">stage</th>
       <th scope="col" class="n">alpha</th><th scope="col" class="n wide-only">parameters</th>
-      <th scope="col" colspan="2" title="Score with the seed minus without it, when it was last measured.">contribution</th></tr></thead>
+      <th scope="col" colspan="2" title="Score with the seed minus without it, when it was last measured.">
+        contribution</th></tr></thead>
     <tbody>${states.map((state, k) => html`<tr key=${names[k]} class=${classes(names[k] === chosen && "slot-chosen")}>
-      <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}<div class="slot-seed">${state.blueprint ?? "–"}</div></th>
+      <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}
+        <div class="slot-seed">${state.blueprint ?? "–"}</div></th>
       <td class="slot-stage"><${StageSwatch} stage=${state.stage} /> ${state.stage}</td>
       <td class="n">${state.blueprint ? number(state.alpha, 2) : ""}</td>
       <td class="n wide-only">${state.blueprint && isNumber(state.parameters) ? whole(state.parameters) : ""}</td>

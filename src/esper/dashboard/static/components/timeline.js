@@ -123,7 +123,8 @@ function Lane({ detail, axis, slot, k }) {
   const bars = detail.bars.filter((bar) => bar.slot === slot);
   const base = top + axis.lane - 6;
   const name = axis.isWide
-    ? html`<text class="lane-name" x=${axis.left - 8} y=${base - LANES.bar / 2 + 4} text-anchor="end">${shortened(slot)}<title>${slot}</title></text>`
+    ? html`<text class="lane-name" x=${axis.left - 8} y=${base - LANES.bar / 2 + 4} text-anchor="end">
+        ${shortened(slot)}<title>${slot}</title></text>`
     : html`<text class="lane-name" x="0" y=${top + 11}>${slot}</text>`;
   return html`<g class="lane">
     ${name}

@@ -20,7 +20,8 @@ export function CompareScreen({ ids }) {
     <${Chooser} runs=${all.data?.runs ?? []} ids=${ids} />
     <${Problem} error=${error ?? all.error} />
     ${ids.length < 2
-      ? html`<div class="panel"><${Empty} title="Choose two or more runs.">Their curves and settings are then laid over one another.<//></div>`
+      ? html`<div class="panel"><${Empty} title="Choose two or more runs.">
+          Their curves and settings are then laid over one another.<//></div>`
       : runs
         ? html`<${Compared} key=${ids.join("\n")} runs=${runs} ids=${ids} mark=${mark} />`
         : html`<${Waiting} height=${600} />`}`;
@@ -44,7 +45,8 @@ function Compared({ runs, ids, mark }) {
   return html`<div class="stack">
     <${Problem} error=${error} />
     <${Headlines} runs=${runs} />
-    <div class="screen-head compare-zoom"><h2>Curves</h2><div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
+    <div class="screen-head compare-zoom"><h2>Curves</h2>
+      <div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
     ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }} />`}
     <${DifferingSettings} runs=${runs} />
   </div>`;

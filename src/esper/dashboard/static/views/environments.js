@@ -24,12 +24,17 @@ export function EnvironmentsScreen({ id }) {
     </div>
     <${Problem} error=${error} />
     ${data.envs.length === 0
-      ? html`<div class="panel"><${Empty} title=${data.has_steps === false ? "This run does not record steps." : "No step is done yet."}>
-          ${data.has_steps === false ? "Its episodes are known by what they came to." : "Hosts appear with the first steps of round 1."}<//></div>`
+      ? html`<div class="panel"><${Nothing} hasSteps=${data.has_steps} /></div>`
       : html`<ul class="hosts">${data.envs.map((host) => cached(cards.current, host, [id, low, high], () =>
             html`<${HostCard} key=${host.env} ...${{ id, host, low, high }} slots=${data.slots} room=${data.n_epochs_max} />`))}
         </ul>
-        <div class="timeline-legend"><${StageLegend} /><${MarkLegend} kinds=${new Set(data.envs.map(({ op }) => op))} /></div>`}`;
+        <div class="timeline-legend"><${StageLegend} /><${MarkLegend} /></div>`}`;
+}
+
+function Nothing({ hasSteps }) {
+  return hasSteps === false
+    ? html`<${Empty} title="This run does not record steps.">Its episodes are known by what they came to.<//>`
+    : html`<${Empty} title="No step is done yet.">Hosts appear with the first steps of round 1.<//>`;
 }
 
 /** Gives the same element for a host that has not changed, so that it is not looked at again. */

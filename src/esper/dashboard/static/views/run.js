@@ -9,7 +9,7 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
 import { useMetrics, useQuery } from "../data.js";
-import { duration, isNumber, number, parameters, percent, signed, whole } from "../format.js";
+import { duration, isNumber, number, parameters, percent, signed, tone, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts } from "./run_charts.js";
 
@@ -61,7 +61,7 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
     <${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
       ${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}>
-      <span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>${signed(run.accuracy_gain)}</span><//>
+      <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
     <${Fact} name="FLOPs" note="of a reference run">${percent(run.flops)}<//>

@@ -6,7 +6,7 @@ import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
-import { isNumber, moment, number, parameters, signed } from "../format.js";
+import { isNumber, moment, number, parameters, signed, tone } from "../format.js";
 import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
 
@@ -17,7 +17,7 @@ const COLUMNS = [
   { key: "progress", label: "rounds", start: -1, of: (run) => run.rounds_done / run.rounds },
   { key: "best_return", label: "best return", start: -1, isNumber: true, title: "of trials on held-out hosts" },
   { key: "accuracy_gain", label: "gain", start: -1, isNumber: true, title: "score minus that of the same hosts left alone" },
-  { key: "parameters", label: "parameters", start: -1, isNumber: true, of: allParameters, title: "of the host + of its seeds" },
+  { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "of the host + of its seeds", of: allParameters },
   { key: "created_at", label: "begun", start: -1 },
 ];
 
@@ -86,7 +86,7 @@ function Row({ run, isTicked, tick }) {
     <td class="runs-progress"><${Progress} share=${run.rounds_done / run.rounds} label="rounds done" />
       <span class="small muted">${run.rounds_done ?? 0} of ${run.rounds ?? "–"}</span></td>
     <td class="n" data-name="best return">${number(run.best_return)}</td>
-    <td class="n" data-name="gain"><span class=${run.accuracy_gain > 0 ? "good" : run.accuracy_gain < 0 ? "bad" : ""}>
+    <td class="n" data-name="gain"><span class=${tone(run.accuracy_gain)}>
       ${signed(run.accuracy_gain)}</span></td>
     <td class="n" data-name="parameters">${parameters(run.host_parameters, run.seed_parameters)}</td>
     <td class="small muted runs-begun">${moment(run.created_at)}</td>

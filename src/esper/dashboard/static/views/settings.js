@@ -17,7 +17,8 @@ export function SettingsScreen({ id }) {
   const [wanted, setWanted] = useState("");
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${600} />`;
   if (!run.overview) {
-    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">Its settings appear with its first rows.<//></div>`;
+    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">
+      Its settings appear with its first rows.<//></div>`;
   }
   return html`
     <div class="screen-head"><h1>Settings</h1>
@@ -29,7 +30,8 @@ export function SettingsScreen({ id }) {
       <${Table} text=${run.overview.config_toml} wanted=${wanted} />
       <${Choices} overview=${run.overview} />
       <${Sessions} sessions=${run.overview.sessions} />
-      <details class="panel"><summary>config.toml</summary><pre class="toml" tabindex="0">${run.overview.config_toml}</pre></details>
+      <details class="panel"><summary>config.toml</summary>
+        <pre class="toml" tabindex="0">${run.overview.config_toml}</pre></details>
     </div>`;
 }
 
