@@ -156,6 +156,9 @@ def test_an_evaluation_in_the_folder_or_beside_the_runs_or_named_is_told(
     other = shutil.copytree(finished_run, tmp_path / "other run")
     both = evaluation_of("copied run", "other run")
     (tmp_path / "evaluation.json").write_text(both.to_text())
+    (tmp_path / "of others").mkdir()
+    of_others = evaluation_of("copied run", "a third run")
+    (tmp_path / "of others/evaluation.json").write_text(of_others.to_text())
     for words in ([], ["--evaluation", "."], ["--evaluation", "evaluation.json"]):
         assert main(["report", str(copied_run), str(other), "--format", "json", *words]) == 0
         found = json.loads(capsys.readouterr().out)["evaluations"]

@@ -172,3 +172,36 @@ def test_what_cannot_be_read_is_told(folder: Path) -> None:
     (folder / "summary.json").write_text("{")
     told = sentences_of(make_document(report_of(values_of(folder))))
     assert any("summary.json is damaged" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("n_grown", "told"),
+    [
+        (0, "nothing was grown."),
+        (1, "1 seed with 1,200 more was kept."),
+        (2, "2 seeds with 1,200 more were kept."),
+    ],
+)
+def test_an_episode_says_what_was_grown(folder: Path, n_grown: int, told: str) -> None:
+    run = values_of(folder)
+    result = run["episodes"][0]["detail"]["result"]
+    assert result is not None
+    result |= {"n_grown": n_grown, "seed_parameters": 1200, "host_parameters": 3400}
+    found = [one for one in sentences_of(make_document(report_of(run))) if "3,400" in one]
+    assert found[0].endswith(f"The host began with 3,400 parameters; {told}")
+
+
+def test_the_price_of_computing_and_of_parameters_is_told(folder: Path) -> None:
+    run = values_of(folder)
+    config = run["overview"]["config_toml"] or ""
+    price = flat_settings(run)["budget.flop_price"]
+    free = re.sub(r"(?m)^parameter_rent = .*$", "parameter_rent = 0.0", config)
+    priced = re.sub(r"(?m)^parameter_rent = .*$", "parameter_rent = 0.25", config)
+    run["overview"]["config_toml"] = free
+    told = f"what its computing costs, {price:g} for the FLOPs of one reference run"
+    assert any(one.endswith(f"{told}.") for one in sentences_of(make_document(report_of(run))))
+    run["overview"]["config_toml"] = priced
+    rent = "and 0.25 for holding as many parameters more as the reference host has."
+    assert any(
+        one.endswith(f"{told}, {rent}") for one in sentences_of(make_document(report_of(run)))
+    )

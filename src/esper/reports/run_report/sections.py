@@ -34,7 +34,9 @@ def identity_sentence(run: RunValues) -> str:
     told += "score minus what its computing costs, "
     told += f"{settings.get('budget.flop_price', 0.0):g} for the FLOPs of one reference run"
     rent = settings.get("budget.parameter_rent", 0.0)
-    return f"{told}{f', and {rent:g} for as many parameters as its own' if rent else ''}."
+    if rent:
+        told += f", and {rent:g} for holding as many parameters more as the reference host has"
+    return f"{told}."
 
 
 def learning_section(run: RunValues, place: int, prefix: str = "") -> Section:
@@ -173,9 +175,11 @@ def _episode_blocks(episode: EpisodeValues, place: int, at: int) -> tuple[Block,
 
 
 def _grown(result: Episode) -> str:
-    if not result["n_grown"]:
+    kept = result["n_grown"]
+    if not kept:
         return "nothing was grown"
-    return f"{many(result['n_grown'], 'seed')} with {whole(result['seed_parameters'])} were kept"
+    seeds = f"{many(kept, 'seed')} with {whole(result['seed_parameters'])} more"
+    return f"{seeds} {'was' if kept == 1 else 'were'} kept"
 
 
 def _task_options(run: RunValues) -> dict[str, object]:
