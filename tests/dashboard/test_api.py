@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from esper.dashboard import reading
 from esper.dashboard.listing import RunListing
 from esper.dashboard.reading import RunReader
+from esper.errors import RunError
 from esper.reports import views
 from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
 from tests.dashboard.made_runs import make_run
@@ -158,6 +161,42 @@ def test_a_run_that_is_deleted_is_gone_without_a_trace(tmp_path: Path) -> None:
         assert served.ask("/api/runs/gone/metrics").status == 404
 
 
+def test_runs_that_come_go_and_are_taken_back_meanwhile_give_no_error(tmp_path: Path) -> None:
+    steady = make_run(tmp_path / "runs" / "steady", is_over=False)
+    make_run(tmp_path / "model")
+    reader, is_done = RunReader(RunListing(tmp_path / "runs")), threading.Event()
+
+    def change() -> None:
+        with TelemetryWriter(steady.telemetry_file) as writer:
+            for number in range(20):
+                shutil.copytree(tmp_path / "model", tmp_path / "runs" / "unsteady")
+                writer.write_many([notice(number)] * 50)
+                writer.flush()
+                writer.rewind(writer.position - 40)
+                # Aside first: a reader may put a file into what is being removed.
+                (tmp_path / "runs" / "unsteady").rename(tmp_path / f"gone-{number}")
+
+    def change_and_tell() -> None:
+        try:
+            change()
+        finally:
+            is_done.set()
+
+    thread = threading.Thread(target=change_and_tell)
+    thread.start()
+    states: set[str] = set()
+    while not is_done.is_set():
+        states |= {row["state"] for row in reader.rows() if row["id"] == "unsteady"}
+        for name in ("steady", "unsteady"):
+            with suppress(RunError):
+                reader.detail(name)
+            with suppress(RunError):
+                reader.view(name, "health", views.health)
+    thread.join()
+    assert states <= {"done", "unreadable", "empty"}
+    assert [row["state"] for row in reader.rows()] == ["killed"]
+
+
 def test_a_folder_that_vanishes_shows_no_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "one")
     with serve(tmp_path / "runs") as served:
@@ -210,13 +249,18 @@ def test_nothing_is_kept_of_a_run_that_is_worked_on(tmp_path: Path) -> None:
     assert first is second
 
 
-def test_few_answers_are_kept(tmp_path: Path) -> None:
+def test_few_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in make_run(tmp_path / "one").path.iterdir():
         os.utime(file, (1e9, 1e9))
-    reader = RunReader(RunListing(tmp_path))
-    for key in range(3 * reading.MOST_KEPT):
-        reader.view("one", key, views.overview)
-    assert len(reader._kept) == reading.MOST_KEPT
+    monkeypatch.setattr(reading, "MOST_KEPT", 3)
+    reader, made = RunReader(RunListing(tmp_path)), list[int]()
+
+    def ask(key: int) -> None:
+        reader.view("one", key, lambda _: made.append(key))
+
+    for key in (1, 2, 3, 1, 2, 3, 4, 1):
+        ask(key)
+    assert made == [1, 2, 3, 4, 1]
 
 
 def test_a_defect_of_ours_is_told_on_both_sides(

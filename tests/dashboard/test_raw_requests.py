@@ -1,0 +1,73 @@
+"""Whatever is sent to the port, the server answers or hangs up, stays silent and goes on."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.served import Served, serve
+
+HEAD = "GET /api/runs HTTP/1.1\r\nConnection: close\r\nCookie: {cookie}\r\n"
+
+
+def send(served: Served, text: str) -> str:
+    """Return what is answered to the bytes of a text, until the server hangs up."""
+    filled = text.format(host=served.host, cookie=served.cookie, end="Connection: close\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+        connection.sendall(filled.encode("latin-1"))
+        parts: list[bytes] = []
+        try:
+            while part := connection.recv(65536):
+                parts.append(part)
+        except ConnectionResetError:
+            pass
+        return b"".join(parts).decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("nonsense\r\n\r\n", "400"),
+        ("\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", "400"),
+        (f"{HEAD}\r\n", "400"),
+        (f"{HEAD}Host: {{host}}\r\nHost: evil.example\r\n\r\n", "400"),
+        (f"{HEAD}Host: {{host}}\r\nX: a\r\n b\x00\r\n\r\n", "400"),
+        ("GET /api/runs HTTP/1.0\r\nCookie: {cookie}\r\n\r\n", "403"),
+        ("GET http://evil.example/api/runs HTTP/1.1\r\nHost: evil.example\r\n{end}", "403"),
+        ("GET http://x/api/runs HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n{end}", "404"),
+        ("GET * HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n{end}", "404"),
+        (f"GET /{'x' * 500_000} HTTP/1.1\r\nHost: {{host}}\r\n{{end}}", "400"),
+        (f"{HEAD}Host: {{host}}\r\nOrigin: http://{{host}}\r\nOrigin: http://x\r\n\r\n", "403"),
+        (f"{HEAD}Host: {{host}}\r\nCookie: x=y\r\n\r\n", "200"),
+    ],
+)
+def test_odd_requests_are_answered_in_order(
+    tmp_path: Path, text: str, status: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tmp_path) as served:
+        answer = send(served, text)
+        assert answer[9:12] == status
+        assert served.made.access.token not in answer
+        assert served.ask("/api/runs").status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_request_that_is_never_finished_holds_nobody_up(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path) as served,
+        socket.create_connection(("127.0.0.1", served.port)) as half,
+    ):
+        half.sendall(b"GET /api/runs HTTP/1.1\r\nHost: ")
+        assert served.ask("/api/runs").status == 200
+        assert served.end() < 5
+
+
+def test_nothing_of_requests_is_said_on_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tmp_path) as served:
+        for path in served.paths():
+            for method in ("GET", "POST"):
+                served.ask(f"{path}?token={served.made.access.token}", method)
+        served.ask("/api/runs", host="evil.example")
+    assert capfd.readouterr() == ("", "")
