@@ -29,7 +29,7 @@ WORK = ROOT / "runs" / "evidence"
 RESULTS = Path(__file__).parent / "results"
 SHIPPED = ROOT / "src" / "esper" / "tamiyo" / "shipped"
 SEEDS = range(5)
-QUICK_SEEDS = range(5)
+QUICK_SEEDS = range(2)
 KEPT = ("evaluation.json", "evaluation.md", "pareto.png")
 
 
@@ -45,7 +45,15 @@ class Part:
 
 
 FULL = tuple(f"seed-{seed}" for seed in SEEDS)
+ALONE = tuple(f"alone-{seed}" for seed in SEEDS)
+"""Controllers that learned on MLPs alone."""
 QUICK = tuple(f"quick-{seed}" for seed in QUICK_SEEDS)
+TRAINING = {
+    "seed": "--preset digits-family",
+    "alone": "--preset digits-family --task-options host=mlp --envs 128",
+    "quick": "--preset quick",
+}
+"""What ``esper train`` is called with, by the kind of run."""
 FEW = "--arms learned,wait,fixed,heuristic,static"
 MLP, CNN = ("--task digits-family --task-options host=" + host for host in ("mlp", "cnn"))
 PARTS = (
@@ -54,6 +62,12 @@ PARTS = (
         runs=FULL,
         options=f"{MLP} --hosts 512 --tuning-runs 4096",
         summary="all arms on MLPs of digits-family",
+    ),
+    Part(
+        name="mlp-alone",
+        runs=ALONE,
+        options=f"{MLP} --hosts 512 --tuning-runs 4096",
+        summary="the same for controllers that learned on MLPs alone",
     ),
     Part(
         name="prices",
@@ -103,7 +117,7 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     WORK.mkdir(parents=True, exist_ok=True)
     wanted = [part for part in PARTS if arguments.only in (None, part.name)]
-    runs = FULL + QUICK if arguments.only == "train" else ()
+    runs = FULL + ALONE + QUICK if arguments.only == "train" else ()
     needed = dict.fromkeys([*runs, *(run for part in wanted for run in part.runs)])
     in_pairs([partial(train, run) for run in needed])
     in_pairs([partial(evaluate, part) for part in wanted])
@@ -120,14 +134,14 @@ def in_pairs(jobs: Sequence[Callable[[], None]]) -> None:
 
 def train(name: str) -> None:
     """Train a run, go on with it, or leave it if it is done."""
-    folder, (preset, seed) = WORK / name, name.rsplit("-", 1)
+    folder, (kind, seed) = WORK / name, name.rsplit("-", 1)
     if (folder / "summary.json").exists():
         return
     if (folder / "config.toml").exists():
         call(f"{name}.txt", ["resume", str(folder)])
         return
-    preset = "quick" if preset == "quick" else "digits-family"
-    call(f"{name}.txt", ["train", "--preset", preset, "--seed", seed, "--run-dir", str(folder)])
+    words = ["train", *TRAINING[kind].split(), "--seed", seed, "--run-dir", str(folder)]
+    call(f"{name}.txt", words)
 
 
 def evaluate(part: Part) -> None:
