@@ -8,7 +8,9 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: train grow test check bench evidence slow-test clean
+AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
+
+.PHONY: train grow test check bench evidence slow-test chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -26,8 +28,8 @@ check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_report.py src
 
-slow-test: $(SLOW_READY)  ## the campaigns that take minutes, with models and formats of others
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+slow-test: $(SLOW_READY) chromium  ## the campaigns that take minutes, with models, formats and browsers of others
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -rs -n 2 --dist worksteal
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
@@ -46,8 +48,16 @@ $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 
 # Nothing here replaces a package that `make test` uses, so one environment serves both.
 $(SLOW_READY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,models,onnx,parquet,sb3,tensorboard,trackio,wandb]" tensorboard
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,browser,models,onnx,parquet,sb3,tensorboard,trackio,wandb]" tensorboard
 	touch $@
+
+# Debian's browser, where it can be had without a question; without it the tests that need it are
+# skipped and say what to install.
+chromium:
+	@command -v chromium >/dev/null || { $(AS_ROOT) apt-get update --quiet --quiet && \
+		$(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes \
+		--no-install-recommends chromium fonts-dejavu-core; } || \
+		echo "chromium cannot be installed from here: run apt-get install chromium to test in a browser"
 
 # The peers bring many packages and stay out of the environment for development; the constraint
 # keeps them from replacing torch.

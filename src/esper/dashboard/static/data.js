@@ -2,10 +2,11 @@
 
 import { useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, runPath, withQuery } from "./api.js";
+import { useSession } from "./live.js";
 import { MetricTable } from "./metrics.js";
 
 /**
- * Gives { data, error } of a path, asked again when mark changes.
+ * Gives { data, error } of a path, asked again when mark changes or the connection comes back.
  *
  * What was shown stays until the next answer, so that nothing flickers. A null path asks nothing.
  */
@@ -56,15 +57,22 @@ function useAsked(key, mark, ask) {
     const one = new Asker(
       ask,
       (data) => setAnswer({ key, data, error: null }),
-      (error) => setAnswer((last) => ({ key, data: last.key === key ? last.data : null, error })),
+      (error) => setAnswer((last) => afterError(last, key, error)),
     );
     asker.current = one;
     return () => one.stop();
   }, [key]);
+  const session = useSession();
   useEffect(() => {
     if (key !== null) asker.current.ask();
-  }, [key, mark]);
+  }, [key, mark, session]);
   return answer.key === key ? answer : { data: null, error: null };
+}
+
+/** Keeps what was known. That nobody answers is said once for the whole page, and moves nothing on it. */
+function afterError(last, key, error) {
+  const data = last.key === key ? last.data : null;
+  return { key, data, error: data !== null && error.status === 0 ? null : error };
 }
 
 /** Asks one question at a time; when asked to ask during an answer, it asks once more after it. */

@@ -90,6 +90,11 @@ export function useReason() {
   return useLive((stream) => stream.reason);
 }
 
+/** Gives how often the connection was made; the first time does not change it. */
+export function useSession() {
+  return useLive((stream) => Math.max(1, stream.session));
+}
+
 /** Gives what is known of a run: its state, its rounds, and how far its rows go. */
 export function useLiveRun(id) {
   return useLive((stream) => stream.runs[id] ?? null, [id]);

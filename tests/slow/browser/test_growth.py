@@ -1,0 +1,253 @@
+"""The growth of a host is gone through by mouse and by keyboard, and shows what was recorded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.slow.browser.conftest import Live, Visit
+from tests.slow.browser.processes import ask
+from tests.slow.browser.visitor import Visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+pytestmark = pytest.mark.slow
+
+MASKED = 65535
+HEADS = """() => Object.fromEntries(
+    [...document.querySelectorAll("[data-test=decision] .head")].map((head) => {
+        const choices = [...head.querySelectorAll(".choice")];
+        return [head.getAttribute("aria-label"), {
+            is_read: !head.matches(".unread"),
+            values: choices.map((one) => one.querySelector(".choice-value").textContent),
+            struck: choices.map((one) => one.querySelector("s") !== null),
+            chosen: choices.map((one) => one.matches(".chosen")),
+        }];
+    }))"""
+STEPS = "SELECT * FROM steps WHERE env = ? AND episode = ? ORDER BY seq"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """An episode as the run wrote it, and the names that its numbers stand for."""
+
+    env: int
+    episode: int
+    round: int
+    steps: list[Any]
+    names: dict[str, list[str]]
+    reads: dict[str, list[str]]
+    slots: list[str]
+
+    @property
+    def address(self) -> str:
+        return f"#/run/live/growth/{self.env}/{self.episode}"
+
+    def op(self, step: int) -> str:
+        return self.names["op"][self.steps[step]["op"]]
+
+    def words(self, step: int) -> str:
+        """Return what the decision of a step is called."""
+        row, op = self.steps[step], self.op(step)
+        words = [op.replace("_", " ")]
+        if "blueprint" in self.reads[op]:
+            words.append(self.names["blueprint"][row["blueprint"]])
+        if "slot" in self.reads[op]:
+            words += ["in" if "blueprint" in self.reads[op] else "at", self.slots[row["slot"]]]
+        return " ".join(words)
+
+    def slot_is_live(self, step: int, slot: int) -> bool:
+        return json.loads(self.steps[step]["slots"])[slot][1] >= 0
+
+    def probabilities(self, step: int) -> dict[str, list[int]]:
+        """Return the stored number of each choice of each head."""
+        packed = self.steps[step]["probabilities"]
+        values = list(struct.unpack(f"<{len(packed) // 2}H", packed))
+        return {head: [values.pop(0) for _ in names] for head, names in self.names.items()}
+
+
+def recorded(run_dir: Path, env: int, episode: int) -> Recorded:
+    (run,) = ask(run_dir, "SELECT * FROM runs")
+    steps = ask(run_dir, STEPS, env, episode)
+    return Recorded(
+        env=env,
+        episode=episode,
+        round=steps[-1]["round"],
+        steps=steps,
+        names=json.loads(run["choices"]),
+        reads=json.loads(run["reads"]),
+        slots=json.loads(run["slots"]),
+    )
+
+
+@pytest.fixture
+def visitor(live: Live, visit: Visit) -> Visitor:
+    """Return a visitor of a run in which at least one episode ended that grew something."""
+    visitor = visit()
+    visitor.open(live.served.link)
+    visitor.go("#/run/live")
+    visitor.until("() => Number(document.querySelector('[data-test=round]')?.textContent) >= 4")
+    return visitor
+
+
+@pytest.fixture
+def grown(visitor: Visitor, live: Live) -> Recorded:
+    """Return an episode that ended, in which a seed was germinated after the first step."""
+    found = ask(
+        live.run_dir,
+        "SELECT e.env, e.episode FROM seed_events AS e JOIN episodes USING (env, episode) "
+        "WHERE to_stage = 'germinated' AND epoch > 1 AND ep_len > epoch + 1",
+    )
+    return recorded(live.run_dir, *found[0])
+
+
+def germination(episode: Recorded) -> tuple[int, int]:
+    """Return the first step that germinates after another, and its slot."""
+    for step, row in enumerate(episode.steps):
+        slot = row["slot"]
+        is_empty = step > 0 and not episode.slot_is_live(step - 1, slot)
+        if is_empty and episode.slot_is_live(step, slot) and episode.op(step) == "germinate":
+            return step, slot
+    raise AssertionError("nothing was germinated")
+
+
+def heading(visitor: Visitor) -> Locator:
+    return visitor.find("decision").locator("h2").first
+
+
+def wait_for_step(visitor: Visitor, episode: Recorded, step: int) -> None:
+    """Wait until a step is the chosen one and its decision is told."""
+    visitor.page.locator(f'[data-test="step-{step}"][aria-selected="true"]').wait_for()
+    assert heading(visitor).inner_text() == episode.words(step)
+
+
+def shown_episode(visitor: Visitor, live: Live) -> Recorded:
+    """Return what the run recorded of the episode that the address names."""
+    address = visitor.until("() => location.hash.match(/growth.(\\d+).(\\d+)/)?.slice(1, 3)")
+    return recorded(live.run_dir, *map(int, address))
+
+
+def first_returns(visitor: Visitor) -> list[str]:
+    """Return what is written beside the first episodes of the list."""
+    return visitor.until(
+        "() => { const all = [...document.querySelectorAll('.episode-item strong')];"
+        " return all.length > 3 && all.map((one) => one.textContent); }"
+    )
+
+
+def test_the_mouse_opens_an_episode_and_hovers_its_decisions(live: Live, visitor: Visitor) -> None:
+    visitor.page.get_by_role("link", name="Growth").click()
+    visitor.page.get_by_role("button", name="best", exact=True).click()
+    visitor.page.locator(".episode-orders [aria-pressed=true]", has_text="best").wait_for()
+    first = visitor.page.locator(".episode-item").first
+    returns = [float(text.replace("\N{MINUS SIGN}", "-")) for text in first_returns(visitor)]
+    # Episodes may have ended since the list was asked for, so its best is at most that.
+    assert returns == sorted(returns, reverse=True)
+    assert returns[0] <= ask(live.run_dir, "SELECT MAX(ep_rew) FROM episodes")[0][0] + 0.0005
+    first.click()
+    visitor.page.locator(".episode-item.chosen").first.wait_for()
+    episode = shown_episode(visitor, live)
+    visitor.find("timeline").wait_for()
+    for step in (0, len(episode.steps) - 1, len(episode.steps) // 2):
+        visitor.find(f"step-{step}").hover()
+        wait_for_step(visitor, episode, step)
+    visitor.find("step-0").click()
+    wait_for_step(visitor, episode, 0)
+
+
+def test_everything_opens_by_keyboard_alone(live: Live, visit: Visit, grown: Recorded) -> None:
+    visitor = visit()
+    visitor.open(live.served.link)
+    visitor.find("run-row").wait_for()
+    keys = visitor.page.keyboard
+    visitor.tab_to('a[href="#/run/live"]')
+    keys.press("Enter")
+    visitor.find("round").wait_for()
+    # Tabs come before the content, which has the keyboard after a change of screens.
+    visitor.until("() => document.activeElement.id === 'main'")
+    for _ in range(20):
+        keys.press("Shift+Tab")
+        if visitor.focused().endswith("Growth"):
+            break
+    keys.press("Enter")
+    visitor.page.locator(".episode-item").first.wait_for()
+    visitor.until("() => document.activeElement.id === 'main'")
+    for wanted in (grown.env, grown.round, grown.round):
+        visitor.tab_to(".episode-filter input")
+        keys.type(str(wanted))
+    visitor.tab_to(f'.episode-item[href="{grown.address}"]')
+    keys.press("Enter")
+    visitor.page.locator(f'.episode-item.chosen[href="{grown.address}"]').wait_for()
+    visitor.tab_to("[data-test^=step-]")
+    last = len(grown.steps) - 1
+    for key, step in (("Home", 0), ("ArrowRight", 1), ("End", last), ("ArrowLeft", last - 1)):
+        keys.press(key)
+        wait_for_step(visitor, grown, step)
+    assert visitor.focused() == f"step-{last - 1}"
+    visitor.tab_to(".player input")
+    keys.press("Home")
+    wait_for_step(visitor, grown, 0)
+    keys.press("ArrowRight")
+    wait_for_step(visitor, grown, 1)
+
+
+def test_masked_choices_and_heads_that_are_not_read_look_so(
+    visitor: Visitor, grown: Recorded
+) -> None:
+    visitor.go(grown.address)
+    visitor.find("timeline").wait_for()
+    n_masked = 0
+    for step in range(len(grown.steps)):
+        visitor.find(f"step-{step}").click()
+        wait_for_step(visitor, grown, step)
+        heads = visitor.page.evaluate(HEADS)
+        for head, values in grown.probabilities(step).items():
+            is_masked = [value == MASKED for value in values]
+            told = heads.pop(head.replace("_", " "))
+            assert [text == "masked" for text in told["values"]] == is_masked
+            assert told["struck"] == is_masked
+            assert told["chosen"].index(True) == grown.steps[step][head]
+            assert told["is_read"] == (head in grown.reads[grown.op(step)])
+            n_masked += sum(is_masked)
+            for text, value in zip(told["values"], values, strict=True):
+                if text not in ("masked", "< 0.1 %"):
+                    share = 100 * value / (MASKED - 1)
+                    assert float(text.removesuffix(" %")) == pytest.approx(share, abs=0.51)
+        assert heads == {}
+    assert n_masked > 0
+
+
+def test_scrubbing_changes_the_decision_and_the_network(visitor: Visitor, grown: Recorded) -> None:
+    step, slot = germination(grown)
+    blueprint = grown.names["blueprint"][grown.steps[step]["blueprint"]]
+    visitor.go(grown.address)
+    slider = visitor.page.locator(".player input")
+    slider.fill(str(step - 1))
+    wait_for_step(visitor, grown, step - 1)
+    picture = visitor.find("network")
+    seat = picture.locator("g > title", has_text=f"{grown.slots[slot]}:")
+    before, words = picture.inner_html(), seat.text_content()
+    assert blueprint not in (words or "")
+    slider.fill(str(step))
+    wait_for_step(visitor, grown, step)
+    assert blueprint in (seat.text_content() or "")
+    assert picture.inner_html() != before
+    # The address keeps the step, so a link or a reload shows the same.
+    visitor.until("(end) => location.hash.endsWith(end)", f"step={step}")
+    visitor.page.reload()
+    wait_for_step(visitor, grown, step)
+
+
+def test_playing_goes_on_to_the_end(visitor: Visitor, grown: Recorded) -> None:
+    visitor.go(grown.address)
+    last = len(grown.steps) - 1
+    visitor.page.locator(".player input").fill(str(last - 2))
+    wait_for_step(visitor, grown, last - 2)
+    visitor.page.get_by_role("button", name="Play").click()
+    wait_for_step(visitor, grown, last)
+    visitor.page.get_by_role("button", name="Play").wait_for()

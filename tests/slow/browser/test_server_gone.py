@@ -1,0 +1,63 @@
+"""A page whose server is gone says so, keeps what it shows, and goes on once it may."""
+
+from __future__ import annotations
+
+import pytest
+from tests.slow.browser.conftest import Live, Serve, Visit
+from tests.slow.browser.processes import dashboard
+from tests.slow.browser.visitor import NOT_SIGNED_IN, NOT_THERE, ROUND
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_killed_server_is_shown_as_gone_and_pages_recover_with_the_next_link(
+    live: Live, serve: Serve, visit: Visit
+) -> None:
+    visitor = visit()
+    runs_dir = live.run_dir.parent
+    with dashboard(runs_dir) as served:
+        visitor.open(served.link)
+        visitor.go("#/run/live")
+        visitor.until(f"() => ({ROUND})() >= 1")
+        visitor.page.evaluate("() => { window.mark = 'the same page'; }")
+        assert visitor.find("connection").inner_text() == "live"
+        served.kill()
+        visitor.wait_for_connection("disconnected")
+        # It is said once, whatever was being asked for, and what was shown is still there.
+        banner = visitor.page.get_by_role("alert")
+        banner.wait_for()
+        last = visitor.page.evaluate(ROUND)
+        assert last >= 1
+        assert visitor.find("chart-return").is_visible()
+        visitor.go("#/run/live/learned")
+        visitor.page.get_by_text("is esper dashboard still running?").first.wait_for()
+        visitor.forgive(*NOT_THERE)
+    again = serve(runs_dir, port=served.port)
+    assert again.link != served.link
+    # The cookie of the server before is worth nothing to this one.
+    visitor.page.locator(
+        ".banner", has_text="open the link that esper dashboard printed"
+    ).wait_for()
+    assert visitor.find("connection").inner_text() == "disconnected"
+    other = visitor.context.new_page()
+    other.goto(again.link)
+    other.locator("[data-test=run-row]").first.wait_for()
+    visitor.page.bring_to_front()
+    visitor.wait_for_connection("live")
+    visitor.until("() => document.querySelector('[role=alert]') === null")
+    visitor.page.get_by_role("heading", name="When it grows").wait_for()
+    visitor.page.get_by_role("link", name="Overview").click()
+    visitor.until(f"(last) => ({ROUND})() > last", last)
+    assert visitor.page.evaluate("window.mark") == "the same page"
+    visitor.forgive(*NOT_THERE, NOT_SIGNED_IN)
+
+
+def test_the_link_of_another_start_opens_nothing(live: Live, serve: Serve, visit: Visit) -> None:
+    with dashboard(live.run_dir.parent) as served:
+        port, link = served.port, served.link
+    serve(live.run_dir.parent, port=port)
+    visitor = visit()
+    visitor.open(link)
+    visitor.page.get_by_text("opens with the link that").wait_for()
+    assert visitor.find("run-row").count() == 0
+    visitor.forgive(NOT_SIGNED_IN)
