@@ -123,7 +123,8 @@ class Guard:
             answer.headers["Allow"] = ", ".join(METHODS)
             return answer
         if path == LOGIN or self._access.has_session("; ".join(headers.getlist("cookie"))):
-            return None
+            # No name has it, and what asks the disk for one that has fails.
+            return problem(404, "there is nothing here.") if "\0" in path else None
         if path == "/":
             return door()
         return problem(401, "there is no valid cookie; open the link that esper dashboard printed.")
