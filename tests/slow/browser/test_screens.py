@@ -1,0 +1,214 @@
+"""Every screen fits its window, in light and in dark, and shows what the run recorded."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.reports.run_report.samples import add_summary, make_run
+from tests.slow.browser.conftest import Visit
+from tests.slow.browser.processes import SECONDS, Dashboard, ask, dashboard, training
+from tests.slow.browser.visitor import SIZES, Visitor, shown
+
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import NoticeRecord
+
+pytestmark = pytest.mark.slow
+
+LONG = "a_run_whose_name_is_as_long_as_the_folder_of_somebody_who_writes_all_settings_into_it"
+TRAINED = "trained"
+SCREENS = {
+    "": "[data-test=chart-ops] canvas",
+    "/growth": "[data-test=network] .block, [data-test=network] .empty-slot",
+    "/environments": "[data-test=env-2] .sparkline",
+    "/health": "[data-test=chart-memory] canvas",
+    "/learned": ".bar-table >> nth=2",
+    "/settings": "table.settings",
+}
+"""Screens of a run, by the end of their address, and what is there once they are drawn."""
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run that was trained, and one that was made up to be awkward."""
+    place = tmp_path_factory.mktemp("runs")
+    with training(place / TRAINED, rounds=3) as process:
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 0
+    made = make_run(place / LONG)
+    add_summary(made)
+    with TelemetryWriter(made / "telemetry.sqlite") as writer:
+        writer.write(NoticeRecord(round=8, kind="test", message="x" * 300))
+    return place
+
+
+@pytest.fixture(scope="module")
+def served(browser: object, runs_dir: Path) -> Iterator[Dashboard]:
+    with dashboard(runs_dir) as found:
+        yield found
+
+
+def luminance(visitor: Visitor) -> float:
+    """Return how light the ground of the page is, from 0 to 1."""
+    text = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    levels = [int(level) for level in text.removeprefix("rgb(").removesuffix(")").split(",")]
+    return sum(levels) / (3 * 255)
+
+
+def number(text: str) -> int:
+    return int("".join(letter for letter in text if letter.isdigit()))
+
+
+def facts(visitor: Visitor) -> dict[str, str]:
+    """Return the numbers at the top of a screen by their names."""
+    return visitor.page.evaluate(
+        "() => Object.fromEntries([...document.querySelectorAll('.fact')].map((fact) =>"
+        " [fact.querySelector('dt').firstChild.textContent, fact.querySelector('dd').textContent]))"
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_every_screen_fits_and_has_the_colours_of_the_system(
+    served: Dashboard, visit: Visit, size: str, theme: str
+) -> None:
+    visitor = visit(size, color_scheme=theme)
+    visitor.open(served.link)
+    visitor.find("run-row").nth(1).wait_for()
+    visitor.require_fit()
+    for run in (TRAINED, LONG):
+        for end, sign in SCREENS.items():
+            visitor.go(f"#/run/{run}{end}")
+            visitor.page.locator(sign).first.wait_for()
+            visitor.require_fit()
+            assert (luminance(visitor) > 0.5) == (theme == "light")
+    visitor.go(f"#/compare?runs={TRAINED},{LONG}")
+    visitor.page.locator(".chart canvas").first.wait_for()
+    visitor.require_fit()
+
+
+def test_a_chosen_theme_lasts(served: Dashboard, visit: Visit) -> None:
+    visitor = visit(color_scheme="light")
+    visitor.open(served.link)
+    wait = "(end) => document.querySelector('[data-test=theme]')?.textContent.endsWith(end)"
+    for theme, is_light in (("light", True), ("dark", False)):
+        visitor.find("theme").click()
+        visitor.until(wait, theme)
+        assert (luminance(visitor) > 0.5) == is_light
+    visitor.page.reload()
+    visitor.until(wait, "dark")
+    assert luminance(visitor) < 0.5
+    visitor.find("theme").click()
+    visitor.until(wait, "auto")
+    assert luminance(visitor) > 0.5
+
+
+@pytest.mark.parametrize("run", [TRAINED, LONG])
+def test_health_counts_what_was_recorded(
+    served: Dashboard, visit: Visit, runs_dir: Path, run: str
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{run}/health")
+    visitor.find("health").wait_for()
+    queries = {
+        "hosts put back by the governor": "SELECT COUNT(*) FROM governor_events",
+        "updates refused": "SELECT COUNT(*) FROM updates WHERE was_refused",
+        "updates stopped early": "SELECT COUNT(*) FROM updates WHERE stopped_early",
+        "illegal actions": "SELECT SUM(n_illegal) FROM rounds",
+        "refused by gates": "SELECT SUM(n_refused) FROM rounds",
+    }
+    told = facts(visitor)
+    stored = {name: ask(runs_dir / run, query)[0][0] for name, query in queries.items()}
+    assert {name: number(told[name]) for name in queries} == stored
+
+
+def test_health_tells_what_happened_and_leads_to_where(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{LONG}/health")
+    visitor.find("health").get_by_text("x" * 300).wait_for()
+    visitor.find("health").get_by_role("link").first.click()
+    visitor.find("timeline").wait_for()
+
+
+def test_the_overview_and_its_table_have_the_numbers_of_the_run(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{TRAINED}")
+    visitor.page.locator("[data-test=chart-ops] canvas").wait_for()
+    best = "SELECT MAX(ep_rew_mean) FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning'"
+    assert facts(visitor)["best held-out return"].strip() == shown(
+        ask(runs_dir / TRAINED, best)[0][0]
+    )
+    chart = visitor.find("chart-return")
+    chart.locator("summary").click()
+    rows = chart.locator("tbody tr")
+    rows.first.wait_for()
+    written = [row.split("\t")[:2] for row in rows.all_inner_texts()]
+    stored = ask(runs_dir / TRAINED, "SELECT round, ep_rew_mean FROM rounds ORDER BY round DESC")
+    assert written == [[str(row[0]), shown(row[1])] for row in stored]
+
+
+def test_what_was_learned_is_told_by_ops(served: Dashboard, visit: Visit, runs_dir: Path) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{TRAINED}/learned")
+    row = visitor.page.locator("tr", has_text="episodes").first
+    row.wait_for()
+    told = [number(text) for text in row.locator("td").all_inner_texts()]
+    stored = ask(runs_dir / TRAINED, "SELECT COUNT(*) FROM episodes GROUP BY round ORDER BY round")
+    assert told == [one[0] for one in stored]
+
+
+def test_settings_are_those_of_the_file_and_can_be_searched(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{TRAINED}/settings")
+    rows = visitor.page.locator("table.settings tbody tr")
+    rows.first.wait_for()
+    config = tomllib.loads((runs_dir / TRAINED / "config.toml").read_text())
+    n_settings = sum(len(one) if isinstance(one, dict) else 1 for one in config.values())
+    assert rows.count() == n_settings
+    visitor.page.get_by_role("searchbox").fill("learning_rate")
+    visitor.until("() => document.querySelectorAll('table.settings tbody tr').length < 9")
+    told = dict(text.split("\t")[:2] for text in rows.all_inner_texts())
+    assert float(told["ppo.learning_rate"]) == config["ppo"]["learning_rate"]
+    assert all("learning_rate" in name or "rate" in name for name in told)
+
+
+def test_runs_are_ticked_and_compared(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    compare = visitor.page.get_by_role("button", name="Compare")
+    visitor.page.get_by_role("checkbox", name=f"compare {TRAINED}").check()
+    assert compare.is_disabled()
+    visitor.page.get_by_role("checkbox", name=f"compare {LONG}").check()
+    compare.click()
+    visitor.page.locator(".chart canvas").first.wait_for()
+    heads = visitor.page.locator("table.headlines thead a").all_inner_texts()
+    assert sorted(heads) == sorted([TRAINED, LONG])
+    names = visitor.page.locator(".chart").first.locator(".legend-item").all_inner_texts()
+    assert all(any(run in name for name in names) for run in (TRAINED, LONG))
+    differing = visitor.page.locator("section", has_text="Settings that differ")
+    differing.get_by_role("row", name="rounds").first.wait_for()
+    visitor.page.get_by_role("checkbox", name=LONG).uncheck()
+    visitor.page.get_by_text("Choose two or more runs.").wait_for()
+    visitor.page.go_back()
+    visitor.find("run-row").first.wait_for()
+
+
+@pytest.mark.parametrize("address", ["#/run/nowhere", "#/elsewhere", f"#/run/{quote('../x', '')}"])
+def test_what_is_not_there_is_said_in_words(served: Dashboard, visit: Visit, address: str) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(address)
+    visitor.page.get_by_text("no such").first.wait_for()
+    visitor.forgive("the server responded with a status of 404")
