@@ -24,6 +24,9 @@ def run_record() -> RunRecord:
         ops="[]",
         esper_version="0",
         created_at="now",
+        choices=None,
+        reads=None,
+        host=None,
     )
 
 
@@ -122,4 +125,5 @@ def step_record(step: int, env: int = 0) -> StepRecord:
     )
     facts: dict[str, Any] = dict.fromkeys(choices, 0) | dict.fromkeys(numbers, 0.0)
     facts |= {"round": 1, "step": step, "env": env, "episode": 0, "epoch": step, "op": 0}
-    return StepRecord(**facts, op_done=0, is_illegal=False, refusal=None, slots="[]")
+    beside = {"refusal": None, "slots": "[]", "probabilities": None}
+    return StepRecord(**facts, **beside, op_done=0, is_illegal=False)
