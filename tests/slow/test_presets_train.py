@@ -10,7 +10,10 @@ from esper.config.presets import preset_names
 
 pytestmark = pytest.mark.slow
 
-_WORDS = "--rounds 1 --envs 2 --evaluation.n-eval-episodes 2 --evaluation.n-final-episodes 2"
+_WORDS = (
+    "--rounds 1 --envs 2 --ppo.n-minibatches 1 "
+    "--evaluation.n-eval-episodes 2 --evaluation.n-final-episodes 2"
+)
 
 
 @pytest.mark.parametrize("name", preset_names())

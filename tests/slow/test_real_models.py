@@ -364,7 +364,7 @@ def test_seeds_in_all_slots_live_together(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "slot"), PLACES)
 def test_pruning_returns_the_original_function(name: str, slot: str) -> None:
     model, x = make(name)
-    slots = esper.slots(esper.add_slots(model, [slot], x))
+    slots, n_changed = esper.slots(esper.add_slots(model, [slot], x)), 0
     before, wanted, n_parameters = state_of(model), evaluate(model, x), count_parameters(model)
     for blueprint in fitting_blueprints(slots[slot].site, esper.blueprint_names()):
         slots.germinate(slot, blueprint)
@@ -374,10 +374,14 @@ def test_pruning_returns_the_original_function(name: str, slot: str) -> None:
             learn_seed(model, x, seed)
             slots.tick()
             slots.advance(slot)
-        assert torch.equal(evaluate(model, x), wanted) == (not seed), blueprint
+        # A seed of very few units may answer to no sample, and then has nothing to learn.
+        is_changed = not torch.equal(evaluate(model, x), wanted)
+        assert seed or not is_changed, blueprint
+        n_changed += is_changed
         slots.prune(slot)
         assert same_bits(evaluate(model, x), wanted), blueprint
         assert count_parameters(model) == n_parameters
         while slots[slot].stage != Stage.DORMANT:
             slots.tick()
+    assert n_changed > 1
     assert same_state(state_of(model), before)
