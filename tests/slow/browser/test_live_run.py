@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 from tests.slow.browser.conftest import Live, Serve, Visit
 from tests.slow.browser.processes import ask, read_link, rounds_done, training
-from tests.slow.browser.visitor import NOT_THERE, ROUND, WATCH, Visitor, shown
+from tests.slow.browser.visitor import BOXES, NOT_THERE, ROUND, WATCH, Visitor, shown
 
 pytestmark = pytest.mark.slow
-
-BOXES = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
-    const { x, y, width, height } = element.getBoundingClientRect();
-    return [element.dataset.test, x, y + window.scrollY, width, height];
-})"""
 
 
 def open_overview(visitor: Visitor, link: str, run: str) -> int:

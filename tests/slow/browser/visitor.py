@@ -21,6 +21,12 @@ NOT_THERE = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODIN
 NOT_SIGNED_IN = "the server responded with a status of 401"
 """What a browser says of itself when its cookie is not wanted."""
 
+BOXES = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
+    const { x, y, width, height } = element.getBoundingClientRect();
+    return [element.dataset.test ?? null, x, y + window.scrollY, width, height];
+})"""
+"""Gives where elements are on the page, and how large."""
+
 WATCH = """() => {
     window.moved = [];
     const isElement = ({ node }) => node?.nodeType === Node.ELEMENT_NODE;

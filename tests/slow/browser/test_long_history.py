@@ -1,0 +1,194 @@
+"""Ten thousand rounds are as quick to use as a hundred, and numbers that come move nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.reports.views.samples import HEADS, config_text, run_record, trial
+from tests.slow.browser.conftest import Visit
+from tests.slow.browser.processes import Dashboard, dashboard
+from tests.slow.browser.visitor import BOXES, ROUND, WATCH, Visitor
+from tests.telemetry.samples import example
+
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import Record, RoundRecord, UpdateRecord
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = {"short": 100, "long": 10_000, "odd": 20}
+N_MOVES = 40
+MOST_TIMES = 2.5
+"""How many times the processor time of the short run the long one may take."""
+
+_ROUND, _UPDATE = example(RoundRecord), example(UpdateRecord)
+
+
+def wave(number: int, kind: int) -> float:
+    """Return a value that goes up and down, each kind in its own way."""
+    return 0.5 + 0.4 * math.sin(number / (50 + kind)) + 0.05 * math.sin(number * (kind + 1))
+
+
+def records(number: int, scale: float = 1.0) -> list[Record]:
+    """Return what a round writes: numbers times a scale, which is at most 1 for means of scores."""
+    value = [scale * wave(number, kind) for kind in range(10)]
+    score = [max(-1.0, min(1.0, scale)) * wave(number, kind) for kind in range(5)]
+    entropy = json.dumps(dict(zip(HEADS, value, strict=False)))
+    parts = json.dumps(dict(zip("abcdef", value, strict=False)))
+    means = {"ep_rew_mean": score[0], "score_mean": score[1], "flops_mean": score[2]}
+    losses = {"approx_kl": value[3], "value_loss": value[4], "policy_loss": value[5]}
+    found: list[Record] = [
+        replace(_UPDATE, round=number, entropy_by_head=entropy, **losses),
+        replace(_ROUND, round=number, seconds_by_part=parts, op_wait=value[6], **means),
+    ]
+    if number % 10 == 0:
+        found.append(trial(number, "learned", ep_rew_mean=score[3], score_mean=score[4]))
+    return found
+
+
+class Writing:
+    """A run that this test writes, round by round."""
+
+    def __init__(self, folder: Path, n_rounds: int) -> None:
+        folder.mkdir()
+        (folder / "config.toml").write_text(config_text())
+        self.n_rounds = 0
+        self.writer = TelemetryWriter(folder / "telemetry.sqlite")
+        self.writer.start_session(first_round=1, threads=1, torch_version="0")
+        self.writer.write_many([run_record(), trial(0, "wait"), trial(0, "fixed")])
+        self.add(n_rounds)
+
+    def add(self, n_rounds: int = 1, scale: float = 1.0) -> int:
+        """Write further rounds, and return how many there are now."""
+        for number in range(self.n_rounds + 1, self.n_rounds + n_rounds + 1):
+            self.writer.write_many(records(number, scale))
+        self.writer.flush()
+        self.n_rounds += n_rounds
+        return self.n_rounds
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Writing]]]:
+    """Return a folder of runs that go on, and what writes them."""
+    place = tmp_path_factory.mktemp("runs")
+    with ExitStack() as stack:
+        runs = {name: Writing(place / name, length) for name, length in LENGTHS.items()}
+        for run in runs.values():
+            stack.callback(run.writer.close)
+        yield place, runs
+
+
+@pytest.fixture(scope="module")
+def served(browser: object, written: tuple[Path, object]) -> Iterator[Dashboard]:
+    with dashboard(written[0]) as found:
+        yield found
+
+
+def open_run(visitor: Visitor, served: Dashboard, name: str) -> None:
+    visitor.open(served.link)
+    visitor.go(f"#/run/{name}")
+    visitor.page.locator("[data-test=chart-ops] canvas").wait_for()
+
+
+class Meter:
+    """Measures the processor time of a page's own thread, which other processes do not change."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self._session = visitor.context.new_cdp_session(visitor.page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.seconds: dict[str, float] = {}
+        self._last = self._now()
+
+    def _now(self) -> float:
+        told = self._session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in told if one["name"] == "TaskDuration")
+
+    def start(self) -> None:
+        self._last = self._now()
+
+    def stop(self, name: str, times: int = 1) -> None:
+        """Keep the time of something that was done some times; the least, if it is told again."""
+        taken = (self._now() - self._last) / times
+        self.seconds[name] = min(taken, self.seconds.get(name, math.inf))
+
+
+def settle(visitor: Visitor) -> None:
+    """Wait until what was begun is drawn."""
+    visitor.page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+
+
+def wait_for_round(visitor: Visitor, number: int) -> None:
+    """Wait until a round is counted and its values are drawn."""
+    visitor.until(f"(number) => ({ROUND})() === number", number)
+    visitor.until(
+        "(end) => document.querySelector('[data-test=chart-return] [role=img]')"
+        ".getAttribute('aria-label').includes(end)",
+        f"in round {number};",
+    )
+    settle(visitor)
+
+
+def measure(visitor: Visitor, run: Writing) -> dict[str, float]:
+    """Return the seconds of processor time that it takes to use the overview of a run."""
+    meter = Meter(visitor)
+    for _ in range(8):
+        meter.start()
+        wait_for_round(visitor, run.add())
+        meter.stop("to take in a round")
+    box = visitor.find("chart-return").locator(".u-over").bounding_box()
+    assert box is not None
+    left, middle, width = box["x"] + 10, box["y"] + box["height"] / 2, box["width"] - 20
+    meter.start()
+    for move in range(N_MOVES):
+        visitor.page.mouse.move(left + width * move / N_MOVES, middle)
+    settle(visitor)
+    meter.stop("to follow the mouse", times=N_MOVES)
+    for _ in range(3):
+        visitor.page.mouse.move(left + 0.3 * width, middle)
+        meter.start()
+        visitor.page.mouse.down()
+        visitor.page.mouse.move(left + 0.6 * width, middle, steps=3)
+        visitor.page.mouse.up()
+        visitor.page.locator(".zoom-words", has_text="rounds ").wait_for()
+        settle(visitor)
+        meter.stop("to zoom")
+        meter.start()
+        visitor.page.get_by_role("button", name="Reset zoom").click()
+        settle(visitor)
+        meter.stop("to show all again")
+    return meter.seconds
+
+
+def test_ten_thousand_rounds_are_as_quick_to_use_as_a_hundred(
+    served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]]
+) -> None:
+    seconds: dict[str, dict[str, float]] = {}
+    for name in ("short", "long"):
+        visitor = visit()
+        open_run(visitor, served, name)
+        seconds[name] = measure(visitor, written[1][name])
+        visitor.page.close()
+    for what, taken in seconds["long"].items():
+        least = seconds["short"][what]
+        assert taken <= MOST_TIMES * least, f"{what}: {taken:.3f} s, not {least:.3f} s"
+
+
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_numbers_that_get_longer_move_nothing(
+    served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]], size: str
+) -> None:
+    visitor = visit(size)
+    open_run(visitor, served, "odd")
+    visitor.page.evaluate(WATCH)
+    before = visitor.page.evaluate(BOXES, "[data-test^=chart-], .legend li")
+    for scale in (-1.0, 1e-4, -1e-5, -400.0, 1e5, 1.0):
+        wait_for_round(visitor, written[1]["odd"].add(scale=scale))
+        assert visitor.page.evaluate(BOXES, "[data-test^=chart-], .legend li") == before
+    assert visitor.page.evaluate("window.moved") == []
