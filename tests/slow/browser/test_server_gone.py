@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.slow.browser.conftest import Live, Serve, Visit
-from tests.slow.browser.processes import dashboard
-from tests.slow.browser.visitor import NOT_SIGNED_IN, NOT_THERE, ROUND
+from tests.slow.browser.processes import Dashboard, dashboard
+from tests.slow.browser.visitor import NOT_SIGNED_IN, NOT_THERE, ROUND, Visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.slow
+
+
+def kill_in_mid_question(visitor: Visitor, served: Dashboard) -> None:
+    """Kill a server after the page has asked for something and before it has got it."""
+    held: list[Route] = []
+    with visitor.page.expect_request("**/metrics*"):
+        visitor.page.route("**/metrics*", lambda route: held.append(route))
+    served.kill()
+    visitor.page.unroute("**/metrics*")
+    for route in held:
+        route.continue_()
 
 
 def test_a_killed_server_is_shown_as_gone_and_pages_recover_with_the_next_link(
@@ -21,7 +37,7 @@ def test_a_killed_server_is_shown_as_gone_and_pages_recover_with_the_next_link(
         visitor.until(f"() => ({ROUND})() >= 1")
         visitor.page.evaluate("() => { window.mark = 'the same page'; }")
         assert visitor.find("connection").inner_text() == "live"
-        served.kill()
+        kill_in_mid_question(visitor, served)
         visitor.wait_for_connection("disconnected")
         # It is said once, whatever was being asked for, and what was shown is still there.
         banner = visitor.page.get_by_role("alert")

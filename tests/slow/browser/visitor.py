@@ -15,7 +15,7 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 ROUND = "() => Number(document.querySelector('[data-test=round]')?.textContent)"
 """Gives the number of rounds that a page shows."""
 
-NOT_THERE = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING")
+NOT_THERE = ("net::ERR_CONNECTION_", "net::ERR_EMPTY_RESPONSE", "net::ERR_INCOMPLETE_CHUNKED_")
 """What a browser says of itself when nobody answers; a page cannot keep it from that."""
 
 NOT_SIGNED_IN = "the server responded with a status of 401"
