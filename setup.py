@@ -27,10 +27,10 @@ def kernel(name: str) -> Extension:
 
 setup(
     ext_modules=[
-        kernel("esper.growth.populations._conv3x3"),
-        kernel("esper.growth.populations._vector_hosts"),
+        kernel("esper.populations._conv3x3"),
+        kernel("esper.populations._vector_hosts"),
         kernel("esper.simic.agent._advantages"),
-        kernel("esper.tamiyo.policy._distribution"),
+        kernel("esper.simic.policy._distribution"),
         kernel("esper.tamiyo.policy._masks"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo.policy.action_masks import compute_array_masks
 from masks import SLOTS, random_slot_states
 from rows import Asked, Row, compare

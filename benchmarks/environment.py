@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from esper.simic.environment import GrowthVectorEnv
+from esper.environment import GrowthVectorEnv
 from esper.tamiyo import Controller, make_controller
 from rows import Asked, Row
 from timing import Effort, Spread, Timings, time_side_by_side

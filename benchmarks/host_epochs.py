@@ -18,12 +18,14 @@ from time import perf_counter, process_time
 import torch
 
 from environment import Drive
-from esper.checkpoints import CheckpointFolder
-from esper.config.presets import load_preset
-from esper.growth.populations import StackedPopulation
-from esper.simic.environment import GrowthVectorEnv
-from esper.simic.training import RecordOutput, StopRequest, Trainer
+from esper.config.toml import load_preset
+from esper.environment import GrowthVectorEnv
+from esper.populations import StackedPopulation
+from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry import TelemetryWriter
+from esper.training.output import RecordOutput
+from esper.training.stopping import StopRequest
+from esper.training.trainer import Trainer
 from rows import Asked, Row
 from stacked_pilot import StackedPilot
 from timing import Effort, Spread

@@ -10,11 +10,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from esper.config.hosts import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
-from esper.config.population import PopulationConfig
-from esper.growth.hosts.making import build_host, make_host, sample_input
-from esper.growth.populations import HostData, HostSpec
-from esper.growth.populations.host_data import BatchOrder
+from esper.config.growth import (
+    CNNHostConfig,
+    GPTHostConfig,
+    HostConfig,
+    MLPHostConfig,
+    PopulationConfig,
+)
+from esper.growth.hosts.factory import build_host, make_host, sample_input
+from esper.populations import HostData, HostSpec
+from esper.populations.hosts import BatchOrder
 
 N_TRAIN, N_VALIDATION = 128, 16
 

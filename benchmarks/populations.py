@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from esper.config.growth import GrowthConfig
-from esper.growth.populations import (
+from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.populations import (
     Population,
     SequentialPopulation,
     StackedPopulation,
     make_population,
 )
-from esper.lifecycle.factored_actions import Op
-from esper.lifecycle.growth_action import GrowthAction
-from esper.lifecycle.stages import Stage
 from host_worlds import HOSTS, POPULATION, BareLoop, Builder, make_specs
 from rows import Asked, Row, compare
 from timing import Call, Effort, time_side_by_side

@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from esper.config.growth import GrowthConfig
-from esper.config.hosts import HostConfig
+from esper.config.growth import GrowthConfig, HostConfig
 from esper.growth.attach import add_slots
 from esper.growth.host_slots import slots
-from esper.growth.hosts.making import build_host, make_host, sample_input, slot_names
-from esper.growth.populations.costs import CostTable
+from esper.growth.hosts.factory import build_host, make_host, sample_input, slot_names
+from esper.populations.host_models import CostTable
 from host_worlds import HOSTS
 from populations import BLUEPRINTS, STAGES, actions_to
 from resnet import BLOCKS, ResNet

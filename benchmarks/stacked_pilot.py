@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.optim import AdamW
 
-from esper.growth.populations import HostSpec
-from esper.growth.populations.host_data import BatchOrder
+from esper.populations import HostSpec
+from esper.populations.hosts import BatchOrder
 
 SIZES = ((64, 16), (16, 16), (16, 16), (16, 16), (16, 16), (16, 10))
 RECTIFIED = (1, 3)

@@ -12,12 +12,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from esper.checkpoints import CheckpointFolder
-from esper.config.presets import load_preset
+from esper.config.toml import load_preset
 from esper.simic.agent import TamiyoRolloutBuffer
-from esper.simic.training import RecordOutput, StopRequest, Trainer
+from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, RoundRecord
+from esper.training.output import RecordOutput
+from esper.training.stopping import StopRequest
+from esper.training.trainer import Trainer
 from rows import Asked, Row
 from timing import Effort, Spread
 

@@ -11,7 +11,7 @@ from torch import nn
 from esper.config import PolicyConfig, PPOConfig
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo.policy.action_masks import compute_array_masks
 from masks import SLOTS, random_slot_states
 from rows import Asked, Row, absent, compare

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import esper
 from esper.errors import EsperError
-from esper.runs.timeline import TimelineStep
-from esper.tasks.digits_data import load_digits
+from esper.growing.timeline import TimelineStep
+from esper.tasks.digits import load_digits
 
 TRAINING = {"learning_rate": 5e-3, "batch_size": 64}
 

@@ -24,8 +24,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esper.config import PolicyConfig, PPOConfig
 from esper.simic.agent import ActionSpec, PPOAgent
+from esper.simic.policy import RecurrentPolicy
 from esper.simic.rollout import VectorCollector
-from esper.tamiyo.policy import RecurrentPolicy
 
 WALK, OPEN = 0, 1
 N_DOORS = 4

@@ -1,6 +1,8 @@
 """Settings and fixtures that all tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,25 @@ def fresh_shipped(
 ) -> Path:
     """Let a controller with fresh weights, which wishes to grow, stand for the one that ships."""
     from esper.tamiyo import save_controller
-    from esper.tamiyo.controllers import saved_files
+    from esper.tamiyo.controllers import saved as saved_files
     from tests.tamiyo.fresh_controllers import fresh_controller
 
     place = tmp_path_factory.mktemp("package") / "shipped"
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", place)
     return save_controller(fresh_controller(n_epochs=14), place)
+
+
+@pytest.fixture(scope="session")
+def done_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Train one tiny run for all tests that only read it."""
+    from esper.training.runs import train
+    from tests.training.tiny import liveliness, tiny_config
+
+    with liveliness():
+        yield train(tiny_config(), run_dir=tmp_path_factory.mktemp("runs") / "done")
+
+
+@pytest.fixture(autouse=True)
+def runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep runs that have no place of their own in the test's folder."""
+    monkeypatch.setenv("ESPER_RUNS", str(tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.growth.blueprints import blueprint
+from esper.growth.blueprints import registry as blueprint
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo.policy.observations import ObservationLayout
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esper.config.presets import load_preset, preset_names, preset_text
 from esper.config.schema import configuration_tables
-from esper.config.toml import write_toml
+from esper.config.toml import load_preset, preset_names, preset_text, write_toml
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "configuration.md"

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from esper.reports.evidence_file import EvidenceFile
-from esper.runs.model_card import write_card
-from esper.tamiyo.controllers.saved_files import CARD_FILE, read_facts
+from esper.evidence.files import EvidenceFile
+from esper.evidence.model_card import write_card
+from esper.tamiyo.controllers.saved import CARD_FILE, read_facts
 
 
 def main(words: Sequence[str]) -> None:

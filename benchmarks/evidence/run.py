@@ -27,7 +27,7 @@ import esper
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "evidence"
 RESULTS = Path(__file__).parent / "results"
-SHIPPED = ROOT / "src" / "esper" / "tamiyo" / "shipped"
+SHIPPED = ROOT / "src" / "esper" / "tamiyo" / "controllers" / "shipped"
 SEEDS = range(5)
 QUICK_SEEDS = range(2)
 KEPT = ("evaluation.json", "evaluation.md", "pareto.png")

@@ -1,50 +1,46 @@
 """The names that ``import esper`` offers, in one list."""
 
-from esper.config.environment import RewardConfig
-from esper.config.growth import GovernorConfig, GrowthConfig
-from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
-from esper.config.population import PopulationConfig
+from esper.config.growth import (
+    Budget,
+    CNNHostConfig,
+    GovernorConfig,
+    GPTHostConfig,
+    GrowthConfig,
+    MLPHostConfig,
+    PopulationConfig,
+    RewardConfig,
+)
 from esper.config.run import RunConfig
-from esper.config.tasks import Budget
-from esper.growth.attach import add_slots, print_trainable_parameters
+from esper.environment import EpisodeResults, GrowthEnv, GrowthVectorEnv, make_env, run_episodes
+from esper.evidence.campaign import evaluate
+from esper.evidence.compare import compare
+from esper.evidence.headroom import Headroom, headroom
+from esper.evidence.results import Arm, Evidence
+from esper.growing.grow import Grown, GrowthSummary, grow
+from esper.growing.hosts import GrownHost, grow_host, save_grown
+from esper.growth.attach import add_slots, find_slots, print_trainable_parameters
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
-from esper.growth.finding import find_slots
 from esper.growth.footprint import TrainingMeter, footprint
 from esper.growth.governor import Governor
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.populations import (
+from esper.growth.saving import load, save
+from esper.growth.seed_slot import SeedSlot
+from esper.growth.sites import SlotSite, TensorKind
+from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.populations import (
     HostData,
     HostSpec,
     SequentialPopulation,
     StackedPopulation,
     make_population,
 )
-from esper.growth.saving import load, save
-from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import SlotSite
-from esper.growth.tensor_kinds import TensorKind
-from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
-from esper.lifecycle.growth_action import GrowthAction
-from esper.lifecycle.stages import Stage
-from esper.reports.evidence import Arm, Evidence
-from esper.runs.comparing import compare
-from esper.runs.controllers import find_controller
-from esper.runs.evaluating import evaluate
-from esper.runs.evidence_saving import save_evidence
-from esper.runs.growing import GrownHost, grow_host
-from esper.runs.growth_summary import GrowthSummary
-from esper.runs.headroom import Headroom, headroom
-from esper.runs.own_model import Grown, grow
-from esper.runs.reporting import report
-from esper.runs.run import Run, list_runs, load_run
-from esper.runs.saving import save_grown
-from esper.runs.training import RunInterrupted, resume, train
-from esper.simic.environment import GrowthEnv, GrowthVectorEnv, make_env
-from esper.simic.evaluation import EpisodeResults, run_episodes
+from esper.reports.evidence_figures import save_evidence
+from esper.reports.reporting import report
 from esper.tamiyo import (
     SavedController,
     controller_names,
@@ -62,6 +58,9 @@ from esper.tasks import (
     register_task,
     task_names,
 )
+from esper.training.lookup import find_controller
+from esper.training.run import Run, list_runs, load_run
+from esper.training.runs import RunInterrupted, resume, train
 
 __all__ = [
     "AlphaCurve",

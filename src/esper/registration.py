@@ -25,8 +25,8 @@ def register_environments() -> None:
     if ENVIRONMENT_ID not in registration.registry:
         registration.register(
             ENVIRONMENT_ID,
-            entry_point="esper.simic.environment:GrowthEnv",
-            vector_entry_point="esper.simic.environment:GrowthVectorEnv",
+            entry_point="esper.environment:GrowthEnv",
+            vector_entry_point="esper.environment:GrowthVectorEnv",
         )
 
 

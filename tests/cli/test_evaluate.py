@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli.main import main
-from esper.runs import evaluating
-from esper.runs.run import load_run
+from esper.evidence import campaign as evaluating
+from esper.training.run import load_run
 from tests.cli.test_run_commands import refused
 
 SMALL = ["--hosts", "3", "--tuning-runs", "4", "--arms", "wait,static"]

@@ -14,10 +14,10 @@ from esper.cli import views
 from esper.cli.early_signals import EarlySignals, early_signals
 from esper.cli.main import main
 from esper.cli.plain_views import QuietView
-from esper.runs.signals import SIGNALS
-from esper.simic.training import StopRequest
 from esper.telemetry import open_run
 from esper.telemetry.records import Record, UpdateRecord
+from esper.training.signals import SIGNALS
+from esper.training.stopping import StopRequest
 from tests.cli.conftest import TINY
 
 
@@ -153,7 +153,7 @@ def test_signals_after_a_run_is_saved_change_nothing(
 def test_a_process_that_has_said_goodbye_hears_nothing_more(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\nfrom esper.cli import main as module\n"
-        "from esper.runs.signals import ignore_signals\n"
+        "from esper.training.signals import ignore_signals\n"
         "module.find_command = lambda _: lambda _: ignore_signals() or 130\n"
         "code = module.main()\nos.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)"
     )

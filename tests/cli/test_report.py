@@ -12,13 +12,13 @@ import pytest
 
 import esper
 from esper.cli.main import main
+from esper.evidence.claims import verdict_sentences
+from esper.evidence.files import EvidenceFile
 from esper.reports import views
-from esper.reports.evidence_file import EvidenceFile
-from esper.reports.verdict import verdict_sentences
-from esper.runs.folder import RunFolder
+from esper.storage.run_folder import RunFolder
 from esper.telemetry import open_run
 from tests.cli.test_run_commands import refused
-from tests.reports.examples import make_arm, make_evidence, make_hosts
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
 def evaluation_of(*runs: str) -> EvidenceFile:

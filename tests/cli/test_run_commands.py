@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import esper
-from esper.checkpoints import CheckpointWarning
 from esper.cli.main import main
-from esper.runs.folder import RunFolder
+from esper.storage.checkpoint import CheckpointWarning
+from esper.storage.run_folder import RunFolder
 from esper.telemetry import open_run
 from esper.telemetry.records import StepRecord
 from tests.cli.conftest import TINY
@@ -263,7 +263,7 @@ def test_a_run_that_fails_says_so_to_programs(
     def fail(*_: Any, **__: Any) -> None:
         raise esper.errors.StorageError("the disk is full")
 
-    monkeypatch.setattr("esper.runs.training.train", fail)
+    monkeypatch.setattr("esper.training.runs.train", fail)
     assert main(["train", *TINY, "--json"]) == 1
     told = capsys.readouterr()
     end = json.loads(told.out)
@@ -281,5 +281,5 @@ def test_odd_names_of_folders_work(
     assert len(rows) == 4
     for row in rows:
         path = row.partition("  ")[0]
-        words = shlex.split(f"esper show {esper.runs.folder.shell_word(path)}")
+        words = shlex.split(f"esper show {esper.storage.run_folder.shell_word(path)}")
         assert main(words[1:]) == 0

@@ -17,7 +17,7 @@ from esper.cli.live_view import LiveView
 from esper.cli.main import main
 from esper.cli.plain_views import LineView
 from esper.cli.views import make_view
-from esper.config.presets import load_preset
+from esper.config.toml import load_preset
 from tests.cli.conftest import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_an_interrupted_run_whose_output_is_full_says_how_to_go_on(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("esper.runs.training.train", interrupt)
+    monkeypatch.setattr("esper.training.runs.train", interrupt)
     monkeypatch.setattr("esper.cli.ending.print_end_event", full)
     assert main(["train", *TINY, "--json"]) == 130
     assert "nothing was saved" in capsys.readouterr().err

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from esper.cli.main import main
-from esper.config.presets import load_preset, preset_names
 from esper.config.run import RunConfig
-from esper.config.toml import override, read_toml, write_toml
+from esper.config.toml import load_preset, override, preset_names, read_toml, write_toml
 from tests.config.run_configs import run_configs
 
 
@@ -148,7 +147,7 @@ def test_training_gets_the_settings_and_a_view(
     def fake_train(config: RunConfig, **others: Any) -> None:
         called.update(config=config, **others)
 
-    monkeypatch.setattr("esper.runs.training.train", fake_train)
+    monkeypatch.setattr("esper.training.runs.train", fake_train)
     monkeypatch.setattr("esper.cli.ending.show_end", lambda *_, **__: None)
     assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
     assert called["config"] == override(load_preset("quick"), {"rounds": 2})

@@ -14,11 +14,10 @@ from esper.cli.panel import RunPanel
 from esper.cli.plain_views import JsonView, LineView, QuietView
 from esper.cli.view_state import ViewState
 from esper.cli.views import LineWriter, make_view
-from esper.config.presets import load_preset
-from esper.config.toml import override
-from esper.reports.comparison import OTHERS
-from esper.simic.training.output import TrialProgress
+from esper.config.toml import load_preset, override
 from esper.telemetry.records import Record
+from esper.training.comparison import OTHERS
+from esper.training.output import TrialProgress
 from tests.cli.sample_records import (
     evaluation_record,
     governor_record,

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from esper.config.environment import RewardConfig
+from esper.config.growth import Budget, RewardConfig
 from esper.config.learning import PolicyConfig, PPOConfig
 from esper.config.run import (
     CheckpointConfig,
@@ -11,7 +11,6 @@ from esper.config.run import (
     ScheduleConfig,
     TelemetryConfig,
 )
-from esper.config.tasks import Budget
 
 counts = st.integers(1, 2**62)
 positive = st.floats(0, 1e300, exclude_min=True)

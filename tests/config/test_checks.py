@@ -10,8 +10,7 @@ import pytest
 
 from esper.config.checks import make_numbers_plain, require_choice, require_int, require_number
 from esper.config.controllers import HeuristicConfig
-from esper.config.population import PopulationConfig
-from esper.config.tasks import Budget
+from esper.config.growth import Budget, PopulationConfig
 from esper.errors import ConfigError
 
 

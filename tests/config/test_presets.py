@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.config.presets import load_preset, preset_names, preset_summary, preset_text
 from esper.config.run import RunConfig
 from esper.config.schema import configuration_tables, settings_of
-from esper.config.toml import write_toml
+from esper.config.toml import load_preset, preset_names, preset_summary, preset_text, write_toml
 from esper.errors import ConfigError
 from esper.tasks import make_task
 
@@ -87,7 +86,7 @@ def test_the_python_of_the_page_runs() -> None:
 
 def test_configurations_are_read_without_torch_and_numpy() -> None:
     script = (
-        "import sys\nfrom esper.config.presets import load_preset\nload_preset('quick')\n"
+        "import sys\nfrom esper.config.toml import load_preset\nload_preset('quick')\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from esper.config.tasks import Budget
+from esper.config.growth import Budget
 from esper.errors import ConfigError
 
 
@@ -39,5 +39,5 @@ def test_a_budget_does_not_change() -> None:
 
 
 def test_budgets_can_be_read_without_torch() -> None:
-    script = "import sys, esper.config.tasks; sys.exit('torch' in sys.modules)"
+    script = "import sys, esper.config.growth; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from esper.config.run import RunConfig
-from esper.runs.folder import RunFolder
+from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
 from tests.reports.views.simulation import Simulation
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.routing import Mount, Route
 
-from esper.dashboard.serving import Serving, serving
+from esper.dashboard.server import Serving, serving
 
 TIMEOUT = 20.0
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from esper.dashboard import reading
-from esper.dashboard.listing import RunListing
-from esper.dashboard.reading import RunReader
+from esper.dashboard import runs as reading
+from esper.dashboard.runs import RunListing, RunReader
 from esper.errors import RunError
 from esper.reports import views
 from esper.telemetry import RunTelemetry, TelemetryWriter, open_run

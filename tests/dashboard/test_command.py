@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.main import main
-from esper.dashboard import addresses
+from esper.dashboard import server as addresses
 from tests.dashboard.made_runs import make_run
 
 LINK = re.compile(r"http://\S+/login\?token=(\S+)")
@@ -105,7 +105,7 @@ def test_it_never_imports_torch(tmp_path: Path) -> None:
 
 
 def test_it_starts_without_numpy() -> None:
-    script = "import sys, esper.dashboard.serving; print({'torch', 'numpy'} & set(sys.modules))"
+    script = "import sys, esper.dashboard.server; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "set()")
 

@@ -14,7 +14,7 @@ import pytest
 
 from esper.dashboard import events
 from esper.dashboard.events import EventStream, Watch, difference
-from esper.runs.folder import RunFolder
+from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve

@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from esper.growth.attach import add_slots
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import SlotSite
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 

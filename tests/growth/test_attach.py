@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ShapeError, SlotError
-from esper.growth.attach import add_slots, print_trainable_parameters
-from esper.growth.finding import find_slots
+from esper.growth.attach import add_slots, find_slots, print_trainable_parameters
 from esper.growth.footprint import forward_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import (

@@ -16,15 +16,14 @@ from esper.errors import SlotError
 from esper.growth.blueprints import (
     Blueprint,
     SeedForm,
-    blueprint,
     blueprint_names,
     find_blueprint,
     fitting_blueprints,
     register_blueprint,
 )
+from esper.growth.blueprints import registry as blueprint
 from esper.growth.modules import count_parameters
-from esper.growth.sites import BlockPath, ConvShape, SlotSite
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.sites import BlockPath, ConvShape, SlotSite, TensorKind
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 from tests.growth.helpers import same_bits, site_for
 
@@ -247,7 +246,7 @@ def install(folder: Path, code: str, target: str) -> None:
 THEIR_CODE = """
 from torch import nn
 from esper.growth.blueprints import Blueprint, SeedForm
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.sites import TensorKind
 
 def build(site):
     layer = nn.Linear(site.width, site.width)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config.hosts import CNNHostConfig, GPTHostConfig, MLPHostConfig
+from esper.config.growth import CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import UnsupportedHostError
 from esper.growth.attach import add_slots
-from esper.growth.blueprints.dense import MLPSeed
+from esper.growth.blueprints.serial import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.hosts import make_host as make_own_host

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from esper.config.growth import GovernorConfig
-from esper.config.hosts import CNNHostConfig
+from esper.config.growth import CNNHostConfig, GovernorConfig
 from esper.errors import SlotError, TensorError
 from esper.growth.attach import add_slots
-from esper.growth.governor import Governor, GovernorReport
+from esper.growth.governor import Governor, GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host, sample_input
-from esper.growth.loss_watch import LossWatch
 from esper.growth.optimizers import OptimizerKeeper, find_leftovers
 from esper.lifecycle.stages import Stage
 

@@ -13,8 +13,7 @@ from esper.errors import NonFiniteError, SlotError
 from esper.growth.attach import add_slots, attach_slots
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.sites import BlockPath, SlotSite
-from esper.growth.tensor_kinds import TensorKind
+from esper.growth.sites import BlockPath, SlotSite, TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import lead_to, make_host, randomise, same_bits, same_state, state_of

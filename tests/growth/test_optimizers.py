@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim import lr_scheduler as schedulers
 
-from esper.config.hosts import MLPHostConfig
+from esper.config.growth import MLPHostConfig
 from esper.errors import ConfigError, SlotError
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import esper
-from esper.config.hosts import GPTHostConfig, MLPHostConfig
+from esper.config.growth import GPTHostConfig, MLPHostConfig
 from esper.growth.hosts import make_host
-from esper.growth.parts import host_parts
+from esper.training.records import host_parts
 
 
 def test_a_network_of_linear_layers() -> None:

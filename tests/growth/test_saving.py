@@ -18,12 +18,12 @@ from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, SlotError
 from esper.growth import saving
 from esper.growth.attach import add_slots
-from esper.growth.blueprints import Blueprint, SeedForm, blueprint, register_blueprint
+from esper.growth.blueprints import Blueprint, SeedForm, register_blueprint
+from esper.growth.blueprints import registry as blueprint
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.saving import load, save
-from esper.growth.tensor_kinds import TensorKind
-from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
-from esper.lifecycle.growth_action import GrowthAction
+from esper.growth.sites import TensorKind
+from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import HOSTS, lead_to, make_host, randomise, same_state, state_of
 

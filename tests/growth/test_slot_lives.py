@@ -19,11 +19,12 @@ from esper.lifecycle.factored_actions import (
     ALPHA_TARGETS,
     STYLES,
     TEMPO_EPOCHS,
+    WAIT,
     AlphaCurve,
     BlendStyle,
+    GrowthAction,
     Op,
 )
-from esper.lifecycle.growth_action import WAIT, GrowthAction
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage, may_follow
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_action_masks

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from esper.growth.host_slots import HostSlots
 from esper.growth.seed_slot import SeedSlot
-from esper.lifecycle.factored_actions import HEAD_NAMES, BlendStyle, Op, growth_action_spec
-from esper.lifecycle.growth_action import GrowthAction, decode_action
+from esper.lifecycle.factored_actions import (
+    HEAD_NAMES,
+    BlendStyle,
+    GrowthAction,
+    Op,
+    decode_action,
+    growth_action_spec,
+)
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import compute_action_masks
 from tests.growth.helpers import (

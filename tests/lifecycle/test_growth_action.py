@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 from esper.errors import ActionSpecError, ConfigError
-from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
-from esper.lifecycle.growth_action import WAIT, GrowthAction, decode_action
+from esper.lifecycle.factored_actions import (
+    WAIT,
+    AlphaCurve,
+    BlendStyle,
+    GrowthAction,
+    Op,
+    decode_action,
+)
 from esper.lifecycle.slot_config import SlotConfig
 
 CONFIG = SlotConfig(("stem", "body"), blueprints=("noop", "norm", "mine"))

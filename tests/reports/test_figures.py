@@ -2,8 +2,7 @@
 
 import pytest
 
-from esper.reports.figures import plot_metrics, plot_panel
-from esper.reports.panels import find_panels
+from esper.reports.figures import find_panels, plot_metrics, plot_panel
 from esper.telemetry import Metrics, Series
 
 pytest.importorskip("matplotlib")

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from esper.config import PolicyConfig, PPOConfig
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.simic.policy import RecurrentPolicy
+from esper.simic.policy.action_spec import ActionSpec
 
 OBSERVATION_SIZE = 5
 SPEC = ActionSpec(

@@ -9,8 +9,8 @@ from esper.config import PolicyConfig, PPOConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
-from esper.tamiyo.policy import SlotPolicy
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tamiyo.policy.slot_network import SlotPolicy
 
 SLOT = HEAD_NAMES.index("slot")
 SIZES = PolicyConfig(feature_size=16, lstm_size=8, slot_size=8)

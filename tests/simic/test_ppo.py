@@ -22,11 +22,11 @@ from esper.errors import (
     ShapeError,
     TensorError,
 )
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer, ppo
 from esper.simic.agent.losses import normalize_advantages
 from esper.simic.agent.minibatches import Minibatch, PreparedRollout
 from esper.simic.agent.update_report import EpochMeasures
+from esper.simic.policy.action_spec import ActionSpec
 from tests.simic.helpers import OBSERVATION_SIZE, SPEC, fill, make_agent, random_masks
 
 UNEQUAL = np.array([11, 3, 0, 7])

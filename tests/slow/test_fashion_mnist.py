@@ -13,11 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import MissingDataError
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import Op, growth_action_spec
-from esper.simic.environment import GrowthVectorEnv
-from esper.simic.evaluation import run_episodes
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo import (
     Controller,
     LearnedController,
@@ -26,10 +26,9 @@ from esper.tamiyo import (
     grow_once,
     make_controller,
 )
-from esper.tamiyo.policy import RecurrentPolicy
 from esper.tasks import Task, make_task
-from esper.tasks.data_places import data_places, find_files
 from esper.tasks.fashion_mnist import ADVICE, FILES, INSTALLED, read_fashion_mnist
+from esper.tasks.images import data_places, find_files
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 import esper
 from esper.cli.main import main
-from esper.config.presets import preset_names
+from esper.config.toml import preset_names
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import esper
-from esper.config.population import PopulationConfig
+from esper.config.growth import PopulationConfig
+from esper.environment import GrowthEnv
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.legality import may_apply
 from esper.lifecycle.stages import Stage
-from esper.simic.environment import GrowthEnv
 from esper.tasks import Budget, Samples, Task, TaskData
 
 pytestmark = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.config import PolicyConfig
-from esper.config.growth import GrowthConfig
-from esper.config.tasks import Budget
+from esper.config.growth import Budget, GrowthConfig
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.tamiyo import SavedController

@@ -6,8 +6,8 @@ import torch
 
 import esper
 from esper.tamiyo import load_shipped
-from esper.tamiyo.controllers.saved_files import SHIPPED_FOLDER, read_facts
-from tests.runs.own_models import MLP, digits
+from esper.tamiyo.controllers.saved import SHIPPED_FOLDER, read_facts
+from tests.growing.own_models import MLP, digits
 
 MEGABYTE = 2**20
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.joint_tasks import make_joint_task
 
-from esper.config.tasks import Budget
+from esper.config.growth import Budget
 from esper.errors import ConfigError, TaskError
 from esper.tasks import Task, make_task
 from esper.tasks.digits_family import CNN_SHARE

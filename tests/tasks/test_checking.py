@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.config.hosts import MLPHostConfig
+from esper.config.growth import MLPHostConfig
 from esper.errors import BadDataError
 from esper.growth.hosts import HostMaker
 from esper.tasks import Samples, Task, TaskData, TaskDraw, check_data

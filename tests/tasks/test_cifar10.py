@@ -12,7 +12,7 @@ import torch
 
 from esper.errors import BadDataError, MissingDataError
 from esper.tasks import make_task
-from esper.tasks.cifar_files import read_cifar_binary, read_cifar_pickled
+from esper.tasks.cifar10 import read_cifar_binary, read_cifar_pickled
 from esper.tasks.plain_pickle import RefusedPickleError, read_plain_pickle
 
 N = 12

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from esper.tasks.digits_data import load_digits
+from esper.tasks.digits import load_digits
 
 
 def test_shapes_dtypes_and_values() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from esper.errors import BadDataError, ConfigError, MissingDataError, TaskError
 from esper.tasks import Task, fashion_mnist, make_task
-from esper.tasks.idx_files import read_idx
+from esper.tasks.fashion_mnist import read_idx
 
 N_LEARN, N_TEST = 60, 30
 

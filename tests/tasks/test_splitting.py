@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.errors import BadDataError
-from esper.tasks.splitting import stratified_split
+from esper.tasks.data import stratified_split
 
 
 @given(

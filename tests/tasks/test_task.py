@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from esper.errors import BadDataError, ConfigError, TaskError
-from esper.growth.populations import CrossEntropy
+from esper.populations import CrossEntropy
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, TaskDraw, bits_per_character
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from esper.errors import BadDataError, ConfigError, MissingDataError
 from esper.tasks import load_book, make_task
-from esper.tasks.text import split_text
-from esper.tasks.text_data import UNKNOWN, Vocabulary, cut_windows, read_text
+from esper.tasks.text import UNKNOWN, Vocabulary, cut_windows, read_text, split_text
 
 
 def test_the_book_is_the_book() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from esper.simic.training.step_records import pack_probabilities
-from esper.telemetry.probabilities import unpack_probabilities
+from esper.telemetry.schema import unpack_probabilities
+from esper.training.step_records import pack_probabilities
 
 SIZES = (2, 5, 1)
 SHAPE = (3, sum(SIZES))

@@ -13,7 +13,6 @@ import pytest
 
 from esper.errors import TelemetryError
 from esper.telemetry import TelemetryWriter, open_run
-from esper.telemetry.marks import is_clock_field
 from esper.telemetry.records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
@@ -23,6 +22,7 @@ from esper.telemetry.records import (
     RoundRecord,
     RunRecord,
     StepRecord,
+    is_clock_field,
 )
 from tests.telemetry.samples import FILE, example, notice, step, written
 

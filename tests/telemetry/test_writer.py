@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from esper.errors import ConfigError, StorageError, TelemetryError
-from esper.telemetry import TelemetryWriter, database, open_run
+from esper.telemetry import TelemetryWriter, open_run
+from esper.telemetry import writer as database
 from esper.telemetry.records import NoticeRecord, Record, StepRecord
 from tests.telemetry.samples import FILE, notice, seqs, step, written
 

@@ -15,9 +15,9 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-import esper
 from esper.cli.output import existing_folder
 from esper.errors import EsperError, MissingDataError
+from esper.version import __version__
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich", "tyro")
 DISTRIBUTION = "esper-lite"
@@ -63,7 +63,7 @@ def check_everything(runs_dir: str) -> list[Check]:
 
 def check_packages() -> Iterator[Check]:
     """Look whether the packages that Esper needs can be imported, and their versions."""
-    yield Check("esper", esper.__version__)
+    yield Check("esper", __version__)
     yield Check("python", f"{platform.python_version()} ({sys.executable})")
     for name in PACKAGES:
         try:
@@ -89,7 +89,7 @@ def check_torch() -> Check:
 
 def check_kernels() -> Iterator[Check]:
     """Look which of the kernels in C were built; each has a form in tensor operations."""
-    root = Path(esper.__file__).parent
+    root = Path(__file__).parents[1]
     for source in sorted(root.rglob("_*.c")):
         name = ".".join(("esper", *source.relative_to(root).with_suffix("").parts))
         about = f"kernel {source.stem.lstrip('_')}"

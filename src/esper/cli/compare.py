@@ -57,8 +57,8 @@ def run(words: Sequence[str]) -> int:
     progress = ProgressLine(quiet=options.quiet or options.json)
     import torch
 
-    from esper.reports.verdict import verdict_json
-    from esper.runs.comparing import compare
+    from esper.evidence.claims import verdict_json
+    from esper.evidence.compare import compare
 
     torch.set_num_threads(1)  # the hosts are small
     evidence = compare(

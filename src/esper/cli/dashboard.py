@@ -12,8 +12,8 @@ import tyro
 
 from esper.cli.parsing import parse
 from esper.errors import RunError
-from esper.runs.folder import runs_folder
-from esper.runs.invocation import program
+from esper.invocation import program
+from esper.storage.run_folder import runs_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
         )
         raise RunError(f"there is no folder {str(place)!r}{begin} one that holds runs.")
 
-    from esper.dashboard.serving import serving
+    from esper.dashboard.server import serving
 
     with serving(
         place,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from esper.cli.checkup import Check, Verdict, check_everything
 from esper.cli.output import print_columns, print_json
 from esper.cli.parsing import parse
-from esper.runs.folder import runs_folder
+from esper.storage.run_folder import runs_folder
 
 _MARKS = {Verdict.GOOD: "ok", Verdict.NOTE: "note", Verdict.WRONG: "WRONG"}
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from esper.runs.signals import end_at_once, handling
+from esper.training.signals import end_at_once, handling
 
 if TYPE_CHECKING:
-    from esper.simic.training import StopRequest
+    from esper.training.stopping import StopRequest
 
 
 class EarlySignals:
@@ -33,7 +33,7 @@ class EarlySignals:
         Raises:
             KeyboardInterrupt: If there was a signal already.
         """
-        from esper.simic.training import StopRequest
+        from esper.training.stopping import StopRequest
 
         self._stop = StopRequest(tell=self._tell)
         if self._received is not None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.cli.output import json_text, print_columns, print_wrapped
-from esper.reports.comparison import ArmSummary, Comparison, Difference
-from esper.runs.folder import shell_word
-from esper.runs.invocation import program
-from esper.runs.run import Run
+from esper.invocation import program
+from esper.storage.run_folder import shell_word
+from esper.training.comparison import ArmSummary, Comparison, Difference
+from esper.training.run import Run
 
 _HEADINGS = (
     "controller",

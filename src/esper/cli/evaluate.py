@@ -19,12 +19,12 @@ from esper.cli.parsing import UsageError, parse
 from esper.cli.train import read_table
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import RunError
-from esper.runs.folder import RunFolder, shell_word
-from esper.runs.invocation import program
-from esper.runs.signals import INTERRUPTED
+from esper.invocation import program
+from esper.storage.run_folder import RunFolder, shell_word
+from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from esper.reports.evidence import Evidence
+    from esper.evidence.results import Evidence
 
 FOLDER = "evaluation"
 
@@ -112,8 +112,8 @@ def _evaluate(
         print(f"evaluating {', '.join(options.runs)} on {options.hosts} hosts", flush=True)
     import torch
 
-    from esper.runs.evaluating import evaluate
-    from esper.runs.evidence_saving import save_evidence
+    from esper.evidence.campaign import evaluate
+    from esper.reports.evidence_figures import save_evidence
 
     torch.set_num_threads(1)  # the hosts are small
     arms = None if options.arms is None else [word for word in options.arms.split(",") if word]
@@ -157,7 +157,7 @@ def _folder_of(run: str) -> Path | None:
 
 
 def _show(entries: Sequence[Evidence], options: Options, folder: Path) -> None:
-    from esper.reports.verdict import verdict_json, verdict_sentences
+    from esper.evidence.claims import verdict_json, verdict_sentences
 
     paths = [folder / name for name in _ABOUT if (folder / name).is_file()]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from esper.cli.output import print_columns, print_wrapped
 
 if TYPE_CHECKING:
-    from esper.reports.evidence import Evidence
-    from esper.runs.evaluating import EvaluationProgress
+    from esper.evidence.campaign import EvaluationProgress
+    from esper.evidence.results import Evidence
 
 SHOWN = (
     "arm",
@@ -63,7 +63,7 @@ def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
         evidence: What was found.
         heading: Whether to say at which price.
     """
-    from esper.reports.verdict import verdict_sentences
+    from esper.evidence.claims import verdict_sentences
 
     if heading:
         print(f"At price {evidence.price:g}:\n")
@@ -86,7 +86,7 @@ def show_comparison(evidence: Evidence) -> None:
 
 def comparison_sentences(evidence: Evidence) -> list[str]:
     """Return what is shown about the first controller against each of the others."""
-    from esper.reports.verdict import weigh
+    from esper.evidence.claims import weigh
 
     own = evidence.own.label
     return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
@@ -94,7 +94,7 @@ def comparison_sentences(evidence: Evidence) -> list[str]:
 
 def show_table(evidence: Evidence) -> None:
     """Print the columns of the table that fit a screen."""
-    from esper.reports.evidence_text import results_table
+    from esper.evidence.text import results_table
 
     table = results_table(evidence)
     columns = [table.headers.index(name) for name in SHOWN]
@@ -105,7 +105,7 @@ def show_table(evidence: Evidence) -> None:
 
 def show_facts(evidence: Evidence) -> None:
     """Print how it was measured, as one paragraph."""
-    from esper.reports.evidence_text import facts
+    from esper.evidence.text import facts
 
     print()
     print_wrapped(" ".join(facts(evidence)[:4]))

@@ -12,7 +12,7 @@ import tyro
 from esper.cli.grow import require_writable
 from esper.cli.output import print_columns
 from esper.cli.parsing import UsageError, parse
-from esper.runs.run import load_run
+from esper.training.run import load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ def run(words: Sequence[str]) -> int:
     require_writable(place)
     from dataclasses import replace
 
-    from esper.runs.controllers import controller_of
-    from esper.runs.model_card import write_card
+    from esper.evidence.model_card import write_card
     from esper.tamiyo import holds_controller, save_controller
-    from esper.tamiyo.controllers.saved_files import facts_of
+    from esper.tamiyo.controllers.saved import facts_of
+    from esper.training.lookup import controller_of
 
     if holds_controller(place) and not options.force:
         raise UsageError(f"{place} holds a controller already; choose another --out, or --force.")

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from esper.cli.parsing import UsageError, parse
-from esper.runs.run import load_run
+from esper.training.run import load_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ from esper.cli.views import View, make_view
 from esper.config.run import RunConfig
 from esper.dashboard.companion import dashboard_beside
 from esper.errors import EsperError
-from esper.runs.folder import shell_word
-from esper.runs.invocation import program
-from esper.runs.run import Run
-from esper.runs.signals import INTERRUPTED, ignore_signals
+from esper.invocation import program
+from esper.storage.run_folder import shell_word
+from esper.training.run import Run
+from esper.training.signals import INTERRUPTED, ignore_signals
 
 if TYPE_CHECKING:
-    from esper.simic.training import StopRequest
+    from esper.training.stopping import StopRequest
 
 Work = Callable[[View, "StopRequest"], Run]
 """Works on a run: takes the view on it and the request that may stop it."""

@@ -14,7 +14,7 @@ from esper.cli.streams import shows
 from esper.errors import StorageError
 
 if TYPE_CHECKING:
-    from esper.runs.growing import GrownHost, TimelineStep
+    from esper.growing.hosts import GrownHost, TimelineStep
     from esper.tamiyo import SavedController
     from esper.tasks import Task
 
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     require_writable(Path(options.out))
     grown = _grow(options, _Printer(quiet=options.json))
-    from esper.runs.saving import save_grown
+    from esper.growing.hosts import save_grown
 
     place = save_grown(grown, options.out)
     if options.json:
@@ -73,9 +73,9 @@ def _grow(options: Options, printer: _Printer) -> GrownHost:
     printer.begin(options.controller)
     import torch
 
-    from esper.runs.controllers import find_saved
-    from esper.runs.growing import grow_host
+    from esper.growing.hosts import grow_host
     from esper.tasks import make_task
+    from esper.training.lookup import find_saved
 
     torch.set_num_threads(1)  # the hosts are small
     saved = find_saved(options.controller)

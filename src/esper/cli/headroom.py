@@ -18,11 +18,11 @@ from esper.cli.output import print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.train import read_table
 from esper.config.held_out_hosts import HEADROOM_HOSTS
-from esper.runs.invocation import program
-from esper.runs.signals import INTERRUPTED
+from esper.invocation import program
+from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from esper.runs.headroom import Headroom
+    from esper.evidence.headroom import Headroom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def _measure(options: Options, progress: ProgressLine) -> Headroom:
     task_options = read_table("task_options", options.task_options)
     import torch
 
-    from esper.runs.headroom import headroom
+    from esper.evidence.headroom import headroom
 
     torch.set_num_threads(1)  # the hosts are small
     return headroom(
@@ -105,7 +105,7 @@ def _measure(options: Options, progress: ProgressLine) -> Headroom:
 
 
 def _show(found: Headroom) -> None:
-    from esper.reports.words import points
+    from esper.formatting import points
 
     print(f"{found.task} at price {found.price:g}, {found.n_hosts} held-out hosts\n")
     print_columns(

@@ -14,7 +14,7 @@ from esper.cli.view_state import ViewState
 from esper.telemetry.records import Record
 
 if TYPE_CHECKING:
-    from esper.simic.training.output import TrialProgress
+    from esper.training.output import TrialProgress
 
 _REFRESHES_PER_SECOND = 2
 """Enough to see it move; a drawing takes some milliseconds that training then lacks."""

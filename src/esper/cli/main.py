@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TextIO
 
-from esper import __version__
 from esper.cli.output import one_line
 from esper.cli.streams import forget_output, is_output_broken, prepare_streams, settle_output
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
-from esper.runs.signals import INTERRUPTED, handling
+from esper.training.signals import INTERRUPTED, handling
+from esper.version import __version__
 
 COMMANDS = {
     "train": "train a controller",

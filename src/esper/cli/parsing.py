@@ -14,8 +14,7 @@ from typing import Any, TypeVar, get_args
 
 import tyro
 
-from esper.config.schema import hints_of, is_section
-from esper.config.values import NONE, allowed_words, shown
+from esper.config.schema import NONE, allowed_words, hints_of, is_section, shown
 from esper.errors import EsperError, did_you_mean
 
 Options = TypeVar("Options")

@@ -23,7 +23,7 @@ from esper.telemetry.records import (
 )
 
 if TYPE_CHECKING:
-    from esper.simic.training.output import TrialProgress
+    from esper.training.output import TrialProgress
 
 LONGEST_SILENCE = 10.0
 """Seconds without a line after which one says how far it is."""

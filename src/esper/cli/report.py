@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     options = parse(Options, words, command="report")
     if not options.runs:
         raise UsageError("no run is given; name the folder of one or several.")
-    from esper.runs.reporting import Report, find_runs, report
+    from esper.reports.reporting import Report, find_runs, report
 
     if options.format != "html" and options.out is None:
         made = Report(find_runs(options.runs), evaluation=options.evaluation)

@@ -13,10 +13,10 @@ from esper.cli.ending import show_end
 from esper.cli.following import follow
 from esper.cli.parsing import parse
 from esper.cli.views import View
-from esper.runs.run import Run, load_run
+from esper.training.run import Run, load_run
 
 if TYPE_CHECKING:
-    from esper.simic.training import StopRequest
+    from esper.training.stopping import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def run(words: Sequence[str]) -> int:
         pass  # refuses a run that another process works on before PyTorch is loaded
 
     def work(view: View, stop: StopRequest) -> Run:
-        from esper.runs.training import resume
+        from esper.training.runs import resume
 
         return resume(found, watchers=[view], stop=stop)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from esper.errors import EsperError
-from esper.runs.folder import RunFolder
-from esper.runs.run import Run
+from esper.storage.run_folder import RunFolder
+from esper.training.run import Run
 
 
 def _has_nothing(folder: RunFolder) -> bool:

@@ -13,8 +13,8 @@ from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.errors import RunError
-from esper.runs.folder import list_folders, runs_folder
-from esper.runs.invocation import program
+from esper.invocation import program
+from esper.storage.run_folder import list_folders, runs_folder
 
 _HEADINGS = ("run", "state", "task", "rounds", "return", "score", "left alone")
 

@@ -15,10 +15,10 @@ from esper.cli.output import print_columns, print_json, print_wrapped
 from esper.cli.parsing import parse
 from esper.cli.run_facts import facts_of
 from esper.cli.words import count
-from esper.runs.folder import shell_word
-from esper.runs.invocation import program
-from esper.runs.run import Run, load_run
+from esper.invocation import program
+from esper.storage.run_folder import shell_word
 from esper.telemetry import Metrics
+from esper.training.run import Run, load_run
 
 N_POINTS = 8
 """Rounds that are shown of a run, evenly spread."""

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from esper.cli.parsing import UsageError, parse, parse_known
-from esper.config.presets import DEFAULT_PRESET, load_preset, preset_names
 from esper.config.run import RunConfig
-from esper.config.schema import docs_of, hints_of, is_section, is_table
-from esper.config.toml import override, read_toml_file, write_toml
-from esper.config.values import key_text, value_text
+from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
+from esper.config.toml import (
+    DEFAULT_PRESET,
+    load_preset,
+    override,
+    preset_names,
+    read_toml_file,
+    write_toml,
+)
 
 if TYPE_CHECKING:
     from esper.cli.views import View
-    from esper.runs.run import Run
-    from esper.simic.training import StopRequest
+    from esper.training.run import Run
+    from esper.training.stopping import StopRequest
 
 _ABOUT = """Train a controller that grows hosts, and compare it with simple ones in the end.
 
@@ -78,14 +83,14 @@ def run(words: Sequence[str]) -> int:
 def train_and_show(config: RunConfig, run_dir: Path | None, ways: Ways) -> int:
     """Train, showing how it goes, and return the exit code."""
     from esper.cli.following import follow
-    from esper.runs.folder import RunFolder, runs_folder
+    from esper.storage.run_folder import RunFolder, runs_folder
 
     if run_dir is not None:
         RunFolder(run_dir).require_unused()  # before PyTorch is loaded
     _require_task(config.task)
 
     def work(view: View, stop: StopRequest) -> Run:
-        from esper.runs.training import train
+        from esper.training.runs import train
 
         return train(config, run_dir=run_dir, watchers=[view], stop=stop)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
 from esper.errors import TelemetryError
-from esper.reports.comparison import LEARNED, OTHERS
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -22,10 +21,11 @@ from esper.telemetry.records import (
     StepRecord,
     UpdateRecord,
 )
+from esper.training.comparison import LEARNED, OTHERS
 
 if TYPE_CHECKING:
-    from esper.runs.run import Run
-    from esper.simic.training.output import TrialProgress
+    from esper.training.output import TrialProgress
+    from esper.training.run import Run
 
 N_COMPARED = 1 + len(OTHERS)
 """Controllers of the comparison at the end."""

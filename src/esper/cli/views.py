@@ -11,8 +11,8 @@ from typing import Protocol
 from esper.cli.plain_views import JsonView, LineView, QuietView
 from esper.cli.view_state import ViewState
 from esper.config.run import RunConfig
-from esper.runs.run import Run
 from esper.telemetry.records import Record
+from esper.training.run import Run
 
 _SIMPLE_TERMINALS = ("dumb", "unknown")
 """Terminals that cannot draw a panel anew."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from esper.telemetry.records import EvaluationRecord, RoundRecord
 
 if TYPE_CHECKING:
-    from esper.simic.training.output import TrialProgress
+    from esper.training.output import TrialProgress
 
 OPS = (
     ("op_germinate", "germinate"),

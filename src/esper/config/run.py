@@ -13,10 +13,9 @@ from esper.config.checks import (
     require_int,
     require_number,
 )
-from esper.config.environment import RewardConfig
+from esper.config.growth import Budget, RewardConfig
 from esper.config.held_out_hosts import MOST_TRIAL_HOSTS
 from esper.config.learning import PolicyConfig, PPOConfig
-from esper.config.tasks import Budget
 from esper.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")

@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from esper.config.run import RunConfig
-from esper.config.schema import docs_of, first_sentence, hints_of, is_section, is_table, settings_of
-from esper.config.values import checked_value, key_text, shown, value_text
+from esper.config.schema import (
+    checked_value,
+    docs_of,
+    first_sentence,
+    hints_of,
+    is_section,
+    is_table,
+    key_text,
+    settings_of,
+    shown,
+    value_text,
+)
 from esper.errors import ConfigError, did_you_mean
 
 Section = TypeVar("Section")
@@ -168,3 +178,41 @@ def _reason(error: ValueError, text: str) -> str:
     lines = text.rstrip("\r\n").split("\n")
     number = min(int(found[2] or len(lines)), len(lines))
     return f"line {number}, {shown(lines[number - 1])}: {found[1]}"
+
+
+_FOLDER = Path(__file__).with_name("presets")
+
+DEFAULT_PRESET = "quick"
+"""What a run starts from that names neither a preset nor a file."""
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the names of all presets, in the order of the alphabet."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def preset_text(name: str) -> str:
+    """Return the file of a preset: what it is for in comments, a blank line, every setting.
+
+    Raises:
+        ConfigError: If there is no such preset.
+    """
+    names = preset_names()
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(names)}.{hint}")
+    return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def preset_summary(name: str) -> str:
+    """Return what a preset is for: the first line of its file."""
+    return preset_text(name).partition("\n")[0].lstrip("# ")
+
+
+def load_preset(name: str) -> RunConfig:
+    """Return the settings of a preset.
+
+    Raises:
+        ConfigError: If there is no such preset.
+    """
+    return read_toml(preset_text(name), source=f"preset {name}")

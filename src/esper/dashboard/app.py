@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -17,18 +18,76 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from esper.dashboard.access import Access
-from esper.dashboard.answers import admission, door, json_answer, json_text, problem, threshold
 from esper.dashboard.events import EventStream, Heads, Watch
 from esper.dashboard.guard import LOGIN, METHODS, STATIC, Guard, HostNames
-from esper.dashboard.listing import RunListing
-from esper.dashboard.queries import QueryError, as_int, read_int, read_word
-from esper.dashboard.reading import RunReader
-from esper.errors import RunError
+from esper.dashboard.responses import admission, door, json_answer, json_text, problem, threshold
+from esper.dashboard.runs import RunListing, RunReader
+from esper.errors import EsperError, RunError
 from esper.reports import views
 from esper.version import __version__
 
 if TYPE_CHECKING:
     from esper.telemetry import RunTelemetry
+
+
+Default = TypeVar("Default", int, None)
+Word = TypeVar("Word", bound=str)
+
+LARGEST = 2**53
+"""Whole numbers beyond this are not exact in a browser."""
+
+
+class QueryError(EsperError):
+    """A part of a request's query is not what it must be."""
+
+
+def read_int(
+    query: Mapping[str, str], name: str, default: Default, *, least: int = 0, most: int = LARGEST
+) -> int | Default:
+    """Return a whole number of a query.
+
+    Args:
+        query: The query's values by name.
+        name: Which one.
+        default: What it is if it is not given.
+        least: The least that is allowed.
+        most: The most that is allowed.
+
+    Raises:
+        QueryError: If it is no whole number, or outside of that.
+    """
+    text = query.get(name)
+    if text is None:
+        return default
+    number = as_int(text)
+    if number is None or not least <= number <= most:
+        raise QueryError(
+            f"{name} is {_short(text)}; it must be a whole number from {least} to {most}."
+        )
+    return number
+
+
+def read_word(query: Mapping[str, str], name: str, allowed: Sequence[Word]) -> Word:
+    """Return a word of a query, by default the first that is allowed.
+
+    Raises:
+        QueryError: If it is another one.
+    """
+    given = query.get(name, allowed[0])
+    for word in allowed:
+        if word == given:
+            return word
+    raise QueryError(f"{name} is {_short(given)}; it must be one of {', '.join(allowed)}.")
+
+
+def as_int(text: str) -> int | None:
+    """Return the number that digits are, with a minus before them or not; None for other text."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 MOST_EPISODES = 500

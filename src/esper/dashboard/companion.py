@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from esper.errors import EsperError
 
 if TYPE_CHECKING:
-    from esper.dashboard.serving import Serving, Tell
+    from esper.dashboard.server import Serving, Tell
 
 MODULE = "esper.dashboard.companion"
 """What the other process runs."""
@@ -62,7 +62,7 @@ def dashboard_beside(runs_dir: Path, tell: Tell) -> Generator[None]:
 
 def main(runs_dir: str) -> int:
     """Be the other process."""
-    from esper.dashboard.serving import serving
+    from esper.dashboard.server import serving
 
     with suppress(OSError):
         os.nice(NICENESS)

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from esper.dashboard.answers import problem
+from esper.dashboard.responses import problem
 
 POLL_SECONDS = 1.0
 """Between two looks at the runs."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.dashboard.access import Access
-from esper.dashboard.answers import door, problem
+from esper.dashboard.responses import door, problem
 
 LOGIN: Final = "/login"
 STATIC: Final = "/static"

@@ -26,7 +26,7 @@ from torch.func import functional_call  # pyright: ignore[reportUnknownVariableT
 from esper.config.checks import require_int
 from esper.errors import NonFiniteError, SlotError
 from esper.growth.blending import effective_change
-from esper.growth.blueprints.widen import WidenSeed
+from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.dry_run import Call
 from esper.growth.host_slots import slots
 from esper.growth.seed_slot import SeedSlot

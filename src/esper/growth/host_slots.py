@@ -16,12 +16,11 @@ from esper.config.checks import require_int
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
-from esper.growth.randomness import seeded
+from esper.growth.modules import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
-from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
-from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import LIVE_STAGES, Stage
 

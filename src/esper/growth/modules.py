@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 
@@ -25,3 +28,14 @@ def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def count_parameters(module: nn.Module | None) -> int:
     """Return how many numbers a module can learn."""
     return 0 if module is None else sum(p.numel() for p in module.parameters())
+
+
+@contextmanager
+def seeded(number: int) -> Generator[None]:
+    """Let whatever draws from torch's default generator draw from ``number`` while this lasts.
+
+    Layers initialise themselves, and dropout draws, from that generator and no other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)
+        yield

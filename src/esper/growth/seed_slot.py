@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from esper.errors import ShapeError
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
-from esper.growth.sites import SlotSite, SlotSize
+from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import SlotLife, SlotLives
-from esper.growth.tensor_kinds import TensorKind, describe
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from esper.config.growth import GrowthConfig
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blending import FIRST_CURVE, AlphaSchedule
-from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, Op
-from esper.lifecycle.growth_action import GrowthAction
+from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.legality import ADVANCEABLE_STAGES, SlotMaskState, may_apply
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow

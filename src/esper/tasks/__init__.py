@@ -1,14 +1,12 @@
 """What a host learns: tasks by name, their data, and how to write one's own."""
 
-from esper.config.tasks import Budget
+from esper.config.growth import Budget
 from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text
-from esper.tasks.checking import check_data
-from esper.tasks.digits_data import load_digits
-from esper.tasks.metric import ACCURACY, Metric, bits_per_character
+from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
+from esper.tasks.digits import load_digits
 from esper.tasks.registry import make_task, register_task, task_names, task_summaries
-from esper.tasks.task import Task
-from esper.tasks.task_data import Samples, TaskData, TaskDraw
-from esper.tasks.text_data import load_book
+from esper.tasks.task import ACCURACY, Metric, Task, bits_per_character
+from esper.tasks.text import load_book
 
 register_task("digits", digits.make_digits, summary=digits.SUMMARY)
 register_task("digits-family", digits_family.make_digits_family, summary=digits_family.SUMMARY)

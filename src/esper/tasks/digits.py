@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.resources import files
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esper.config.checks import require_choice
-from esper.config.hosts import CNNHostConfig, HostConfig, MLPHostConfig
+from esper.config.growth import Budget, CNNHostConfig, HostConfig, MLPHostConfig, PopulationConfig
 from esper.growth.hosts import HostMaker
-from esper.tasks.digits_data import load_digits
-from esper.tasks.options import budget, training
-from esper.tasks.splitting import stratified_split
+from esper.tasks.data import Samples, TaskData, stratified_split
 from esper.tasks.task import Task
-from esper.tasks.task_data import Samples, TaskData
+
+LEVELS = 16
+"""The value of a pixel that is all ink; 0 is paper."""
+
+
+def load_digits() -> tuple[Tensor, Tensor]:
+    """Return the images ``[1797, 1, 8, 8]``, float32 in [0, 1], and the labels ``[1797]``, int64.
+
+    The order is scikit-learn's, which is not random; shuffle before splitting.
+    """
+    with (
+        files("esper.tasks").joinpath("data", "digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        images = torch.from_numpy(arrays["images"]).to(torch.float32).div_(LEVELS)
+        labels = torch.from_numpy(arrays["labels"]).to(torch.int64)
+    return images.unsqueeze(1), labels
+
+
+def budget(n_epochs: int | None, default: int) -> Budget:
+    """Return a budget of so many epochs, or of the task's own number."""
+    return Budget(n_epochs=default if n_epochs is None else n_epochs)
+
+
+def training(
+    *, batch_size: int, learning_rate: float, batches_per_epoch: int | None
+) -> PopulationConfig:
+    """Return how the hosts of a built-in task are trained."""
+    return PopulationConfig(
+        batch_size=batch_size, learning_rate=learning_rate, batches_per_epoch=batches_per_epoch
+    )
+
 
 SUMMARY = "8x8 handwritten digits, 1,000 to learn from; ships with the package"
 N_TRAIN, N_VALIDATION, N_TEST = 1000, 500, 297

@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config.checks import require_choice
-from esper.config.growth import GrowthConfig
-from esper.config.hosts import CNNHostConfig, MLPHostConfig
-from esper.config.tasks import Budget
+from esper.config.growth import Budget, CNNHostConfig, GrowthConfig, MLPHostConfig
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
-from esper.tasks.digits import digit_splits, standard_digits
-from esper.tasks.options import training
+from esper.tasks.data import Samples, TaskData, TaskDraw
+from esper.tasks.digits import digit_splits, standard_digits, training
 from esper.tasks.task import Task
-from esper.tasks.task_data import Samples, TaskData, TaskDraw
 
 SUMMARY = "a distribution: other digits, groups, noise, sizes and rates in every episode"
 N_DIGITS = (4, 10)

@@ -12,10 +12,14 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from esper.errors import EsperError, TaskError, UnknownTaskError, did_you_mean
-from esper.tasks.calling import call_with_options
-from esper.tasks.own_functions import FAILURES, describe
-from esper.tasks.own_modules import load_own_task, module_folder
 from esper.tasks.task import Task
+from esper.tasks.user_code import (
+    FAILURES,
+    call_with_options,
+    describe,
+    load_own_task,
+    module_folder,
+)
 
 ENTRY_POINT_GROUP = "esper.tasks"
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.config.hosts import MLPHostConfig
+from esper.config.growth import MLPHostConfig
 from esper.growth.hosts import HostMaker
-from esper.tasks.options import budget, training
+from esper.tasks.data import Samples, TaskData, TaskDraw
+from esper.tasks.digits import budget, training
 from esper.tasks.task import Task
-from esper.tasks.task_data import Samples, TaskData, TaskDraw
 
 SUMMARY = "two or three spirals in the plane, drawn anew; milliseconds per epoch"
 N_TRAIN, N_VALIDATION, N_TEST = 120, 60, 60

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -17,8 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import TelemetryError
-from esper.telemetry.marks import is_clock_field, version_of
-from esper.telemetry.records import SCHEMA_VERSION, TABLES, Record, SessionRecord
+from esper.telemetry.records import (
+    SCHEMA_VERSION,
+    TABLES,
+    Record,
+    SessionRecord,
+    is_clock_field,
+    version_of,
+)
 
 FILE_NAME = "telemetry.sqlite"
 """The database's name in a run folder."""
@@ -224,3 +232,26 @@ def decoders(columns: Iterable[Column]) -> Mapping[int, Callable[[Any], Any]]:
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+SCALE = 65534
+ILLEGAL = 65535
+
+
+def unpack_probabilities(packed: bytes, sizes: Sequence[int]) -> list[list[float | None]]:
+    """Return the probabilities of each head's choices; None for a choice that was masked.
+
+    Args:
+        packed: The choices of all heads side by side.
+        sizes: How many choices each head has.
+
+    Raises:
+        ValueError: If there are more or fewer numbers than choices.
+    """
+    numbers = array("H", packed)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    if len(numbers) != sum(sizes):
+        raise ValueError(f"there are {len(numbers)} probabilities and {sum(sizes)} choices.")
+    values = iter([None if number == ILLEGAL else number / SCALE for number in numbers])
+    return [[next(values) for _ in range(size)] for size in sizes]

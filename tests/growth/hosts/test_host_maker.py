@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import esper
-from esper.config.hosts import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.config.growth import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
 from esper.growth.hosts import HostMaker, make_host
 
 CONFIGS = [

@@ -11,8 +11,13 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from esper.config.growth import GrowthConfig
-from esper.config.hosts import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.config.growth import (
+    CNNHostConfig,
+    GPTHostConfig,
+    GrowthConfig,
+    HostConfig,
+    MLPHostConfig,
+)
 from esper.errors import ConfigError
 from esper.growth.governor import Governor
 from esper.growth.host_slots import HostSlots, slots
@@ -25,9 +30,9 @@ from esper.lifecycle.factored_actions import (
     ALPHA_TARGETS,
     STYLES,
     TEMPO_EPOCHS,
+    GrowthAction,
     Op,
 )
-from esper.lifecycle.growth_action import GrowthAction
 from esper.lifecycle.stages import Stage
 
 SMALL: dict[str, HostConfig] = {

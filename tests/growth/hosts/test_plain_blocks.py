@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import esper
-from esper.config.hosts import MLPHostConfig
+from esper.config.growth import MLPHostConfig
 from esper.errors import ConfigError
 from esper.growth.hosts import make_host
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from esper.reports.comparison import ArmResults, compare_arms
 from esper.reports.run_report.values import ReportValues, RunValues, collect_values
 from esper.telemetry import open_run
+from esper.training.comparison import ArmResults, compare_arms
 from tests.reports.views.samples import config_text, write
 from tests.reports.views.simulation import simulate
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.evidence.claims import verdict_sentences
 from esper.reports.run_report.blocks import Block, Code, Document, Items, Mount, Rows, Section, Text
 from esper.reports.run_report.document import make_document
 from esper.reports.run_report.evaluation_part import FoundEvidence
 from esper.reports.run_report.markdown import to_markdown
 from esper.reports.run_report.several import flat_settings, runs_table
-from esper.reports.statistics import mean_interval
-from esper.reports.verdict import verdict_sentences
-from tests.reports.examples import make_arm, make_evidence, make_hosts
+from esper.statistics import mean_interval
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
 from tests.reports.run_report.samples import add_summary, make_run, report_of, values_of
 from tests.reports.views.samples import age
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
 from esper.reports.run_report.blocks import Code, Document, Facts, Items, Mount, Rows, Section, Text
 from esper.reports.run_report.markdown import MARK, escaped, to_markdown
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from esper.errors import ReportError
+from esper.reports.reporting import page_files
 from esper.reports.run_report.bundling import source_hash
 from esper.reports.run_report.document import make_document
 from esper.reports.run_report.page import MARK, to_html
-from esper.runs.reporting import page_files
 from tests.reports.run_report.samples import add_summary, make_run, report_of, values_of
 from tests.reports.run_report.test_bundling import read_map
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from esper.reports.run_report.numbers import duration, memory, share, signed_points
+from esper.formatting import duration, memory, share, signed_points
 from esper.reports.run_report.run_words import (
     health_sentences,
     learning_sentences,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.reports.run_report.numbers import number
+from esper.formatting import number
 from esper.reports.run_report.tables import (
     N_TRIALS,
     blueprints_table,

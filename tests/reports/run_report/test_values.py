@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from statistics import median
 
+from esper.evidence.claims import verdict_sentences
 from esper.reports import views
 from esper.reports.run_report.values import evaluation_values
-from esper.reports.verdict import verdict_sentences
 from esper.telemetry import open_run
-from tests.reports.examples import make_arm, make_evidence, make_hosts
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
 from tests.reports.run_report.samples import make_run, report_of, values_of
 
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from esper.config.growth import Budget
 from esper.config.learning import PPOConfig
 from esper.config.run import RunConfig, TelemetryConfig
-from esper.config.tasks import Budget
 from esper.config.toml import write_toml
 from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
 from esper.telemetry.records import TABLES, EvaluationRecord, Record, RunRecord

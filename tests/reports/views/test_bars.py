@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Stage
-from esper.reports.views.bars import Bar, make_bars
-from esper.reports.views.facts import names_of
-from esper.reports.views.steps import Step, describe_step
+from esper.reports.views.episode import Bar, Step, describe_step, make_bars
+from esper.reports.views.run import names_of
 from esper.telemetry.records import EpisodeRecord, SeedEventRecord, StepRecord
 from tests.reports.views.samples import BLUEPRINTS, FINISH, SLOTS, run_record
 from tests.reports.views.simulation import simulate

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.reports.comparison import ArmResults, Comparison, compare_arms, difference_in_words
-from esper.reports.evidence_file import EvidenceFile
-from esper.reports.verdict import verdict_sentences
+from esper.evidence.claims import verdict_sentences
+from esper.evidence.files import EvidenceFile
 from esper.reports.views import comparison_view, evaluations
 from esper.telemetry.records import EvaluationRecord
-from tests.reports.examples import make_arm, make_evidence, make_hosts
+from esper.training.comparison import ArmResults, Comparison, compare_arms, difference_in_words
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
 from tests.reports.views.samples import stored, trial
 from tests.reports.views.simulation import simulate
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
@@ -18,6 +17,7 @@ from esper.simic.agent.losses import (
     value_loss,
 )
 from esper.simic.agent.update_report import EpochMeasures, count_heads, measure
+from esper.simic.policy.action_spec import ActionSpec
 
 N, H = 7, 3
 SPEC = ActionSpec.independent([2] * H)

@@ -14,9 +14,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from esper.config import PolicyConfig
 from esper.errors import ShapeError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec, PPOAgent
+from esper.simic.policy import RecurrentPolicy
 from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import read_masks
-from esper.tamiyo.policy import RecurrentPolicy
 
 
 class CountdownEnv(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -9,7 +9,7 @@ from tests.reports.run_report.samples import add_summary, make_run
 from tests.slow.browser.conftest import Visit
 from tests.slow.browser.visitor import SIZES, Visitor
 
-from esper.runs.reporting import report
+from esper.reports.reporting import report
 
 pytestmark = pytest.mark.slow
 

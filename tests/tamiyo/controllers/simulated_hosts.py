@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from esper.config.growth import GrowthConfig
-from esper.growth.populations.slot_arrays import SlotArrays
 from esper.growth.slot_lives import SlotLife, SlotLives
-from esper.lifecycle.factored_actions import BlendStyle, Op
-from esper.lifecycle.growth_action import GrowthAction, decode_action
+from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op, decode_action
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
+from esper.populations.population import SlotArrays
 from esper.tamiyo.controllers import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import HostFacts, ObservationLayout, SlotFacts

@@ -11,6 +11,7 @@ from esper.config import PolicyConfig
 from esper.errors import ConfigError, ShapeError, SlotError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo import (
     Controller,
     FixedSchedule,
@@ -25,7 +26,6 @@ from esper.tamiyo import (
     grow_once,
     make_controller,
 )
-from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.controllers.simulated_hosts import SimulatedHosts
 from tests.tamiyo.random_states import draw_config, draw_states, may_apply_one

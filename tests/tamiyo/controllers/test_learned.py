@@ -12,9 +12,10 @@ from esper.config import PolicyConfig
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo import LearnedController
-from esper.tamiyo.policy import RecurrentPolicy, SlotPolicy
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tamiyo.policy.slot_network import SlotPolicy
 from tests.tamiyo.random_states import draw_states
 
 SLOTS = SlotConfig(("a", "b"))

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.simic.environment import GrowthVectorEnv
-from esper.simic.evaluation import run_episodes
 from esper.tamiyo import RandomController
-from esper.tamiyo.controllers.random_legal import pick
+from esper.tamiyo.controllers.simple import pick
 from tests.tamiyo.controllers.simulated_hosts import SimulatedHosts
 from tests.tamiyo.random_states import States
 

@@ -23,7 +23,7 @@ from esper.tamiyo import (
     load_shipped,
     save_controller,
 )
-from esper.tamiyo.controllers import saved_files
+from esper.tamiyo.controllers import saved as saved_files
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.tamiyo.random_states import draw_states

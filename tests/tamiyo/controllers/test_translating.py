@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import LearnedController
-from esper.tamiyo.controllers.translating import with_blueprints
+from esper.tamiyo.controllers.learned import with_blueprints
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.tamiyo.random_states import draw_states

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from esper.config import PolicyConfig
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.policy import RecurrentPolicy, SlotPolicy
+from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
+from esper.tamiyo.policy.slot_network import SlotPolicy
 
 SIZES = PolicyConfig(feature_size=9, lstm_size=6, slot_size=5)
 BLUEPRINTS = ("norm", "mlp_small", "widen_large")

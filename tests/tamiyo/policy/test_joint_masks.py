@@ -7,11 +7,11 @@ import torch
 from esper.errors import ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.controllers.random_legal import draw_rows
+from esper.simic.policy.distribution import draw_actions
+from esper.simic.policy.masks import as_choice_masks
+from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
-from esper.tamiyo.policy.choice_masks import as_choice_masks
 from esper.tamiyo.policy.joint_masks import JointActionMasks
-from esper.tamiyo.policy.sampling import draw_actions
 
 DENSE = SlotConfig(("a", "b"), fits={"a": ["norm", "mlp_small"], "b": ["low_rank"]})
 IMAGE = SlotConfig(("c", "d"), fits={"c": ["conv_small"], "d": ["norm", "conv_light"]})

@@ -11,7 +11,7 @@ import torch
 from esper.config import PolicyConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.policy import RecurrentPolicy
+from esper.simic.policy import RecurrentPolicy
 from tests.tamiyo.random_states import (
     BLUEPRINTS,
     States,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from esper.config import PolicyConfig
 from esper.errors import ConfigError, DtypeError, ShapeError
-from esper.tamiyo.policy import SlotPolicy
+from esper.tamiyo.policy.slot_network import SlotPolicy
 from tests.tamiyo.policy.slot_worlds import (
     BLUEPRINT,
     BLUEPRINTS,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from esper.tamiyo.policy import SlotPolicy
+from esper.tamiyo.policy.slot_network import SlotPolicy
 from tests.tamiyo.policy.slot_worlds import (
     SIZES,
     draw_observations,

@@ -1,7 +1,7 @@
 """The seeds that come with Esper, and the registry that others join."""
 
-from esper.growth.blueprints import dense, feature_maps, noop, norm, self_attention, widen
-from esper.growth.blueprints.blueprint import (
+from esper.growth.blueprints import serial, widening
+from esper.growth.blueprints.registry import (
     Blueprint,
     SeedForm,
     blueprint_names,
@@ -11,8 +11,7 @@ from esper.growth.blueprints.blueprint import (
 )
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 
-_MODULES = (noop, norm, feature_maps, dense, self_attention, widen)
-_BUILT_IN = {blueprint.name: blueprint for module in _MODULES for blueprint in module.BLUEPRINTS}
+_BUILT_IN = {blueprint.name: blueprint for blueprint in (*serial.BLUEPRINTS, *widening.BLUEPRINTS)}
 for _name in BUILTIN_BLUEPRINTS:
     register_blueprint(_BUILT_IN[_name])
 

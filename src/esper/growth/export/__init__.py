@@ -1,5 +1,5 @@
 """Handing a grown model back as a plain module that knows nothing of Esper."""
 
-from esper.growth.export.exporting import export
+from esper.growth.export.exporter import export
 
 __all__ = ["export"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
 
 Drawing = Literal["charts", "episode", "learned", "health"]
 """What the page draws from the report's data."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
+from esper.formatting import listed, moment, number
 from esper.reports.run_report.blocks import Block, Document, Items, Mount, Rows, Section, Text
 from esper.reports.run_report.evaluation_part import (
     NOT_EVALUATED,
@@ -12,7 +13,6 @@ from esper.reports.run_report.evaluation_part import (
     comparison_blocks,
     evaluation_section,
 )
-from esper.reports.run_report.numbers import moment, number
 from esper.reports.run_report.run_words import state_sentence
 from esper.reports.run_report.sections import (
     episodes_section,
@@ -31,7 +31,6 @@ from esper.reports.run_report.several import (
 )
 from esper.reports.run_report.tables import N_TRIALS, spread
 from esper.reports.run_report.values import ReportValues, RunValues
-from esper.reports.words import listed
 
 
 def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) -> Document:

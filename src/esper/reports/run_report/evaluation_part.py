@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esper.reports.evidence import Evidence
-from esper.reports.evidence_text import Table, facts, results_table, settings_table
+from esper.evidence.claims import verdict_sentences
+from esper.evidence.results import Evidence
+from esper.evidence.text import Table, facts, results_table, settings_table
+from esper.formatting import listed, number, share, whole
 from esper.reports.run_report.blocks import Block, Code, Items, Rows, Section, Text
-from esper.reports.run_report.numbers import number, share, whole
 from esper.reports.run_report.values import RunValues
-from esper.reports.verdict import verdict_sentences
 from esper.reports.views import ComparisonView
 from esper.reports.views.comparison import IntervalValues
-from esper.reports.words import listed
 
 NOT_COMPARED = "It is not compared with other controllers yet: that follows its last round."
 NOT_EVALUATED = (

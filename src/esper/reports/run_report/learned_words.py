@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from esper.reports.run_report.numbers import many, share, span
+from esper.formatting import listed, many, share, span
 from esper.reports.views import Learned, LearnedPart
-from esper.reports.words import listed
 
 FEW = 20
 """Episodes below which a part is said to be from few."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
 from esper.reports.run_report.blocks import (
     Block,
     Code,

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from esper.errors import ReportError
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
 from esper.reports.run_report.blocks import (
     Block,
     Code,

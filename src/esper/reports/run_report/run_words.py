@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from esper.reports.run_report.numbers import (
+from esper.formatting import (
     duration,
+    listed,
     many,
     memory,
     number,
@@ -12,7 +13,6 @@ from esper.reports.run_report.numbers import (
 )
 from esper.reports.run_report.values import RunValues
 from esper.reports.views import Evaluation, Health
-from esper.reports.words import listed
 
 NAMED_ROUNDS = 5
 """Rounds that a sentence names, at most."""

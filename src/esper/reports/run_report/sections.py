@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from esper.formatting import many, moment, number, whole
 from esper.reports.run_report.blocks import Block, Code, Facts, Items, Mount, Rows, Section, Text
 from esper.reports.run_report.learned_words import learned_sentences
-from esper.reports.run_report.numbers import many, moment, number, whole
 from esper.reports.run_report.run_words import health_sentences, learning_sentences
 from esper.reports.run_report.several import flat_settings
 from esper.reports.run_report.tables import (

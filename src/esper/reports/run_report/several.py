@@ -6,12 +6,11 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from esper.reports.evidence_text import Table
+from esper.evidence.text import Table
+from esper.formatting import listed, number, whole
 from esper.reports.run_report.blocks import Block, Items, Text
-from esper.reports.run_report.numbers import number, whole
 from esper.reports.run_report.values import RunValues
-from esper.reports.statistics import Interval, mean_interval
-from esper.reports.words import listed
+from esper.statistics import Interval, mean_interval
 
 FEWEST_RUNS = 3
 """Runs below which an interval over runs says too little to be shown."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from esper.reports.evidence_text import Table
-from esper.reports.run_report.numbers import UNKNOWN, number, share, span, whole
+from esper.evidence.text import Table
+from esper.formatting import UNKNOWN, number, share, span, whole
 from esper.reports.run_report.values import RunValues
 from esper.reports.views import EpisodeDetail, Learned, Points, Step
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from esper.evidence.claims import verdict_json
+from esper.evidence.results import Evidence
 from esper.reports import views
-from esper.reports.evidence import Evidence
-from esper.reports.verdict import verdict_json
 from esper.telemetry import RunTelemetry
 
 REPORT_VERSION = 1

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from esper.reports.views.plain import finite
+from esper.reports.views.values import finite
 
 if TYPE_CHECKING:
-    from esper.reports.comparison import ArmSummary, Comparison, Difference
-    from esper.reports.statistics import Interval
+    from esper.statistics import Interval
+    from esper.training.comparison import ArmSummary, Comparison, Difference
 
 SUMMARY_FILE, EVALUATION_FILE = "summary.json", "evaluation.json"
 
@@ -104,7 +104,7 @@ def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
     if not path.is_file():
         return None
     # NumPy comes with it, and most runs that are looked at have no summary yet.
-    from esper.reports.comparison import Comparison
+    from esper.training.comparison import Comparison
 
     try:
         return Comparison.from_json(json.loads(path.read_text("utf-8")))
@@ -127,7 +127,7 @@ def _arm(arm: ArmSummary) -> ArmView:
 
 
 def _difference(difference: Difference) -> DifferenceView:
-    from esper.reports.comparison import difference_in_words
+    from esper.training.comparison import difference_in_words
 
     return {
         "against": difference.against,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from esper.reports.views.facts import Names, names_of, run_of, settings_of
+from esper.reports.views.episode import named, read_slots
 from esper.reports.views.finding import first_number
-from esper.reports.views.plain import finite
-from esper.reports.views.steps import named, read_slots
+from esper.reports.views.run import Names, names_of, run_of, settings_of
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EpisodeRecord, StepRecord
 

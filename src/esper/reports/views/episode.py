@@ -2,17 +2,262 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from esper.reports.views.bars import Bar, make_bars
+from esper.errors import TelemetryError
+from esper.lifecycle.stages import Stage
 from esper.reports.views.episodes import Episode, ended_episode
-from esper.reports.views.facts import names_of, run_of, settings_of
 from esper.reports.views.finding import R, numbers_of_steps, records_among
-from esper.reports.views.plain import finite
-from esper.reports.views.steps import Step, describe_step
+from esper.reports.views.run import Names, names_of, run_of, settings_of
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import GovernorRecord, SeedEventRecord, StepRecord
+from esper.telemetry.schema import unpack_probabilities
+
+
+class SlotState(TypedDict):
+    """A slot after a step."""
+
+    stage: str
+    blueprint: str | None
+    alpha: float | None
+    contribution: float | None
+    parameters: int | None
+
+
+class Terms(TypedDict):
+    """What a reward is the sum of."""
+
+    progress: float | None
+    settlement: float | None
+    flops_cost: float | None
+    rent: float | None
+    penalty: float | None
+    shaping: float | None
+
+
+class Step(TypedDict):
+    """One decision and its outcome; None is what was not recorded or is not finite."""
+
+    epoch: int
+    step: int
+    round: int
+    op: str
+    op_done: str
+    is_illegal: bool
+    refusal: str | None
+    slot: str | None
+    """The slot that was acted on, if the op reads it."""
+    blueprint: str | None
+    """The blueprint that was chosen, if the op reads it."""
+    choices: dict[str, int]
+    relevant: list[str]
+    """The heads that the op reads; all heads if the run did not record which."""
+    probabilities: dict[str, list[float | None]] | None
+    """Of each head's choices; None for a choice that was not legal."""
+    reward: float | None
+    terms: Terms
+    score: float | None
+    flops: float | None
+    value: float | None
+    log_prob: float | None
+    slots: list[SlotState]
+
+
+def describe_step(record: StepRecord, names: Names) -> Step:
+    """Return a step with names in the place of indices."""
+    op = named(names.ops, record.op)
+    reads = names.reads.get(op)
+    is_read = set(reads or ())
+    return {
+        "epoch": record.epoch,
+        "step": record.step,
+        "round": record.round,
+        "op": op,
+        "op_done": named(names.ops, record.op_done),
+        "is_illegal": record.is_illegal,
+        "refusal": record.refusal,
+        "slot": named(names.slots, record.slot) if "slot" in is_read else None,
+        "blueprint": (
+            named(names.blueprints, record.blueprint) if "blueprint" in is_read else None
+        ),
+        "choices": _choices(record),
+        "relevant": [head for head in names.heads if reads is None or head in is_read],
+        "probabilities": _probabilities(record.probabilities, names),
+        "reward": finite(record.reward),
+        "terms": _terms(record),
+        "score": finite(record.score),
+        "flops": finite(record.flops),
+        "value": finite(record.value),
+        "log_prob": finite(record.log_prob),
+        "slots": read_slots(record.slots, names.blueprints),
+    }
+
+
+def _choices(record: StepRecord) -> dict[str, int]:
+    return {
+        "slot": record.slot,
+        "blueprint": record.blueprint,
+        "style": record.style,
+        "tempo": record.tempo,
+        "alpha_target": record.alpha_target,
+        "alpha_speed": record.alpha_speed,
+        "alpha_curve": record.alpha_curve,
+        "op": record.op,
+    }
+
+
+def _terms(record: StepRecord) -> Terms:
+    return {
+        "progress": finite(record.progress),
+        "settlement": finite(record.settlement),
+        "flops_cost": finite(record.flops_cost),
+        "rent": finite(record.rent),
+        "penalty": finite(record.penalty),
+        "shaping": finite(record.shaping),
+    }
+
+
+def _probabilities(packed: bytes | None, names: Names) -> dict[str, list[float | None]] | None:
+    """Return the probabilities of each head's choices, if they were recorded."""
+    if packed is None or any(head not in names.choices for head in names.heads):
+        return None
+    sizes = [len(names.choices[head]) for head in names.heads]
+    try:
+        return dict(zip(names.heads, unpack_probabilities(packed, sizes), strict=True))
+    except ValueError as error:
+        raise TelemetryError(
+            f"a step's probabilities do not fit the run's heads: {error} The database is damaged."
+        ) from error
+
+
+def read_slots(text: str, blueprints: list[str]) -> list[SlotState]:
+    """Return the slots that a step's record tells of."""
+    # NumPy writes what is not finite in another way than JSON's readers take.
+    values: list[list[Any]] = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
+    return [
+        {
+            "stage": Stage(stage).name.lower(),
+            "blueprint": None if blueprint < 0 else named(blueprints, blueprint),
+            "alpha": finite(alpha),
+            "contribution": finite(contribution),
+            "parameters": more[0] if more else None,
+        }
+        for stage, blueprint, alpha, contribution, *more in values
+    ]
+
+
+def named(names: list[str], index: int) -> str:
+    """Return the name at an index, or the index itself if there is none."""
+    return names[index] if 0 <= index < len(names) else str(index)
+
+
+Part = TypedDict("Part", {"stage": str, "from": int, "to": int})
+"""A stage of a seed's life, and the epochs that it lasted."""
+
+
+class Bar(TypedDict):
+    """The life of one seed, until its slot is free again."""
+
+    slot: str
+    blueprint: str | None
+    seed: int
+    """Which seed of the slot, counted from 0."""
+    parts: list[Part]
+    alphas: list[tuple[int, float | None]]
+    """Epochs, and how strongly it was blended in after each."""
+    parameters: int | None
+
+
+_DORMANT = Stage.DORMANT.name.lower()
+
+
+def make_bars(
+    events: list[SeedEventRecord],
+    steps: list[Step],
+    slots: list[str],
+    *,
+    last_epoch: int,
+    finish_step: int | None,
+) -> list[Bar]:
+    """Return a bar for each seed, slot by slot.
+
+    Args:
+        events: Of one episode, in order.
+        steps: Of the same episode, none if they were not recorded.
+        slots: Names of the slots.
+        last_epoch: Epochs that the host has trained.
+        finish_step: The step that finished the host before another epoch; None if none did.
+    """
+    bars: list[Bar] = []
+    for slot in dict.fromkeys([*slots, *(event.slot for event in events)]):
+        place = slots.index(slot) if slot in slots else None
+        for number, life in enumerate(_lives([one for one in events if one.slot == slot])):
+            own = _steps_of(life, steps)
+            bars.append(
+                {
+                    "slot": slot,
+                    "blueprint": next((one.blueprint for one in life if one.blueprint), None),
+                    "seed": number,
+                    "parts": _parts(life, last_epoch, finish_step),
+                    "alphas": _alphas(life, own, place, finish_step),
+                    "parameters": _parameters(own, place),
+                }
+            )
+    return bars
+
+
+def _lives(events: list[SeedEventRecord]) -> list[list[SeedEventRecord]]:
+    """Return the events of a slot, those of each of its seeds together."""
+    lives: list[list[SeedEventRecord]] = []
+    for event in events:
+        if not lives or event.from_stage == _DORMANT:
+            lives.append([])
+        lives[-1].append(event)
+    return lives
+
+
+def _is_over(life: list[SeedEventRecord]) -> bool:
+    """Return whether the last event of a life only says that its slot is free again."""
+    return life[-1].to_stage == _DORMANT
+
+
+def _steps_of(life: list[SeedEventRecord], steps: list[Step]) -> list[Step]:
+    """Return the steps after which the slot was the seed's."""
+    end = life[-1].step if _is_over(life) else math.inf
+    return [one for one in steps if life[0].step <= one["step"] < end]
+
+
+def _parts(life: list[SeedEventRecord], last_epoch: int, finish_step: int | None) -> list[Part]:
+    starts = [one.epoch - (one.step != finish_step) for one in life]
+    parts: list[Part] = [
+        {"stage": one.to_stage, "from": start, "to": end}
+        for one, start, end in zip(life, starts, [*starts[1:], last_epoch], strict=True)
+    ]
+    return parts[:-1] if _is_over(life) else parts
+
+
+def _alphas(
+    life: list[SeedEventRecord], steps: list[Step], place: int | None, finish_step: int | None
+) -> list[tuple[int, float | None]]:
+    if not steps or place is None:
+        return [(one.epoch, finite(one.alpha)) for one in life]
+    return [
+        (one["epoch"], one["slots"][place]["alpha"])
+        for one in steps
+        if one["step"] != finish_step and place < len(one["slots"])
+    ]
+
+
+def _parameters(steps: list[Step], place: int | None) -> int | None:
+    """Return how many parameters a seed had, if that was recorded."""
+    if place is None:
+        return None
+    found = [one["slots"][place]["parameters"] for one in steps if place < len(one["slots"])]
+    return max((number for number in found if number is not None), default=None)
 
 
 class SeedEvent(TypedDict):

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
 from esper.reports.views.finding import first_number
-from esper.reports.views.plain import finite
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import SeedEventRecord
 

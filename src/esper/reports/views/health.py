@@ -6,9 +6,8 @@ import json
 from typing import Any, TypedDict
 
 from esper.config.checks import require_int
-from esper.reports.views.overview import Session, sessions_of
-from esper.reports.views.plain import finite
-from esper.reports.views.series import Points
+from esper.reports.views.run import Points, Session, sessions_of
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 
 

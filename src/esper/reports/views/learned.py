@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
 from esper.reports.views.finding import first_number
-from esper.reports.views.plain import finite
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord
 

@@ -7,12 +7,36 @@ from torch import Tensor
 
 from esper.config.checks import require_number
 from esper.errors import DeviceError, DtypeError, ShapeError
-from esper.simic.agent.scan import reverse_scan
 
 try:
     from esper.simic.agent import _advantages as _kernel
 except ImportError:
     _kernel = None
+
+
+def reverse_scan(inputs: Tensor, decay: float, stops: Tensor) -> Tensor:
+    """Return ``x[t] = inputs[t] + (0 if stops[t] else decay * x[t + 1])`` along the last axis.
+
+    Each round doubles the number of steps that every entry has summed, so T steps take log2(T)
+    rounds of whole-tensor operations: the form for accelerators, where a loop over steps is slow.
+    Whatever lies beyond a stop is selected away, not multiplied by zero, so a NaN there is gone.
+
+    Args:
+        inputs: ``[..., T]`` floating point.
+        decay: What each step keeps of its successor.
+        stops: ``[..., T]`` bool, where nothing is carried over from the next step.
+    """
+    total, stopped, weight, reach = inputs.clone(), stops, decay, 1
+    n_steps = inputs.shape[-1]
+    while reach < n_steps:
+        head, tail = total[..., :-reach], total[..., reach:]
+        joined = torch.where(stopped[..., :-reach], head, head + weight * tail)
+        total = torch.cat([joined, total[..., n_steps - reach :]], dim=-1)
+        is_cut = stopped[..., :-reach] | stopped[..., reach:]
+        stopped = torch.cat([is_cut, stopped[..., n_steps - reach :]], dim=-1)
+        weight, reach = weight * weight, 2 * reach
+    return total
+
 
 # What the compiled kernel handles: [T, E] or [E, T] in memory, float32 or float64.
 _ENV_MAJOR, _DOUBLE = 1, 2

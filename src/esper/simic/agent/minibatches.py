@@ -17,11 +17,11 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.errors import ConfigError, NonFiniteError, RolloutError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
-from esper.simic.agent.policy import Policy
-from esper.simic.agent.return_normalizer import ReturnNormalizer
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.sequences import SequenceGrid, Sequences, lay_out, split_into_sequences
 from esper.simic.agent.update_report import count_heads
+from esper.simic.policy.normalizers import ReturnNormalizer
+from esper.simic.policy.protocol import Policy
+from esper.simic.policy.sequences import SequenceGrid, Sequences, lay_out, split_into_sequences
 
 
 @dataclass(frozen=True)

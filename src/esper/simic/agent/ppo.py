@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from esper.config import PPOConfig
 from esper.errors import ActionSpecError, DtypeError, ShapeError
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.adam import Adam
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -23,10 +22,11 @@ from esper.simic.agent.losses import (
     value_loss,
 )
 from esper.simic.agent.minibatches import Minibatch, PreparedRollout
-from esper.simic.agent.policy import Decision, Policy
-from esper.simic.agent.return_normalizer import ReturnNormalizer
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.update_report import EpochMeasures, UpdateReport, measure
+from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.normalizers import ReturnNormalizer
+from esper.simic.policy.protocol import Decision, Policy
 
 
 class PPOAgent:

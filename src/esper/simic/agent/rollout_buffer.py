@@ -12,12 +12,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from esper.arrays import Flags
 from esper.config.checks import require_int
 from esper.errors import DtypeError, RolloutError, ShapeError
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.advantages import estimate_advantages
-from esper.simic.agent.policy import Decision
-from esper.simic.agent.sequences import Flags, Indices
+from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.protocol import Decision
+from esper.simic.policy.sequences import Indices
 
 
 class TamiyoRolloutBuffer:

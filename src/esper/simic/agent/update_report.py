@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from esper.errors import NonFiniteError
-from esper.lifecycle.action_spec import ActionSpec
 from esper.simic.agent.losses import kl_estimates
+from esper.simic.policy.action_spec import ActionSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,18 @@
 """Who steers the growth of hosts: baselines that follow rules, and the learned policy."""
 
 from esper.tamiyo.controllers.controller import Controller
+from esper.tamiyo.controllers.factory import controller_names, make_controller
 from esper.tamiyo.controllers.heuristic import Heuristic
 from esper.tamiyo.controllers.learned import LearnedController
-from esper.tamiyo.controllers.making import controller_names, make_controller
-from esper.tamiyo.controllers.planting import Planting
-from esper.tamiyo.controllers.random_legal import RandomController
-from esper.tamiyo.controllers.saved import SavedController
-from esper.tamiyo.controllers.saved_files import (
+from esper.tamiyo.controllers.saved import (
+    SavedController,
     holds_controller,
     load_saved,
     load_shipped,
     save_controller,
 )
-from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere, grow_once
-from esper.tamiyo.controllers.waiting import WaitController
+from esper.tamiyo.controllers.schedule import FixedSchedule, Planting, grow_everywhere, grow_once
+from esper.tamiyo.controllers.simple import RandomController, WaitController
 
 __all__ = [
     "Controller",

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_choice
 from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError
@@ -22,18 +23,15 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
-from esper.tamiyo.controllers.action_rows import COLUMNS, ActionRows
 from esper.tamiyo.controllers.controller import (
+    COLUMNS,
+    ActionRows,
     EpochCounter,
-    Flags,
-    Floats,
-    Integers,
+    rank_blueprints,
     require_layout,
 )
-from esper.tamiyo.controllers.preferences import rank_blueprints
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout
-from esper.tamiyo.policy.scales import log_scale, squash
+from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout, log_scale, squash
 
 MOST_EPOCHS = 1000.0
 """Where the scale ends on which observations show the epochs of a budget."""
@@ -48,14 +46,14 @@ class _View:
 
     stage: Integers
     """``[N, S]``, as all of the slots' are."""
-    age: Floats
-    stage_age: Floats
+    age: Features
+    stage_age: Features
     alpha_at_rest: Flags
-    contribution: Floats
-    gradient_health: Floats
-    slow_trend: Floats
+    contribution: Features
+    gradient_health: Features
+    slow_trend: Features
     """``[N]``, as all of the hosts' are."""
-    loss_trend: Floats
+    loss_trend: Features
     epochs_left: Integers
 
 
@@ -110,7 +108,7 @@ class Heuristic:
         self._n_lost = np.zeros(n_hosts, np.int64)
         self._grows = np.zeros((n_hosts, self.layout.n_slots), np.bool_)
 
-    def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
         """Choose an action for each host."""
         starts = np.asarray(starts, np.bool_)
         epochs = self._epochs.count(observations, starts)
@@ -184,7 +182,7 @@ class Heuristic:
         is_done = ~has_seed & ~(may_try & has_slot)
         actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
 
-    def _look(self, observations: Floats, epochs: Integers) -> _View:
+    def _look(self, observations: Features, epochs: Integers) -> _View:
         """Read observations of hosts that have trained for so many epochs, ``[N]``."""
         layout = self.layout
         progress = layout.host(observations, "progress").astype(np.float64)

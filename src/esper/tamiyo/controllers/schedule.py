@@ -6,32 +6,105 @@ Shapes: N = hosts, S = slots, P = plantings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from esper.config.checks import require_int
-from esper.errors import SlotError
-from esper.lifecycle.factored_actions import Op
+from esper.arrays import Features, Flags, Integers
+from esper.config.checks import make_numbers_plain, require_choice, require_int
+from esper.errors import ConfigError, SlotError
+from esper.lifecycle.factored_actions import ALPHA_TARGETS, STYLES, TEMPO_EPOCHS, BlendStyle, Op
 from esper.lifecycle.legality import ADVANCEABLE_STAGES
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.controllers.action_rows import COLUMNS, ActionRows
 from esper.tamiyo.controllers.controller import (
+    COLUMNS,
+    ActionRows,
     EpochCounter,
-    Flags,
-    Floats,
-    Integers,
+    rank_blueprints,
     require_layout,
 )
-from esper.tamiyo.controllers.planting import (
-    Planting,
-    check_plantings,
-    read_heads,
-    require_plantings,
-)
-from esper.tamiyo.controllers.preferences import rank_blueprints
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planting:
+    """A seed that a schedule grows."""
+
+    slot: str
+    """Where it grows."""
+
+    blueprint: str
+    """What it is built from."""
+
+    epoch: int = 0
+    """Epochs of training before it germinates."""
+
+    style: BlendStyle = BlendStyle.ADD_LINEAR
+    """How it is blended in."""
+
+    tempo_epochs: int = TEMPO_EPOCHS[0]
+    """Epochs that alpha takes to its target."""
+
+    alpha_target: float = ALPHA_TARGETS[-1]
+    """Where alpha goes."""
+
+    def __post_init__(self) -> None:
+        require_int("epoch", self.epoch, least=0)
+        require_choice("style", self.style, STYLES)
+        require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
+        require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
+        make_numbers_plain(self)
+
+
+def require_plantings(plantings: object) -> None:
+    """Refuse anything but a sequence of plantings."""
+    if not isinstance(plantings, Sequence) or isinstance(plantings, str):
+        raise ConfigError(
+            f"plantings is {plantings!r}; it must be a list of Planting(slot=..., blueprint=...)."
+        )
+    for index, planting in enumerate(cast(Sequence[object], plantings)):
+        if not isinstance(planting, Planting):
+            raise ConfigError(
+                f"plantings[{index}] is {planting!r}; it must be a Planting(slot=..., "
+                "blueprint=...)."
+            )
+
+
+def read_heads(plantings: Sequence[Planting], slot_config: SlotConfig) -> dict[str, Integers]:
+    """Return the choices ``[P]`` of each head that germinating reads."""
+    choices = {
+        "slot": [slot_config.slot_index(planting.slot) for planting in plantings],
+        "blueprint": [slot_config.blueprint_index(planting.blueprint) for planting in plantings],
+        "style": [STYLES.index(planting.style) for planting in plantings],
+        "tempo": [TEMPO_EPOCHS.index(planting.tempo_epochs) for planting in plantings],
+        "alpha_target": [ALPHA_TARGETS.index(planting.alpha_target) for planting in plantings],
+    }
+    return {head: np.array(column, np.int64) for head, column in choices.items()}
+
+
+def check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
+    """Refuse plantings in slots or of blueprints that do not exist or cannot be used."""
+    taken: set[str] = set()
+    for planting in plantings:
+        slot, blueprint = planting.slot, planting.blueprint
+        slot_config.slot_index(slot)
+        slot_config.blueprint_index(blueprint)
+        if not slot_config.does_fit(blueprint, slot):
+            fitting = ", ".join(rank_blueprints(slot_config, slot)) or "none"
+            raise SlotError(
+                f"blueprint {blueprint!r} does not fit slot {slot!r}; there fit {fitting}."
+            )
+        if not slot_config.is_enabled(slot):
+            raise SlotError(f"slot {slot!r} is not enabled; plant in another, or enable it.")
+        if slot in taken:
+            raise SlotError(
+                f"two plantings are in slot {slot!r}; a committed seed stays, so plant one there."
+            )
+        taken.add(slot)
+
 
 _CAN_ADVANCE = np.array([stage in ADVANCEABLE_STAGES for stage in Stage])
 
@@ -86,7 +159,7 @@ class FixedSchedule:
         self._is_planted = np.zeros((n_hosts, len(self.plantings)), np.bool_)
         self._last_slots = np.zeros(n_hosts, np.int64)
 
-    def act(self, observations: Floats, masks: ActionMasks, starts: Flags) -> Integers:
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
         """Choose an action for each host."""
         starts = np.asarray(starts, np.bool_)
         epochs = self._epochs.count(observations, starts)
@@ -107,7 +180,7 @@ class FixedSchedule:
         self._last_slots = actions.rows[:, COLUMNS["slot"]].copy()
         return actions.rows
 
-    def _find_refused(self, observations: Floats) -> Flags:
+    def _find_refused(self, observations: Features) -> Flags:
         """Return the slots ``[N, S]`` whose seeds a gate has just refused."""
         was_refused = self.layout.host(observations, "was_refused") > 0.5
         is_last = np.arange(self.layout.n_slots) == self._last_slots[:, None]

@@ -1,7 +1,1 @@
-"""Action masks, the masked factored distribution and the recurrent policies."""
-
-from esper.tamiyo.policy.choice_masks import ChoiceMasks, Condition
-from esper.tamiyo.policy.network import RecurrentPolicy
-from esper.tamiyo.policy.slot_network import SlotPolicy
-
-__all__ = ["ChoiceMasks", "Condition", "RecurrentPolicy", "SlotPolicy"]
+"""What the controller sees, what it may do, and the network that decides."""

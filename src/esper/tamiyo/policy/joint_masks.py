@@ -14,8 +14,8 @@ from torch import Tensor
 
 from esper.errors import ConfigError, ShapeError
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.policy.masks import ChoiceMasks, Condition
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.choice_masks import ChoiceMasks, Condition
 
 
 class JointActionMasks(ActionMasks):

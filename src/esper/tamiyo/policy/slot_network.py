@@ -15,11 +15,10 @@ from esper.config import PolicyConfig
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.policy.category_columns import CategoryColumns
-from esper.tamiyo.policy.observation_normalizer import ObservationNormalizer
+from esper.simic.policy.encoders import CategoryColumns
+from esper.simic.policy.normalizers import ObservationNormalizer
+from esper.simic.policy.recurrent import RecurrentTrunk, steps_last_linear
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
-from esper.tamiyo.policy.recurrent_trunk import RecurrentTrunk
-from esper.tamiyo.policy.steps_last import steps_last_linear
 
 _N_HOST, _N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
 

@@ -1,0 +1,26 @@
+"""Growth as Gymnasium environments: one host, or a population of them."""
+
+from typing import Any
+
+from esper.environment.env import GrowthEnv
+from esper.environment.runner import EpisodeResults, run_episodes
+from esper.environment.vector_env import GrowthVectorEnv
+from esper.registration import register_environments
+from esper.tasks import Task
+
+register_environments()
+
+
+def make_env(
+    task: str | Task = "digits", num_envs: int | None = None, **options: Any
+) -> GrowthEnv | GrowthVectorEnv:
+    """Return an environment in which one host is grown, or a vector of them if a number is given.
+
+    Options are those of :class:`GrowthVectorEnv` and of the task.
+    """
+    if num_envs is None:
+        return GrowthEnv(task, **options)
+    return GrowthVectorEnv(task, num_envs, **options)
+
+
+__all__ = ["EpisodeResults", "GrowthEnv", "GrowthVectorEnv", "make_env", "run_episodes"]

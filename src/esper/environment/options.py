@@ -1,0 +1,139 @@
+"""What environments are told to do, brought into one form."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from numbers import Integral
+from typing import Any, cast
+
+import numpy as np
+
+from esper.config.checks import require_choice, require_int, require_number
+from esper.config.growth import RewardConfig
+from esper.environment.draws import FINAL_SPLITS, PURPOSES
+from esper.environment.episodes import GrowthEpisodes
+from esper.errors import ConfigError, TaskError, did_you_mean
+from esper.tasks import Task, TaskDraw, make_task
+
+MOST_SEED = 2**62
+
+
+def find_task(task: str | Task, options: dict[str, Any]) -> Task:
+    """Return a task, made with the options if it is named."""
+    if isinstance(task, str):
+        return make_task(task, **options)
+    if not isinstance(task, Task):
+        raise TaskError(f"task is a {type(task).__name__}; it must be a Task or the name of one.")
+    if options:
+        raise TaskError(
+            f"options {', '.join(options)} are given with a task that is made already; "
+            "make it with them."
+        )
+    return task
+
+
+def find_rewards(reward: RewardConfig | str) -> RewardConfig:
+    """Return settings of the reward, or the usual ones of the form that is named."""
+    if isinstance(reward, RewardConfig):
+        return reward
+    return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]
+
+
+def require_splits(purpose: str, final_split: str) -> None:
+    """Refuse purposes and final splits that there are not, and a look at test that is not due."""
+    require_choice("purpose", purpose, PURPOSES)
+    require_choice("final_split", final_split, FINAL_SPLITS)
+    if final_split == "test" and purpose != "evaluation":
+        raise ConfigError(
+            f"final_split is 'test' and purpose is {purpose!r}; the test split is read by "
+            "evaluations only: purpose='evaluation'."
+        )
+
+
+def require_limits(max_episode_steps: int | None, episode_seconds: float | None) -> None:
+    """Refuse limits that no episode could keep."""
+    if max_episode_steps is not None:
+        require_int("max_episode_steps", max_episode_steps, least=1)
+    if episode_seconds is not None:
+        require_number("episode_seconds", episode_seconds, above=0.0)
+
+
+def require_options(options: Any, known: tuple[str, ...]) -> None:
+    """Refuse options of a reset that there are not."""
+    if not isinstance(options, dict):
+        kind = type(options).__name__
+        raise ConfigError(f"options is a {kind}; it must be a dictionary or None.")
+    for name in cast(dict[Any, Any], options):
+        if name not in known:
+            hint = did_you_mean(name, known)
+            words = ", ".join(known) or "none"
+            raise ConfigError(f"there is no reset option {name!r}; there is {words}.{hint}")
+
+
+def spread_seeds(seed: Any, n_envs: int) -> list[int | None]:
+    """Return the seed of each environment: one more for each, or those that are given."""
+    if seed is None:
+        return [None] * n_envs
+    if not isinstance(seed, (list, tuple, np.ndarray)):
+        return [_as_seed(seed) + env for env in range(n_envs)]
+    given: list[Any] = list(cast(Any, seed))
+    if len(given) != n_envs:
+        raise ConfigError(f"there are {len(given)} seeds; {n_envs} are needed.")
+    return [None if value is None else _as_seed(value) for value in given]
+
+
+def _as_seed(value: Any) -> int:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not 0 <= int(value) <= MOST_SEED:
+        raise ConfigError(f"seed is {value!r}; it must be a whole number from 0 to {MOST_SEED}.")
+    return int(value)
+
+
+_FACTS = ("hosts", "seeds", "episodes", "elapsed", "has_seeds")
+
+
+def digest_of(draw: TaskDraw) -> str:
+    """Return a number, in letters, that other data would not have."""
+    digest = hashlib.sha256()
+    for _, samples in draw.data.splits():
+        for tensor in (samples.inputs, samples.targets):
+            digest.update(str(tuple(tensor.shape)).encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def describe_part(part: GrowthEpisodes) -> dict[str, Any]:
+    """Return what decides the hosts of a task, as plain values."""
+    task, slot_config = part.task, part.slot_config
+    return {
+        "task": task.name,
+        "data": digest_of(task.sample(0)),
+        "host": [list(p.shape) for p in part.population.template.parameters()],
+        "budget": asdict(task.budget),
+        "training": asdict(task.training),
+        "growth": None if task.growth is None else asdict(task.growth),
+        "slots": list(slot_config.slot_ids),
+        "blueprints": list(slot_config.blueprints),
+    }
+
+
+def require_same_making(own: dict[str, Any], state: Any) -> None:
+    """Refuse the state of an environment that was made otherwise.
+
+    Raises:
+        ConfigError: Naming what differs, or if it is no state at all.
+    """
+    try:
+        theirs = dict(state["facts"]["made_with"])
+        _parts = [dict(state["tensors"]), *(state["facts"][name] for name in _FACTS)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            "this is not the state of a growth environment; load what state_dict() gave."
+        ) from error
+    for name, value in own.items():
+        if theirs.get(name) != value:
+            raise ConfigError(
+                f"the state has {name} {theirs.get(name)!r}; this environment has {value!r}. "
+                "Make it with the options that the other was made with."
+            )

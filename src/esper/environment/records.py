@@ -1,0 +1,230 @@
+"""What an environment remembers of each host's episode. Shapes: N = hosts, S = slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.arrays import Flags, Floats, Integers
+from esper.config.growth import Budget
+from esper.environment.rewards import EpisodeAccount
+from esper.growth.sites import SlotSize
+from esper.lifecycle.factored_actions import STYLES, BlendStyle
+from esper.lifecycle.slot_config import SlotConfig
+from esper.populations import SlotArrays
+from esper.populations.host_models import CostTable
+from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
+
+N_SCORES = 5
+"""Scores that are remembered: the present one and the four before it."""
+
+
+@dataclass(eq=False)
+class EpisodeRecords:
+    """The episode of each host so far: ``[N]``, or ``[N, S]`` where it is about slots."""
+
+    draw_seed: Integers
+    """Decides what the host learns and its weights."""
+    epoch: Integers
+    """Epochs trained."""
+    n_steps: Integers
+    is_over: Flags
+    scores: Floats
+    """``[N, 5]`` validation scores, the present one last."""
+    best_score: Floats
+    train_loss: Floats
+    validation_loss: Floats
+    previous_validation_loss: Floats
+    gradient_norm: Floats
+    previous_gradient_norm: Floats
+    was_restored: Flags
+    was_refused: Flags
+    last_op: Integers
+    contribution: Floats
+    """``[N, S]`` score with the slot's seed minus without it, when it was last measured."""
+    is_measured: Flags
+    seed_gradient_norm: Floats
+    seed_parameters: Integers
+    slot_kind: Integers
+    """``[N, S]`` which of :data:`TENSOR_KINDS` passes there."""
+    slot_width: Integers
+    slot_hidden: Integers
+    n_classes: Integers
+    n_samples: Integers
+    learning_rate: Floats
+    n_parameters: Integers
+    reference_flops: Floats
+    """Of training and watching the reference host for the whole budget."""
+    paid_progress: Floats
+    paid_flops: Floats
+    paid_rent: Floats
+    paid_penalty: Floats
+
+    @classmethod
+    def blank(cls, n_hosts: int, n_slots: int) -> EpisodeRecords:
+        """Return records of hosts that have not started."""
+        shapes = {
+            "scores": (n_hosts, N_SCORES),
+            "contribution": (n_hosts, n_slots),
+            "is_measured": (n_hosts, n_slots),
+            "seed_gradient_norm": (n_hosts, n_slots),
+            "seed_parameters": (n_hosts, n_slots),
+            "slot_kind": (n_hosts, n_slots),
+            "slot_width": (n_hosts, n_slots),
+            "slot_hidden": (n_hosts, n_slots),
+        }
+        kinds = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
+        arrays: dict[str, Any] = {
+            field.name: np.zeros(shapes.get(field.name, (n_hosts,)), kinds[str(field.type)])
+            for field in fields(cls)
+        }
+        return cls(**arrays)
+
+    def rows(self, first: int, end: int) -> EpisodeRecords:
+        """Return the records of the hosts from one to before another, as views of these."""
+        arrays: dict[str, Any] = {f.name: getattr(self, f.name)[first:end] for f in fields(self)}
+        return EpisodeRecords(**arrays)
+
+    def clear(self, host: int) -> None:
+        """Forget a host's episode."""
+        for field in fields(self):
+            getattr(self, field.name)[host] = 0
+        self.last_op[host] = -1
+        self.train_loss[host] = np.nan
+        self.previous_validation_loss[host] = np.nan
+
+    @property
+    def score(self) -> Floats:
+        """The present validation score."""
+        return self.scores[:, -1]
+
+    @property
+    def account(self) -> EpisodeAccount:
+        """What the episodes have come to, as arrays that can be changed."""
+        return EpisodeAccount(
+            self.paid_progress, self.paid_flops, self.paid_rent, self.paid_penalty
+        )
+
+    def enter_slots(self, host: int, sizes: Sequence[SlotSize]) -> None:
+        """Enter what the slots of a host are."""
+        kinds = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
+        self.slot_kind[host] = kinds
+        self.slot_width[host] = [size.width for size in sizes]
+        self.slot_hidden[host] = [size.hidden for size in sizes]
+
+    def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
+        """Enter the validation scores and losses of hosts that have not trained yet."""
+        self.scores[hosts] = scores[:, None]
+        self.best_score[hosts] = scores
+        self.validation_loss[hosts] = losses
+
+    def enter_epoch(
+        self, hosts: list[int], scores: Floats, losses: Floats, train_losses: Floats, norms: Floats
+    ) -> None:
+        """Enter what an epoch gave to some hosts."""
+        self.scores[hosts, :-1] = self.scores[hosts, 1:]
+        self.scores[hosts, -1] = scores
+        self.best_score[hosts] = np.maximum(self.best_score[hosts], scores)
+        self.previous_validation_loss[hosts] = self.validation_loss[hosts]
+        self.validation_loss[hosts] = losses
+        self.previous_gradient_norm[hosts] = self.gradient_norm[hosts]
+        self.train_loss[hosts] = train_losses
+        self.gradient_norm[hosts] = norms
+        self.epoch[hosts] += 1
+
+    def host_facts(self, budget: Budget) -> HostFacts:
+        """Return what observations tell of hosts."""
+        shape = self.epoch.shape
+        return HostFacts(
+            epoch=self.epoch,
+            n_epochs=np.full(shape, budget.n_epochs),
+            train_loss=self.train_loss,
+            validation_loss=self.validation_loss,
+            previous_validation_loss=self.previous_validation_loss,
+            score=self.scores[:, -1],
+            previous_score=self.scores[:, -2],
+            older_score=self.scores[:, 0],
+            best_score=self.best_score,
+            gradient_norm=self.gradient_norm,
+            previous_gradient_norm=self.previous_gradient_norm,
+            flops_used=self.paid_flops,
+            was_restored=self.was_restored,
+            was_refused=self.was_refused,
+            last_op=self.last_op,
+            n_classes=self.n_classes,
+            n_samples=self.n_samples,
+            learning_rate=self.learning_rate,
+            n_parameters=self.n_parameters,
+            flop_price=np.full(shape, budget.flop_price),
+        )
+
+    def slot_facts(self, arrays: SlotArrays) -> SlotFacts:
+        """Return what observations tell of slots."""
+        return SlotFacts(
+            stage=arrays.stage,
+            age_epochs=arrays.age_epochs,
+            stage_epochs=arrays.stage_epochs,
+            alpha=arrays.alpha,
+            alpha_target=arrays.alpha_target,
+            alpha_at_rest=arrays.alpha_at_rest,
+            ramp_epochs_left=arrays.ramp_epochs_left,
+            curve=arrays.curve,
+            style=arrays.style,
+            contribution=self.contribution,
+            is_measured=self.is_measured,
+            parameters=self.seed_parameters,
+            gradient_norm=self.seed_gradient_norm,
+            blueprint=arrays.blueprint,
+            kind=self.slot_kind,
+            width=self.slot_width,
+            hidden=self.slot_hidden,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all records as tensors."""
+        return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        for field in fields(self):
+            getattr(self, field.name)[...] = state[field.name].numpy()
+
+
+_GATE = STYLES.index(BlendStyle.LEARNED_GATE)
+
+
+class SeedSizes:
+    """A table of seeds' sizes that is filled as blueprints occur."""
+
+    def __init__(self, costs: CostTable, slot_config: SlotConfig) -> None:
+        self.costs = costs
+        self.slot_config = slot_config
+        shape = (slot_config.max_slots, len(slot_config.blueprints), 2)
+        self._sizes = np.full(shape, -1)
+        """Parameters by slot, blueprint and whether there is a gate; -1 if not counted yet."""
+
+    def count(self, arrays: SlotArrays) -> NDArray[np.int64]:
+        """Return the parameters of each slot's seed, gate included, ``[N, S]``; 0 without one."""
+        counts = np.zeros(arrays.stage.shape, np.int64)
+        hosts, slots = np.nonzero(arrays.blueprint >= 0)
+        if len(hosts):
+            blueprints = arrays.blueprint[hosts, slots]
+            is_gated = (arrays.style[hosts, slots] == _GATE).astype(np.int64)
+            found = self._sizes[slots, blueprints, is_gated]
+            for index in np.flatnonzero(found < 0).tolist():
+                key = int(slots[index]), int(blueprints[index]), int(is_gated[index])
+                found[index] = self._sizes[key] = self._count(*key)
+            counts[hosts, slots] = found
+        return counts
+
+    def _count(self, slot: int, blueprint: int, is_gated: int) -> int:
+        config = self.slot_config
+        return self.costs.seed_parameters(
+            config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated)
+        )

@@ -1,0 +1,330 @@
+"""Growing many hosts side by side as a Gymnasium vector environment. Shapes: E = environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from esper.arrays import Flags
+from esper.config.checks import require_bool, require_int
+from esper.config.growth import RewardConfig
+from esper.environment.draws import FinalSplit, Purpose, draw_seed
+from esper.environment.episodes import GrowthEpisodes, StepResult
+from esper.environment.joint_episodes import JointEpisodes, make_episodes
+from esper.environment.options import (
+    describe_part,
+    find_rewards,
+    find_task,
+    require_limits,
+    require_options,
+    require_same_making,
+    require_splits,
+    spread_seeds,
+)
+from esper.environment.spaces import (
+    as_choices,
+    final_observations,
+    flat_masks,
+    head_masks,
+    make_spaces,
+    spread_reasons,
+)
+from esper.errors import ConfigError, ResetNeededError
+from esper.lifecycle.slot_config import SlotConfig
+from esper.populations.factory import Form
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tasks import Task
+
+
+class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
+    """A population of hosts; each step is one epoch of all of them.
+
+    An episode ends (*terminated*) with its budget's epochs or with the op finish: the task's own
+    end. A limit from outside (``max_episode_steps``, ``episode_seconds``) cuts it short
+    (*truncated*); what it would have come to is for the learner to estimate. Environments reset in
+    the step that ends their episode; the last observation is in ``info["final_obs"]``.
+
+    ``info["action_mask"]`` has, for each environment, a mask of each head's choices: the union over
+    ops, as ``MultiDiscrete.sample(mask=)`` takes it. Not every combination of such choices is
+    legal; one that is not is taken as wait and flagged in ``info["illegal_action"]``.
+    :attr:`masks` has the whole truth, which Esper's own policies draw from.
+
+    If the task has others beside it, the last environments grow their hosts.
+    """
+
+    def __init__(
+        self,
+        task: str | Task = "digits",
+        num_envs: int = 1,
+        *,
+        reward: RewardConfig | str = "dense",
+        form: Form = "auto",
+        purpose: Purpose = "training",
+        final_split: FinalSplit = "validation",
+        autoreset: bool = True,
+        max_episode_steps: int | None = None,
+        episode_seconds: float | None = None,
+        **task_options: Any,
+    ) -> None:
+        """Make the environments.
+
+        Args:
+            task: A task, or the name of one.
+            num_envs: How many hosts.
+            reward: How results are paid, or "dense" or "sparse" for the usual settings of each.
+            form: How hosts are trained; see :func:`esper.make_population`.
+            purpose: Whose episodes: those for training, tuning and evaluation never meet.
+            final_split: What hosts are scored on at their end: the half of validation that is not
+                observed or, in evaluations, the test split.
+            autoreset: Whether a new episode starts in the step that ends one. If not, a host whose
+                episode is over stays as it is until :meth:`reset` with ``options["reset_mask"]``.
+            max_episode_steps: Steps after which an episode is truncated.
+            episode_seconds: Wall time after which an episode is truncated.
+            task_options: Options of the task, if it is named.
+        """
+        require_int("num_envs", num_envs, least=1)
+        require_bool("autoreset", autoreset)
+        require_splits(purpose, final_split)
+        require_limits(max_episode_steps, episode_seconds)
+        self.task = find_task(task, task_options)
+        self.num_envs = num_envs
+        self.rewards = find_rewards(reward)
+        self.form: Form = form
+        self.purpose: Purpose = purpose
+        self.final_split: FinalSplit = final_split
+        self.max_episode_steps = max_episode_steps
+        self.episode_seconds = episode_seconds
+        mode = AutoresetMode.SAME_STEP if autoreset else AutoresetMode.DISABLED
+        self.metadata = {"autoreset_mode": mode, "render_modes": []}
+        self._seeds = np.zeros(num_envs, np.int64)
+        self._episodes = np.zeros(num_envs, np.int64)
+        self._started = np.zeros(num_envs)
+        self._growth = make_episodes(
+            self.task,
+            self._draw_seeds(range(num_envs)),
+            form=form,
+            rewards=self.rewards,
+            final_split=final_split,
+        )
+        self._has_seeds = False
+        self._last_step: StepResult | None = None
+        self.single_observation_space, self.single_action_space = make_spaces(self.layout)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    @property
+    def growth(self) -> GrowthEpisodes | JointEpisodes:
+        """The hosts and their episodes; joint if the task has others beside it."""
+        return self._growth
+
+    @property
+    def parts(self) -> tuple[GrowthEpisodes, ...]:
+        """The hosts of the task and of each task beside it, in the environments' order."""
+        growth = self._growth
+        return growth.parts if isinstance(growth, JointEpisodes) else (growth,)
+
+    @property
+    def layout(self) -> ObservationLayout:
+        """Which column of an observation means what."""
+        return self._growth.layout
+
+    @property
+    def slot_config(self) -> SlotConfig:
+        """The slots of the task's own hosts."""
+        return self._growth.slot_config
+
+    @property
+    def masks(self) -> ActionMasks:
+        """The legal actions of each environment as it is now."""
+        return self._growth.masks()
+
+    @property
+    def last_step(self) -> StepResult | None:
+        """What the last step did, before any host was replaced; None before the first step."""
+        return self._last_step
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the time went so far, by part."""
+        return self._growth.stopwatch.seconds
+
+    def action_masks(self) -> Flags:
+        """Return all heads' masks side by side, ``[E, sum of sizes]``, the union over ops."""
+        return flat_masks(self.masks)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: Decides all episodes that follow: environment i has ``seed + i``, or the i-th of
+                several. Without one the next episodes of the present seeds are started.
+            options: ``{"reset_mask": [E] bool}`` to reset some environments and leave the others.
+        """
+        chosen = self._chosen(options or {})
+        self._set_seeds(seed, chosen)
+        self._growth.begin(chosen, self._draw_seeds(chosen))
+        self._started[chosen] = monotonic()
+        return self._growth.observe(), self._make_info(self.masks)
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[Any], Flags, Flags, dict[str, Any]]:
+        """Take one action for each environment, ``[E, 8]``, and train for one epoch."""
+        if not self._has_seeds:
+            raise ResetNeededError("step() was called before reset(); call reset(seed=...) first.")
+        was_over = self._growth.records.is_over.copy()
+        result = self._growth.step(as_choices(actions))
+        self._last_step = result
+        truncated = self._find_truncated() & ~result.terminated & ~was_over
+        info = self._step_info(result)
+        done = np.flatnonzero(result.terminated | truncated)
+        for env in np.flatnonzero(truncated).tolist():
+            self._growth.stop(env)
+        observations = self._growth.observe()
+        if len(done):
+            final = self._final_info(done, result)
+            if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
+                info |= final | final_observations(observations, done)
+                self._episodes[done] += 1
+                self._growth.begin(done.tolist(), self._draw_seeds(done))
+                self._started[done] = monotonic()
+                observations = self._growth.observe()
+            else:
+                info |= final
+        info |= self._make_info(self.masks)
+        return observations, result.terms.total, result.terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on: tensors and plain values."""
+        state = self._growth.state_dict()
+        state["facts"]["made_with"] = self._made_with()
+        state["facts"]["has_seeds"] = self._has_seeds
+        state["facts"]["seeds"] = self._seeds.tolist()
+        state["facts"]["episodes"] = self._episodes.tolist()
+        state["facts"]["elapsed"] = (monotonic() - self._started).tolist()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was called, bit for bit.
+
+        Raises:
+            ConfigError: If it was called on environments that were made with other options.
+        """
+        require_same_making(self._made_with(), state)
+        self._growth.load_state_dict(state)
+        self._seeds[:] = state["facts"]["seeds"]
+        self._episodes[:] = state["facts"]["episodes"]
+        self._started[:] = monotonic() - np.array(state["facts"]["elapsed"])
+        self._has_seeds = state["facts"]["has_seeds"]
+
+    @cached_property
+    def _described(self) -> list[dict[str, Any]]:
+        """What decides the hosts of the task and of each task beside it."""
+        return [{**describe_part(part), "n_hosts": part.n_hosts} for part in self.parts]
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return what two environments must have in common for one to go on with the other."""
+        own, *beside = self._described
+        return {
+            "num_envs": self.num_envs,
+            **{name: value for name, value in own.items() if name != "n_hosts"},
+            "beside": beside or None,
+            "purpose": self.purpose,
+            "final_split": self.final_split,
+            "rewards": asdict(self.rewards),
+            "autoreset": self.metadata["autoreset_mode"].value,
+            "max_episode_steps": self.max_episode_steps,
+            "episode_seconds": self.episode_seconds,
+        }
+
+    def _draw_seeds(self, envs: Sequence[int] | NDArray[np.int64]) -> list[int]:
+        seeds, episodes = self._seeds, self._episodes
+        return [draw_seed(self.purpose, int(seeds[env]), int(episodes[env])) for env in envs]
+
+    def _chosen(self, options: dict[str, Any]) -> list[int]:
+        require_options(options, ("reset_mask",))
+        mask = options.get("reset_mask")
+        if mask is None:
+            return list(range(self.num_envs))
+        if not self._has_seeds:
+            raise ConfigError("options['reset_mask'] is given in the first reset; reset all first.")
+        mask = np.asarray(mask)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+            raise ConfigError(
+                f"options['reset_mask'] has shape {mask.shape} and dtype {mask.dtype}; "
+                f"{self.num_envs} of bool are needed, one for each environment."
+            )
+        return np.flatnonzero(mask).tolist()
+
+    def _set_seeds(self, seed: int | Sequence[int | None] | None, chosen: list[int]) -> None:
+        if seed is None and not self._has_seeds:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        given = spread_seeds(seed, self.num_envs)
+        for env in chosen:
+            value = given[env]
+            if value is None:
+                self._episodes[env] += 1
+            else:
+                self._seeds[env], self._episodes[env] = value, 0
+        self._has_seeds = True
+
+    def _find_truncated(self) -> Flags:
+        """Return the episodes that a limit from outside ends."""
+        records, is_cut = self._growth.records, np.zeros(self.num_envs, np.bool_)
+        if self.max_episode_steps is not None:
+            is_cut |= records.n_steps >= self.max_episode_steps
+        if self.episode_seconds is not None:
+            is_cut |= monotonic() - self._started >= self.episode_seconds
+        return is_cut
+
+    def _make_info(self, masks: ActionMasks) -> dict[str, Any]:
+        table = np.empty(self.num_envs, object)
+        table[:] = head_masks(masks)
+        return {"action_mask": table}
+
+    def _step_info(self, result: StepResult) -> dict[str, Any]:
+        records = self._growth.records
+        return {
+            "reward_terms": result.terms.by_name(),
+            "illegal_action": result.is_illegal,
+            "op": result.ops,
+            "was_refused": records.was_refused.copy(),
+            "refusal": spread_reasons(result.refusals, self.num_envs),
+            "was_restored": records.was_restored.copy(),
+            "intervention": spread_reasons(result.interventions, self.num_envs),
+            "score": records.score.copy(),
+            "flops": records.paid_flops.copy(),
+        }
+
+    def _final_info(self, done: NDArray[np.int64], result: StepResult) -> dict[str, Any]:
+        """Return how the episodes that ended came out; they are marked by ``_final_info``."""
+        records, is_done = self._growth.records, np.zeros(self.num_envs, np.bool_)
+        is_done[done] = True
+        final = {
+            "final_score": result.final_scores,
+            "flops": records.paid_flops.copy(),
+            "rent": records.paid_rent.copy(),
+            "penalty": records.paid_penalty.copy(),
+            "n_epochs": records.epoch.copy(),
+            "n_steps": records.n_steps.copy(),
+            "host_parameters": records.n_parameters.copy(),
+            "seed_parameters": records.seed_parameters.sum(1),
+            "draw_seed": records.draw_seed.copy(),
+            "reward_terms": result.terms.by_name(),
+            "illegal_action": result.is_illegal,
+        }
+        return {"final_info": final, "_final_info": is_done}

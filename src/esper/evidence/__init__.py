@@ -1,0 +1,1 @@
+"""Benchmarking controllers: arms, tuning, statistics, claims."""

@@ -1,0 +1,117 @@
+"""Results that took long, kept so that an evaluation that was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.errors import StorageError
+from esper.evidence.host_runs import HostRuns
+
+Arrays = dict[str, NDArray[Any]]
+
+_ROOMS = (
+    "config",
+    "environment",
+    "evidence",
+    "growth",
+    "lifecycle",
+    "populations",
+    "simic/policy",
+    "tamiyo",
+    "tasks",
+)
+"""The parts of Esper that decide what becomes of a host."""
+
+
+class ResultCache:
+    """A folder of arrays, each file named by a digest of everything that decided its contents.
+
+    The program itself is part of that: results of other sources are never taken over.
+    """
+
+    def __init__(self, folder: Path | None, decided_by: Mapping[str, Any]) -> None:
+        """Use a folder, or none.
+
+        Args:
+            folder: Where files are kept; None to keep nothing.
+            decided_by: What all results have in common, as plain values.
+        """
+        self._folder = folder
+        self._base = {"program": program_digest(), "torch": torch.__version__, **decided_by}
+
+    def get(self, decided_by: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Arrays:
+        """Return arrays that were made before, or make and keep them.
+
+        Raises:
+            StorageError: If they cannot be kept.
+        """
+        name = _digest({**self._base, **decided_by})
+        path = None if self._folder is None else self._folder / f"{name}.npz"
+        if path is not None:
+            found = _read(path)
+            if found is not None:
+                return found
+        made = {key: np.asarray(value) for key, value in make().items()}
+        if path is not None:
+            _write(path, made)
+        return made
+
+    def runs(self, decided_by: Mapping[str, Any], make: Callable[[], HostRuns]) -> HostRuns:
+        """Return the runs of hosts that were made before, or make and keep them."""
+        return HostRuns(**self.get(decided_by, lambda: make().arrays()))
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def program_digest() -> str:
+    """Return a digest of the sources that decide what becomes of a host."""
+    total, top = hashlib.sha256(), Path(str(files("esper")))
+    for room in _ROOMS:
+        sources = [path for path in (top / room).rglob("*") if path.suffix in (".py", ".c", ".h")]
+        for path in sorted(sources):
+            total.update(path.relative_to(top).as_posix().encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()[:32]
+
+
+def _read(path: Path) -> Arrays | None:
+    """Return what a file holds; None if there is none, or if it is damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError, KeyError):
+        return None
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    """Write a file so that it is there whole or not at all."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.getvalue())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(
+            f"{path.parent} cannot be written: {error.strerror or error}; choose another folder."
+        ) from error

@@ -1,0 +1,253 @@
+"""What could be done with every host alike: the settings among which an evaluation chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby, product
+from typing import Any
+
+import numpy as np
+
+from esper.config.controllers import PREFERRED_BLUEPRINTS, HeuristicConfig
+from esper.lifecycle.factored_actions import ALPHA_TARGETS, TEMPO_EPOCHS, GrowthAction, Op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.populations import FirstSeed
+from esper.tamiyo import Controller, FixedSchedule, Heuristic, Planting, WaitController
+from esper.tamiyo.policy.observations import ObservationLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to treat hosts: what they start with, and whose rules they follow then."""
+
+    planted: tuple[Planting, ...] = ()
+    """Seeds that hosts start with, committed."""
+    grown: tuple[Planting, ...] = ()
+    """Seeds that a fixed schedule grows."""
+    heuristic: HeuristicConfig | None = None
+    """Rules that the heuristic follows; None for no heuristic."""
+
+    def first_seeds(self) -> tuple[FirstSeed, ...]:
+        """Return what hosts start with."""
+        return tuple(
+            FirstSeed(action=germination(planting), number=number)
+            for number, planting in enumerate(self.planted)
+        )
+
+    def make(self, layout: ObservationLayout) -> Controller:
+        """Return who steers the hosts."""
+        if self.heuristic is not None:
+            return Heuristic(layout, self.heuristic)
+        return FixedSchedule(layout, self.grown) if self.grown else WaitController()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that decides what the candidate does, as plain values."""
+        values = asdict(self)
+        for plantings in (values["planted"], values["grown"]):
+            for planting in plantings:
+                planting["style"] = planting["style"].value
+        return values
+
+    def words(self, stop: int) -> str:
+        """Return what it is, and after how many epochs hosts stop at the latest."""
+        end = f"stop after {stop}"
+        if self.heuristic is not None:
+            return f"{_changes(self.heuristic)}; {end} at the latest"
+        if self.planted:
+            return f"{_places(self.planted)} from the start, {end}"
+        if self.grown:
+            return f"{_schedule(self.grown)}, {end}"
+        return f"nothing grown, {end}"
+
+
+def germination(planting: Planting) -> GrowthAction:
+    """Return the action by which a seed germinates."""
+    return GrowthAction(
+        op=Op.GERMINATE,
+        slot=planting.slot,
+        blueprint=planting.blueprint,
+        style=planting.style,
+        tempo_epochs=planting.tempo_epochs,
+        alpha_target=planting.alpha_target,
+    )
+
+
+def _places(plantings: Iterable[Planting]) -> str:
+    """Return what is where, such as "widen_large in blocks.0 and blocks.1"."""
+    parts = [
+        f"{blueprint} in {' and '.join(planting.slot for planting in same)}"
+        for blueprint, same in groupby(plantings, lambda planting: planting.blueprint)
+    ]
+    return ", ".join(parts)
+
+
+def _schedule(plantings: tuple[Planting, ...]) -> str:
+    first = plantings[0]
+    words = f"{_places(plantings)} from epoch {first.epoch}, blended in {first.tempo_epochs} epochs"
+    is_whole = first.alpha_target == ALPHA_TARGETS[-1]
+    return words if is_whole else f"{words} to alpha {first.alpha_target:g}"
+
+
+def _changes(config: HeuristicConfig) -> str:
+    """Return the settings in which a heuristic differs from the usual one."""
+    usual, own = asdict(HeuristicConfig()), asdict(config)
+    changed = {name: value for name, value in own.items() if value != usual[name]}
+    if "blueprints" in changed:
+        changed["blueprints"] = f"{changed['blueprints'][0]} first"
+    words = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
+    return words or "its usual settings"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+FASTEST = TEMPO_EPOCHS[0]
+"""Epochs of the shortest first ramp of alpha."""
+
+
+WIDENINGS = ("widen_small", "widen_medium", "widen_large")
+MOST_PRODUCT = 64
+"""Combinations of widenings up to which all are tried; beyond, the first so many slots alike."""
+_HEURISTICS = 0x4E4
+"""Keeps the draws of heuristics apart from other draws."""
+
+
+def static_candidates(slot_config: SlotConfig) -> list[Candidate]:
+    """Return networks as they are from the start: none, every blueprint in one slot and in all.
+
+    Two widths side by side are among them, the wider first and the wider last, and a widening with
+    a module behind it.
+    """
+    found = [Candidate()]
+    found += [Candidate(planted=plantings) for plantings in _uniform(slot_config)]
+    found += [Candidate(planted=plantings) for plantings in _mixed(slot_config)]
+    return _distinct(found)
+
+
+def fixed_candidates(slot_config: SlotConfig, n_epochs: int) -> list[Candidate]:
+    """Return schedules: widenings by place, start and tempo; modules from the start; nothing."""
+    starts = sorted({0, n_epochs // 8, n_epochs // 4})
+    found = [Candidate()]
+    for plantings in _uniform(slot_config):
+        is_wide = plantings[0].blueprint in WIDENINGS
+        choices = product(starts, TEMPO_EPOCHS[:2]) if is_wide else [(0, FASTEST)]
+        for start, tempo in choices:
+            grown = tuple(
+                Planting(slot=p.slot, blueprint=p.blueprint, epoch=start, tempo_epochs=tempo)
+                for p in plantings
+            )
+            found.append(Candidate(grown=grown))
+    return _distinct(found)
+
+
+def heuristic_candidates(slot_config: SlotConfig, n_candidates: int) -> list[Candidate]:
+    """Return the usual heuristic and others with thresholds, patience and blueprints at random."""
+    generator = np.random.default_rng(_HEURISTICS)
+    names = _growable(slot_config)
+    found = [HeuristicConfig()]
+    while len(found) < n_candidates:
+        found.append(_draw_heuristic(generator, names))
+    return [Candidate(heuristic=config) for config in found]
+
+
+def widening_sets(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
+    """Return the static widenings among which one of a wanted size is looked for."""
+    options = {slot: _fitting(slot_config, slot, WIDENINGS) for slot in _usable(slot_config)}
+    slots = [slot for slot, names in options.items() if names]
+    n_products = int(np.prod([1 + len(options[slot]) for slot in slots], dtype=np.float64))
+    if n_products <= MOST_PRODUCT:
+        combinations = product(*(["", *options[slot]] for slot in slots))
+        sets = [
+            tuple(
+                Planting(slot=slot, blueprint=n) for slot, n in zip(slots, chosen, strict=True) if n
+            )
+            for chosen in combinations
+        ]
+    else:
+        sets = list[tuple[Planting, ...]]([()])
+        for name, n_slots in product(WIDENINGS, range(1, len(slots) + 1)):
+            some = [slot for slot in slots[:n_slots] if name in options[slot]]
+            sets.append(tuple(Planting(slot=slot, blueprint=name) for slot in some))
+    return list(dict.fromkeys(sets))
+
+
+def _draw_heuristic(generator: np.random.Generator, names: list[str]) -> HeuristicConfig:
+    """Return a heuristic whose settings are drawn, each near where it is of use."""
+
+    def pick(*values: float) -> float:
+        return values[generator.integers(len(values))]
+
+    plateau = pick(0.0, 0.01, 0.02, 0.04, 0.08, 1.0)
+    holding, training = int(pick(1, 1, 2)), int(pick(1, 1, 2))
+    patience = int(pick(0, 1, 2, 3, 4, 6))
+    order = list(generator.permutation(names[: max(3, len(names) // 2)])) + names
+    return HeuristicConfig(
+        warmup_epochs=int(pick(0, 1, 2, 4)),
+        plateau_rise=plateau,
+        training_epochs=training,
+        training_patience=training + int(pick(2, 4)),
+        min_gradient_ratio=pick(0.0, 0.003, 0.01),
+        max_loss_rise=pick(0.1, 0.2, 1.0),
+        tempo_epochs=int(pick(*TEMPO_EPOCHS[:2])),
+        holding_epochs=holding,
+        judging_epochs=holding + int(pick(1, 2)),
+        min_contribution=pick(-1.0, -0.01, 0.0, 0.01, 0.02),
+        max_live_seeds=int(pick(1, 1, 2, 4)),
+        max_prunes=int(pick(0, 1, 2)),
+        profit_epochs=int(pick(0, 2, 4)),
+        finish_rise=min(plateau, pick(0.0, 0.005, 0.01, 0.02, 0.04)),
+        finish_patience=patience or None,
+        blueprints=tuple(dict.fromkeys(str(name) for name in order)),
+    )
+
+
+def _uniform(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
+    """Return every blueprint in single slots and in all that it fits."""
+    found: list[tuple[Planting, ...]] = []
+    for name in _growable(slot_config):
+        slots = [slot for slot in _usable(slot_config) if slot_config.does_fit(name, slot)]
+        middle = {0, len(slots) // 2, len(slots) - 1}
+        sets = [slots, *([slots[place]] for place in sorted(middle))]
+        found += [tuple(Planting(slot=slot, blueprint=name) for slot in some) for some in sets]
+    return list(dict.fromkeys(found))
+
+
+def _mixed(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
+    """Return a large widening in one half of the slots and something else in the other half."""
+    slots, found = _usable(slot_config), list[tuple[Planting, ...]]()
+    half = len(slots) // 2
+    for other in ("widen_small", "widen_medium", *_modules(slot_config)):
+        for wide, rest in ((slots[:half], slots[half:]), (slots[half:], slots[:half])):
+            named = [(slot, "widen_large") for slot in wide] + [(slot, other) for slot in rest]
+            fitting = [(slot, name) for slot, name in named if slot_config.does_fit(name, slot)]
+            ordered = sorted(fitting, key=lambda pair: slots.index(pair[0]))
+            if wide and rest:
+                found.append(tuple(Planting(slot=s, blueprint=name) for s, name in ordered))
+    return [plantings for plantings in found if plantings]
+
+
+def _usable(slot_config: SlotConfig) -> list[str]:
+    return [slot for slot in slot_config.slot_ids if slot_config.is_enabled(slot)]
+
+
+def _fitting(slot_config: SlotConfig, slot: str, names: tuple[str, ...]) -> list[str]:
+    known = slot_config.blueprints
+    return [name for name in names if name in known and slot_config.does_fit(name, slot)]
+
+
+def _growable(slot_config: SlotConfig) -> list[str]:
+    """Return the blueprints that fit somewhere and do something, those tried first first."""
+    ranked = dict.fromkeys([*PREFERRED_BLUEPRINTS, *slot_config.blueprints])
+    ranked.pop("noop", None)
+    slots = _usable(slot_config)
+    return [name for name in ranked if any(_fitting(slot_config, slot, (name,)) for slot in slots)]
+
+
+def _modules(slot_config: SlotConfig) -> list[str]:
+    return [name for name in _growable(slot_config) if name not in WIDENINGS]
+
+
+def _distinct(candidates: list[Candidate]) -> list[Candidate]:
+    return list(dict.fromkeys(candidates))

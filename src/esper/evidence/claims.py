@@ -1,0 +1,399 @@
+"""What can be claimed against an arm of each kind, when it is shown, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from esper.arrays import Floats
+from esper.evidence.results import Arm, Evidence, Kind
+from esper.formatting import at_price, change, listed, points, probability, saving, too_few
+from esper.statistics import (
+    Interval,
+    holm,
+    interquartile_interval,
+    nested_interval,
+    p_value,
+    paired_differences,
+    probability_of_improvement,
+    ratio_interval,
+)
+from esper.training.comparison import SELDOM
+
+LEVEL = 0.05
+"""Corrected p-values below this allow a claim."""
+EQUIVALENCE = 0.005
+"""Accuracies whose difference is shown to be smaller than this are as good as each other."""
+FLOPS_SLACK = 0.02
+"""Share by which FLOPs may be above the other's and still be called equal."""
+PARAMETERS_SLACK = 0.05
+"""Share by which parameters may differ and still be called as many."""
+
+Verdict = Literal["better", "worse", "as accurate", "at least as accurate", "not shown"]
+
+MARGIN = f"{100 * EQUIVALENCE:g} points"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a claim against one arm rests on."""
+
+    kind: Kind
+    """What the other arm is."""
+    label: str
+    """The other arm in words."""
+    where: str
+    """What the claim is restricted to, such as "at price 0.2"."""
+    run: str
+    """", for this one training run" if it is about that only, else nothing."""
+    difference: Interval
+    """Of score; of accuracy against the same architecture."""
+    corrected_p: float
+    """Of the difference."""
+    flops: Interval | None
+    """FLOPs as a share of the other's; None if the other has none."""
+    corrected_flops_p: float | None
+    """Of as many FLOPs, where fewer are part of the claim."""
+    parameters: Interval | None
+    """Parameters as a share of the other's; None if the other has none."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the difference is more than chance among so many."""
+        return self.corrected_p < LEVEL and self.difference.is_from_enough
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the whole interval of the difference is within the margin."""
+        return self.difference.low > -EQUIVALENCE and self.difference.high < EQUIVALENCE
+
+    @property
+    def has_fewer_flops(self) -> bool:
+        """Whether FLOPs are shown to be fewer, by interval and corrected p-value."""
+        if self.flops is None or self.corrected_flops_p is None:
+            return False
+        return saving(self.flops).is_above_zero and self.corrected_flops_p < LEVEL
+
+    @property
+    def has_equal_flops(self) -> bool:
+        """Whether the whole interval of FLOPs is at most a little above the other's."""
+        return self.flops is not None and self.flops.high <= 1.0 + FLOPS_SLACK
+
+    @property
+    def has_equal_parameters(self) -> bool:
+        """Whether the whole interval of parameters is close to the other's."""
+        ratio = self.parameters
+        if ratio is None:
+            return False
+        return ratio.low >= 1.0 - PARAMETERS_SLACK and ratio.high <= 1.0 + PARAMETERS_SLACK
+
+    @property
+    def is_of_equals(self) -> bool:
+        """Whether the other arm has as much as its kind says of what it is to share."""
+        if self.kind == "same_flops":
+            return self.has_equal_flops
+        return self.kind != "same_parameters" or self.has_equal_parameters
+
+
+def judge(claim: Claim) -> Verdict:
+    """Return what is shown; what is worse needs no equal FLOPs or parameters."""
+    if claim.kind == "same_epochs":
+        if claim.is_sure and claim.difference.high < -EQUIVALENCE:
+            return "worse"
+        return _accuracy(claim) if claim.has_fewer_flops else "not shown"
+    if not (claim.is_sure and claim.difference.excludes_zero):
+        return "not shown"
+    if claim.difference.is_below_zero:
+        return "worse"
+    return "better" if claim.is_of_equals else "not shown"
+
+
+def tell(claim: Claim, verdict: Verdict) -> str:
+    """Return a sentence of what was asked, the answer, and what it follows from."""
+    if claim.kind == "same_epochs":
+        return _tell_same_epochs(claim, verdict)
+    equal = " at equal FLOPs" if claim.kind == "same_flops" else ""
+    where = "" if equal else f" {claim.where}"
+    asked = f"{'worse' if verdict == 'worse' else 'better'}{equal} than {claim.label}{where}"
+    spread = points(claim.difference)
+    answer = {"better": f"yes, {spread}", "worse": spread}.get(verdict, f"not shown, {spread}")
+    if verdict == "not shown":
+        answer = _doubt(claim) if not claim.is_sure else answer
+    return f"{asked}{claim.run}: {answer}{_inequality(claim, verdict)}"
+
+
+def _accuracy(claim: Claim) -> Verdict:
+    """Return what is shown about accuracy alone, against the same architecture."""
+    if claim.is_sure and claim.is_small:
+        return "as accurate"
+    return (
+        "at least as accurate" if claim.is_sure and claim.difference.is_above_zero else "not shown"
+    )
+
+
+def _tell_same_epochs(claim: Claim, verdict: Verdict) -> str:
+    what, spread = f"{claim.label} for as many epochs", points(claim.difference)
+    flops = "" if claim.flops is None else f"with {change(claim.flops, 'FLOPs')}"
+    if verdict == "worse":
+        return f"less accurate than {what}{claim.run}: {spread}{flops and f', {flops}'}"
+    within = f"within {MARGIN} ({spread.removesuffix(' points')})"
+    if verdict != "not shown":
+        answer = within if verdict == "as accurate" else spread
+        return f"{verdict} as {what}, {flops}{claim.run}: yes, {answer}"
+    asked = f"as accurate as {what}, with fewer FLOPs{claim.run}"
+    shown = _accuracy(claim)
+    if shown == "not shown":
+        return f"{asked}: {_doubt(claim)}{flops and f', {flops}'}"
+    answer = f"as accurate {within}" if shown == "as accurate" else f"{shown} ({spread})"
+    but = flops or "the other took no FLOPs"
+    if claim.flops is not None and saving(claim.flops).is_above_zero:
+        assert claim.corrected_flops_p is not None, "fewer FLOPs are part of this claim"
+        but += f", whose p corrected for all comparisons is {probability(claim.corrected_flops_p)}"
+    return f"{asked}: not shown, {answer}, but {but}"
+
+
+def _doubt(claim: Claim) -> str:
+    """Return why a difference shows nothing."""
+    spread = points(claim.difference)
+    if not claim.difference.is_from_enough:
+        return f"not shown, {too_few(claim.difference)}, {spread}"
+    is_tie = claim.kind == "same_epochs" and claim.is_small
+    if claim.corrected_p >= LEVEL and (claim.difference.is_above_zero or is_tie):
+        chance = f"p corrected for all comparisons is {probability(claim.corrected_p)}"
+        return f"not shown, {spread}, but {chance}"
+    beyond = f", which is not within {MARGIN}" if claim.kind == "same_epochs" else ""
+    return f"not shown, {spread}{beyond}"
+
+
+def _inequality(claim: Claim, verdict: Verdict) -> str:
+    """Return by how much the other arm has not as much as its kind says; nothing if it has."""
+    what = {"same_flops": "FLOPs", "same_parameters": "parameters"}.get(claim.kind)
+    ratio = claim.flops if what == "FLOPs" else claim.parameters
+    if what is None:
+        return ""
+    but = "but " if verdict == "not shown" and not claim.is_of_equals else ""
+    if ratio is None:
+        return f", {but}the other has no {what}"
+    slack = FLOPS_SLACK if what == "FLOPs" else PARAMETERS_SLACK
+    if ratio.low >= 1.0 - slack and ratio.high <= 1.0 + slack:
+        return ""
+    return f", {but}with {change(ratio, what, unclear='not shown to be equal')}"
+
+
+FOLLOWS_RUN: frozenset[Kind] = frozenset(
+    {"learned", "same_epochs", "same_flops", "same_parameters", "ablation"}
+)
+"""Kinds of arms whose results are those of training runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One arm's results minus another's on the same hosts, and the claim that they support."""
+
+    against: str
+    """Name of the other arm."""
+    label: str
+    """The other arm in words."""
+    kind: Kind
+    """What the other arm is."""
+    score: Interval
+    accuracy: Interval
+    flops_ratio: Interval | None
+    """FLOPs as a share of the other's; None if the other has none."""
+    parameters_ratio: Interval | None
+    """Parameters as a share of the other's; None if the other has none."""
+    interquartile: Interval
+    """Interquartile mean of the differences of score."""
+    improvement: Interval
+    """How often the score is above the other's; ties count half."""
+    p: float
+    """Of equal scores; of equal accuracies at equal FLOPs; of being less accurate by 0.5 points
+    than the same architecture for as many epochs."""
+    corrected_p: float
+    """The same with Holm's correction over all comparisons at one price."""
+    flops_p: float | None
+    """Of as many FLOPs, where fewer are part of the claim: for as many epochs."""
+    corrected_flops_p: float | None
+    """The same, corrected along with all others."""
+    verdict: Verdict
+    sentence: str
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether something was shown in favour of the arm that claims are about."""
+        return self.verdict in ("better", "as accurate", "at least as accurate")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+
+def find_differences(
+    own: Arm, others: Sequence[Arm], *, price: float, learned_price: float | None = None
+) -> tuple[Finding, ...]:
+    """Return what is shown about an arm against each of the others, in their order.
+
+    A claim needs an interval that excludes what would refute it, a p-value below 0.05 after
+    correction for the number of comparisons, and enough hosts. Fewer FLOPs than the same
+    architecture takes for as many epochs are a comparison of their own.
+
+    Args:
+        own: What claims are about.
+        others: What it is compared with, on the same hosts.
+        price: Of computing, in the score.
+        learned_price: What the first arm learned at, told where it is another.
+    """
+    differences = [_claimed_difference(own, other, price) for other in others]
+    p_values = [p_value(difference) for difference in differences]
+    saved = [number for number, other in enumerate(others) if other.kind == "same_epochs"]
+    p_values += [p_value(paired_differences(own.flops, others[n].flops)) for n in saved]
+    corrected, where = holm(p_values), at_price(price, learned_price)
+    found: list[Finding] = []
+    for number, other in enumerate(others):
+        p = p_values[number], corrected[number], None, None
+        if number in saved:
+            flops = len(others) + saved.index(number)
+            p = p_values[number], corrected[number], p_values[flops], corrected[flops]
+        found.append(_make_finding(own, other, price=price, where=where, p=p))
+    return tuple(found)
+
+
+def _claimed_difference(own: Arm, other: Arm, price: float) -> Floats:
+    """Return ``[R, N]`` how far what the claim against an arm is about is from refuting it."""
+    if other.kind in ("same_epochs", "same_flops"):
+        margin = EQUIVALENCE if other.kind == "same_epochs" else 0.0
+        return paired_differences(own.accuracy, other.accuracy) + margin
+    return paired_differences(own.score(price), other.score(price))
+
+
+def _make_finding(
+    own: Arm,
+    other: Arm,
+    *,
+    price: float,
+    where: str,
+    p: tuple[float, float, float | None, float | None],
+) -> Finding:
+    """Return what is shown about an arm against another.
+
+    Args:
+        own: What claims are about.
+        other: What it is compared with.
+        price: Of computing.
+        where: The price in words.
+        p: Of the difference, plain and corrected, and of the FLOPs where they are claimed.
+    """
+    scores = paired_differences(own.score(price), other.score(price))
+    score = nested_interval(scores)
+    accuracy = nested_interval(paired_differences(own.accuracy, other.accuracy))
+    difference_p, corrected_p, flops_p, corrected_flops_p = p
+    claim = Claim(
+        kind=other.kind,
+        label=other.label,
+        where=where,
+        run=", for this one training run" if _is_one_run(own, other) else "",
+        difference=accuracy if other.kind in ("same_epochs", "same_flops") else score,
+        corrected_p=corrected_p,
+        flops=_ratio(own.flops, other.flops),
+        corrected_flops_p=corrected_flops_p,
+        parameters=_ratio(own.parameters, other.parameters),
+    )
+    verdict = judge(claim)
+    return Finding(
+        against=other.name,
+        label=other.label,
+        kind=other.kind,
+        score=score,
+        accuracy=accuracy,
+        flops_ratio=claim.flops,
+        parameters_ratio=claim.parameters,
+        interquartile=interquartile_interval(scores),
+        improvement=probability_of_improvement(own.score(price), other.score(price)),
+        p=difference_p,
+        corrected_p=corrected_p,
+        flops_p=flops_p,
+        corrected_flops_p=corrected_flops_p,
+        verdict=verdict,
+        sentence=tell(claim, verdict),
+    )
+
+
+def _ratio(own: Floats, other: Floats) -> Interval | None:
+    return ratio_interval(own, other) if other.mean() > 0.0 else None
+
+
+def _is_one_run(own: Arm, other: Arm) -> bool:
+    return max(own.n_runs, other.n_runs) == 1 and bool({own.kind, other.kind} & FOLLOWS_RUN)
+
+
+@lru_cache(maxsize=32)
+def weigh(evidence: Evidence) -> tuple[Finding, ...]:
+    """Return what is shown about the learned arm against each other arm, in their order."""
+    return find_differences(
+        evidence.own,
+        evidence.others,
+        price=evidence.price,
+        learned_price=evidence.learned_price,
+    )
+
+
+def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
+    """Return the verdict: whether it grows at all, how much was shown, then arm by arm."""
+    findings = weigh(evidence)
+    found = [headline(evidence, findings), *(f"{_capital(one.sentence)}." for one in findings)]
+    share = float(evidence.own.grown_share.mean())
+    if share < SELDOM:
+        found.insert(
+            0,
+            f"{_capital(evidence.own.label)} hardly grows: something was committed in "
+            f"{share:.1%} of hosts, so what it gains it does not gain by growing.",
+        )
+    return tuple(found)
+
+
+def headline(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """Return for how many of the tuned arms the learned one is shown to be better."""
+    at = at_price(evidence.price, evidence.learned_price)
+    if evidence.own.n_runs == 1 and evidence.own.kind == "learned":
+        at += ", for this one training run"
+    tuned = [one for one in findings if one.kind == "tuned"]
+    counted, what = (tuned, "tuned arms") if tuned else (findings, "arms, none of them tuned,")
+    better = [one.label for one in counted if one.verdict == "better"]
+    worse = [one.label for one in findings if one.verdict == "worse"]
+    own = _capital(evidence.own.label)
+    if not any(one.is_claim for one in findings):
+        said = f"Nothing was shown: {evidence.own.label} is not shown to be better than any of "
+        said += f"{len(findings)} arms {at}"
+    elif not better:
+        said = f"{own} is not shown to be better than any of {len(counted)} {what} {at}"
+    else:
+        said = f"{own} is shown to be better than {len(better)} of {len(counted)} {what} {at}"
+    if worse:
+        said += f"; it is worse than {listed(worse) if len(worse) <= 3 else f'{len(worse)} arms'}"
+    return f"{said}."
+
+
+def verdict_json(evidence: Evidence) -> dict[str, Any]:
+    """Return the verdict as plain values: sentences and the findings behind them."""
+    return {
+        "price": evidence.price,
+        "sentences": list(verdict_sentences(evidence)),
+        "findings": [one.to_json() for one in weigh(evidence)],
+    }
+
+
+def difference_sentence(own: Arm, other: Arm, *, price: float) -> str:
+    """Return what is shown about any arm against any other, each a controller of its own.
+
+    There is no correction: for one arm against several use :func:`weigh`.
+    """
+    # What an arm is for a third one decides nothing between these two.
+    kind = "learned" if other.kind in FOLLOWS_RUN else "simple"
+    (finding,) = find_differences(own, [replace(other, kind=kind)], price=price)
+    return f"{_capital(own.label)}: {finding.sentence}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,110 @@
+"""Evidence at one or several prices as the text of a JSON file, and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from esper.errors import EvidenceError
+from esper.evidence.claims import verdict_json
+from esper.evidence.results import Evidence
+
+EVIDENCE_VERSION = 1
+"""Version of the file's form."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvidenceFile:
+    """Evidence about one task at one or several prices.
+
+    Raises:
+        EvidenceError: If there is none, or entries differ in task or share a price.
+    """
+
+    entries: tuple[Evidence, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise EvidenceError("there are no entries; give evidence at one price at least.")
+        first = self.entries[0]
+        for entry in self.entries[1:]:
+            if (entry.task, dict(entry.task_options)) != (first.task, dict(first.task_options)):
+                raise EvidenceError(
+                    f"entries are about {first.task} and {entry.task}; keep one task, "
+                    "with the same options, in a file."
+                )
+        prices = [entry.price for entry in self.entries]
+        if len(set(prices)) != len(prices):
+            raise EvidenceError(f"entries have the prices {prices}; give each price once.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values, and the verdict on it for readers of the file."""
+        return {
+            "evidence_version": EVIDENCE_VERSION,
+            "entries": [entry.to_json() for entry in self.entries],
+            "verdicts": [verdict_json(entry) for entry in self.entries],
+        }
+
+    @classmethod
+    def from_json(cls, values: object) -> EvidenceFile:
+        """Return what :meth:`to_json` gave; verdicts are computed again, never read.
+
+        Raises:
+            EvidenceError: If it is not that, or of another version.
+        """
+        if not isinstance(values, dict) or "evidence_version" not in values:
+            raise EvidenceError(
+                "there is no evidence_version in it; read a file that `esper evaluate` wrote."
+            )
+        read = cast("dict[str, Any]", values)
+        if read["evidence_version"] != EVIDENCE_VERSION:
+            raise EvidenceError(
+                f"evidence_version is {read['evidence_version']!r} and this Esper reads "
+                f"{EVIDENCE_VERSION}; read it with the Esper that wrote it."
+            )
+        entries = read.get("entries")
+        if set(read) - {"verdicts"} != {"evidence_version", "entries"} or type(entries) is not list:
+            raise EvidenceError(
+                f"it has {', '.join(read)}; evidence_version and a list of entries are needed."
+            )
+        return cls(entries=tuple(Evidence.from_json(one) for one in cast("list[Any]", entries)))
+
+    def to_text(self) -> str:
+        """Return the text of a file, a line for each row of numbers."""
+        return _write(self.to_json(), "") + "\n"
+
+    @classmethod
+    def from_text(cls, text: str, *, name: str = "the file") -> EvidenceFile:
+        """Return what :meth:`to_text` gave.
+
+        Args:
+            text: Of the file.
+            name: Of the file, for error messages.
+
+        Raises:
+            EvidenceError: If the text is not what an evaluation writes.
+        """
+        try:
+            return cls.from_json(json.loads(text, parse_constant=_refuse))
+        except json.JSONDecodeError as error:
+            raise EvidenceError(f"{name} is no JSON: {error}; evaluate again.") from error
+        except EvidenceError as error:
+            raise EvidenceError(f"{name} cannot be read: {error}") from error
+
+
+def _refuse(constant: str) -> Any:
+    raise EvidenceError(f"a number is {constant}; finite numbers are needed.")
+
+
+def _write(value: Any, indent: str) -> str:
+    """Return JSON with lists of plain values on one line, everything else indented."""
+    deeper = indent + " "
+    if isinstance(value, dict) and value:
+        entries = cast("dict[str, Any]", value).items()
+        lines = [f"{json.dumps(key)}: {_write(one, deeper)}" for key, one in entries]
+        return "{\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in cast("Any", value)):
+        lines = [_write(one, deeper) for one in cast("list[Any]", value)]
+        return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,162 @@
+"""Controllers that evaluations put around others, or in their place.
+
+Shapes: N = hosts, T = epochs, H = heads, D = features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.arrays import Features, Flags, Integers
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.tamiyo import Controller, RandomController
+from esper.tamiyo.controllers.controller import EpochCounter
+from esper.tamiyo.controllers.simple import draw_rows
+from esper.tamiyo.policy.action_masks import ActionMasks
+
+_OP = HEAD_NAMES.index("op")
+_SHUFFLES = 0x5EED
+"""Keeps the draws of permutations apart from other draws of the same seed."""
+
+
+class Stopping:
+    """Lets another controller decide, and finishes each host after its own number of epochs."""
+
+    def __init__(self, controller: Controller, stops: Integers) -> None:
+        self._controller, self._stops = controller, np.asarray(stops, np.int64)
+        self.name = controller.name
+        self._epochs = EpochCounter()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the controller itself."""
+        self._epochs.start(n_hosts)
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        is_due = self._epochs.count(observations, starts) >= self._stops
+        actions = self._controller.act(observations, masks, starts).copy()
+        actions[is_due, _OP] = Op.FINISH
+        return actions
+
+
+class Side:
+    """Several controllers side by side, each of which steers the next so many hosts."""
+
+    name = "side by side"
+
+    def __init__(self, controllers: Sequence[Controller], sizes: Sequence[int]) -> None:
+        self._controllers = list(controllers)
+        self._ends = np.cumsum(sizes).tolist()
+        self._parts = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start every controller for its hosts."""
+        assert n_hosts == self._ends[-1], "the controllers steer all hosts"
+        for controller, (first, end) in zip(self._controllers, self._parts, strict=True):
+            controller.start(end - first, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Let every controller choose for its hosts."""
+        rows = [
+            controller.act(observations[first:end], masks.of_hosts(first, end), starts[first:end])
+            for controller, (first, end) in zip(self._controllers, self._parts, strict=True)
+        ]
+        return np.concatenate(rows)
+
+
+class Replay:
+    """Does what is written down, ``[N, T, H]``, where -1 and what is illegal are waits."""
+
+    name = "replay"
+
+    def __init__(self, actions: Integers) -> None:
+        self._actions, self._step = np.asarray(actions, np.int64), 0
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Begin with the first action."""
+        self._step = 0
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Return the next action of each host."""
+        rows = self._actions[:, self._step].copy()
+        self._step += 1
+        rows[rows[:, _OP] < 0] = 0
+        is_legal = masks.are_legal(rows)
+        rows[~is_legal, _OP] = Op.WAIT
+        return rows
+
+
+class Shuffled:
+    """Shows each host that still runs what another one looks like, another one at every step.
+
+    Masks, memory and what comes of an action stay the host's own.
+    """
+
+    def __init__(self, controller: Controller, is_running: Callable[[], Flags]) -> None:
+        self._controller, self._is_running = controller, is_running
+        self.name = controller.name
+        self._generator = np.random.default_rng(0)
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the controller itself, and the draws of permutations."""
+        self._generator = np.random.default_rng((seed, _SHUFFLES))
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        running = np.flatnonzero(self._is_running())
+        shown = observations.copy()
+        shown[running] = observations[self._generator.permutation(running)]
+        return self._controller.act(shown, masks, starts)
+
+
+class MatchedRandom:
+    """Does a given number of random legal things in each host, at random epochs, and then stops.
+
+    Where nothing but waiting is legal, or a gate refuses, what was due is done later.
+    """
+
+    name = "random"
+
+    def __init__(
+        self, n_actions: Integers, n_epochs: Integers, last_op: Callable[[], Integers]
+    ) -> None:
+        """Make the controller.
+
+        Args:
+            n_actions: ``[N]`` things to do besides waiting and finishing.
+            n_epochs: ``[N]`` epochs after which each host is finished.
+            last_op: Gives ``[N]`` the op that was carried out last in each host, -1 before any.
+        """
+        self._n_actions, self._n_epochs, self._last_op = n_actions, n_epochs, last_op
+        self._weights = RandomController(op_weights={Op.WAIT: 0.0, Op.FINISH: 0.0}).op_weights
+        self._left = n_actions.copy()
+        self._epochs = EpochCounter()
+        self._streams: list[np.random.Generator] = []
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts, each with its own stream."""
+        self._left = self._n_actions.copy()
+        self._epochs.start(n_hosts)
+        self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        epochs = self._epochs.count(observations, starts)
+        self._left -= ~np.isin(self._last_op(), (-1, Op.WAIT, Op.FINISH))
+        uniform: NDArray[np.float64] = np.stack(
+            [stream.random(1 + len(HEAD_NAMES)) for stream in self._streams]
+        )
+        rows = draw_rows(masks, self._weights, uniform[:, 1:])
+        steps_left = np.maximum(self._n_epochs - epochs, 1)
+        # Taking each of the n left with chance k / n gives every choice of k steps the same chance.
+        acts = uniform[:, 0] * steps_left < self._left
+        acts &= (rows[:, _OP] != Op.WAIT) & (rows[:, _OP] != Op.FINISH)
+        rows[~acts, _OP] = Op.WAIT
+        is_over = epochs >= self._n_epochs
+        rows[is_over, _OP] = Op.FINISH
+        return rows

@@ -1,0 +1,186 @@
+"""Evidence as tables and text, for terminals and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.evidence.claims import Finding, verdict_sentences, weigh
+from esper.evidence.files import EvidenceFile
+from esper.evidence.results import Arm, Evidence
+from esper.formatting import listed, points, probability
+from esper.statistics import nested_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of text, to be printed by whoever has a screen."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    n_left: int = 1
+    """Columns of words, to the left; the others hold numbers and go to the right."""
+
+    def to_markdown(self) -> str:
+        """Return it in Markdown."""
+        n_right = len(self.headers) - self.n_left
+        rules = ("---",) * self.n_left + ("---:",) * n_right
+        return "\n".join(_markdown_row(row) for row in (self.headers, rules, *self.rows))
+
+
+def results_table(evidence: Evidence) -> Table:
+    """Return a row for each arm, the one that claims are about first."""
+    headers = (
+        "arm",
+        "score",
+        "accuracy",
+        "FLOPs",
+        "parameters",
+        "epochs",
+        "difference, points",
+        "IQM, points",
+        "P(improvement)",
+        "p (Holm)",
+        "tuning runs",
+    )
+    rows = [_row(evidence.own, evidence.price, None)]
+    rows += [
+        _row(arm, evidence.price, finding)
+        for arm, finding in zip(evidence.others, weigh(evidence), strict=True)
+    ]
+    return Table(headers=headers, rows=tuple(rows))
+
+
+def settings_table(evidence: Evidence) -> Table:
+    """Return what was chosen for each arm that something was chosen for."""
+    rows = tuple((arm.name, arm.setting) for arm in evidence.arms if arm.setting)
+    return Table(headers=("arm", "what was chosen"), rows=rows, n_left=2)
+
+
+def facts(evidence: Evidence) -> tuple[str, ...]:
+    """Return how the evidence was measured, in sentences."""
+    n_runs = len(evidence.runs)
+    several = f"{n_runs} training runs ({listed(list(evidence.runs))}); intervals are 95 % ones "
+    several += "over runs and hosts, so they are about runs that were not made as well."
+    one = f"One training run ({evidence.runs[0]}); intervals are 95 % ones over hosts, "
+    one += "about this run and no other."
+    return (
+        f"{evidence.n_hosts} hosts of {evidence.task}, the same for all arms, drawn for "
+        f"{evidence.purpose} (seed {evidence.seed}) and for nothing else.",
+        _reads(evidence),
+        several if n_runs > 1 else one,
+        f"Score = accuracy - {evidence.price:g} x FLOPs; FLOPs are all that training took, "
+        f"as a share of {evidence.reference}.",
+        *_learned_price(evidence),
+        f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01. "
+        "IQM is the mean of the middle half of them; P(improvement) is how often it is ahead.",
+        "p is corrected for all comparisons at this price (Holm), not for those at other prices. "
+        "Against the same architecture for as many epochs it is of being less accurate by 0.5 "
+        "points, then of as many FLOPs; against it at equal FLOPs of equal accuracy, else of equal "
+        "score.",
+        "Tuning runs are the hosts that were trained to choose a setting; for learned arms, those "
+        "of training, mean over runs.",
+    )
+
+
+def to_markdown(evidence: Evidence, *, level: int = 1) -> str:
+    """Return evidence at one price as a page or, from level 2 on, as a part of one.
+
+    Args:
+        evidence: At one price.
+        level: Of the heading.
+    """
+    mark = "#" * level
+    first, *others = verdict_sentences(evidence)
+    parts = [
+        f"{mark} {evidence.task} at price {evidence.price:g}",
+        f"**{first}**",
+        _items(others),
+        results_table(evidence).to_markdown(),
+        f"{mark}# How this was measured",
+        _items((*facts(evidence), *_origin(evidence))),
+    ]
+    settings = settings_table(evidence)
+    if settings.rows:
+        parts += [f"{mark}# What was chosen", settings.to_markdown()]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def file_to_markdown(file: EvidenceFile) -> str:
+    """Return all entries of a file as one page."""
+    if len(file.entries) == 1:
+        return to_markdown(file.entries[0])
+    title = f"# {file.entries[0].task} at {len(file.entries)} prices\n"
+    return "\n".join([title, *(to_markdown(entry, level=2) for entry in file.entries)])
+
+
+def _reads(evidence: Evidence) -> str:
+    """Return what hosts were scored on and, of arms that counted it, how often."""
+    arms: dict[int, list[str]] = {}
+    for arm in evidence.arms:
+        if arm.test_reads is not None:
+            arms.setdefault(arm.test_reads, []).append(arm.name)
+    said = [
+        f"{'once' if times == 1 else f'up to {times} times'} by {listed(names)}"
+        for times, names in sorted(arms.items())
+    ]
+    counted = f"; each host {', '.join(said)}" if said else ""
+    return f"Hosts are scored on the {evidence.split} split{counted}."
+
+
+def _learned_price(evidence: Evidence) -> list[str]:
+    """Return which price the controllers learned at, as far as it is known."""
+    learned = evidence.learned_price
+    if learned is None:
+        return []
+    if learned == evidence.price:
+        return ["Controllers learned at this price."]
+    return [
+        f"Controllers learned at price {learned:g} and were not trained again; what is tuned was "
+        f"tuned at price {evidence.price:g}."
+    ]
+
+
+def _row(arm: Arm, price: float, finding: Finding | None) -> tuple[str, ...]:
+    results = (
+        arm.name,
+        nested_interval(arm.score(price)).text(signed=False),
+        f"{arm.accuracy.mean():.3f}",
+        f"{arm.flops.mean():.3f}",
+        f"{arm.parameters.mean():,.0f}",
+        f"{arm.n_epochs.mean():.1f}",
+    )
+    tuning = f"{arm.tuning_runs:,}" if arm.tuning_runs else ""
+    if finding is None:
+        return (*results, "", "", "", "", tuning)
+    return (
+        *results,
+        points(finding.score).removesuffix(" points"),
+        points(finding.interquartile).removesuffix(" points"),
+        f"{finding.improvement.mean:.2f}",
+        ", ".join(
+            probability(p)
+            for p in (finding.corrected_p, finding.corrected_flops_p)
+            if p is not None
+        ),
+        tuning,
+    )
+
+
+def _origin(evidence: Evidence) -> list[str]:
+    """Return what gives the evidence again, as far as it is known."""
+    options = ", ".join(f"{name} = {value}" for name, value in evidence.task_options.items())
+    versions = ", ".join(f"{name} {value}" for name, value in evidence.versions.items())
+    found = [f"Options of the task: {options}."] if options else []
+    found += [f"Command: `{evidence.command}`"] if evidence.command else []
+    found += [f"Made {evidence.created}."] if evidence.created else []
+    return found + ([f"Versions: {versions}."] if versions else [])
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

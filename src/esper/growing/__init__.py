@@ -1,0 +1,1 @@
+"""Growing models: `esper.grow` and what it is made of."""

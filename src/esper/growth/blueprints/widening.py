@@ -1,0 +1,159 @@
+"""Width growth: more hidden units beside a block.
+
+Where the block is two layers with an activation between (recognised by the dry run), the seed
+copies their geometry, norm and activation and is exactly "more hidden units": exporting joins its
+weights to the block's. Elsewhere it is a two-layer network beside the block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, SlotSite, TensorKind
+
+Layer = nn.Linear | nn.Conv2d
+
+
+@torch.no_grad()
+def draw_mirrored(first: Layer, second: Layer) -> None:
+    """Draw the weights of two layers with a rectifier between, the second without a bias's share.
+
+    Weights have the variance ``2 / inputs`` of He et al. (2015), drawn from torch's default
+    generator. Units 2i and 2i + 1 are a pair; the last of an odd number gives nothing.
+    """
+    nn.init.kaiming_normal_(first.weight)
+    nn.init.kaiming_normal_(second.weight)
+    for layer in (first, second):
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    _odd(first.weight, dim=0).copy_(_even(first.weight, dim=0))
+    _odd(second.weight, dim=1).copy_(-_even(second.weight, dim=1))
+    if first.weight.shape[0] % 2:
+        second.weight[:, -1] = 0.0
+
+
+@torch.no_grad()
+def is_mirrored(first: Layer, second: Layer) -> bool:
+    """Return whether two layers still give nothing: each unit and its pair cancel."""
+    outgoing = second.weight
+    if not outgoing.any():
+        return True
+    pairs = [torch.equal(_odd(outgoing, dim=1), -_even(outgoing, dim=1))]
+    pairs += [
+        torch.equal(_odd(tensor, dim=0), _even(tensor, dim=0))
+        for tensor in (first.weight, first.bias)
+        if tensor is not None
+    ]
+    is_single = outgoing.shape[1] % 2 == 1
+    return all(pairs) and not (is_single and outgoing[:, -1].any())
+
+
+def _even(weight: Tensor, *, dim: int) -> Tensor:
+    """Return the first unit of each pair, in front."""
+    return weight.transpose(0, dim)[: weight.shape[dim] // 2 * 2 : 2]
+
+
+def _odd(weight: Tensor, *, dim: int) -> Tensor:
+    """Return the second unit of each pair, in front."""
+    return weight.transpose(0, dim)[1 : weight.shape[dim] // 2 * 2 : 2]
+
+
+SHARES: dict[str, float] = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
+"""New units, as a share of the block's hidden units (of its output width where unknown)."""
+
+
+class WidenSeed(nn.Module):
+    """Hidden units beside a block: a layer, the block's norm if any, an activation, a layer.
+
+    Starts at zero, with units in mirrored pairs; the second layer, which leads out, has no bias.
+    """
+
+    def __init__(self, site: SlotSite, n_units: int) -> None:
+        super().__init__()
+        path = site.path or _default_path(site)
+        self.first = _first_layer(site, path, n_units)
+        self.norm = _norm(path, n_units)
+        self.activation = ACTIVATIONS[path.activation]()
+        self.second = _second_layer(site, path, n_units)
+        draw_mirrored(self.first, self.second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the hidden units add to the block's output."""
+        return self.second(self.hidden(x))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the units still give nothing, whatever they read."""
+        return is_mirrored(self.first, self.second)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return what the hidden units give."""
+        return self.activation(self.norm(self.first(x)))
+
+
+def _default_path(site: SlotSite) -> BlockPath:
+    """Return the shape of a two-layer network beside a block that was not recognised."""
+    conv = site.kind == TensorKind.FEATURE_MAP
+    same = {"kernel": (3, 3), "padding": (1, 1), "dilation": (1, 1)}
+    return BlockPath(
+        first="",
+        second="",
+        norm=None,
+        activation="relu",
+        hidden=site.width,
+        has_first_bias=True,
+        first_conv=ConvShape(stride=site.stride, **same) if conv else None,
+        second_conv=ConvShape(stride=(1, 1), **same) if conv else None,
+    )
+
+
+def _first_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
+    shape, bias = path.first_conv, path.has_first_bias
+    if shape is None:
+        return nn.Linear(site.input_width, n_units, bias=bias)
+    return _conv(site.input_width, n_units, shape, bias=bias)
+
+
+def _second_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
+    if path.second_conv is None:
+        return nn.Linear(n_units, site.width, bias=False)
+    return _conv(n_units, site.width, path.second_conv, bias=False)
+
+
+def _conv(width_in: int, width_out: int, shape: ConvShape, *, bias: bool) -> nn.Conv2d:
+    return nn.Conv2d(
+        width_in,
+        width_out,
+        shape.kernel,
+        stride=shape.stride,
+        padding=shape.padding,
+        dilation=shape.dilation,
+        bias=bias,
+    )
+
+
+def _norm(path: BlockPath, n_units: int) -> nn.Module:
+    if path.norm is None:
+        return nn.Identity()
+    kind = nn.BatchNorm1d if path.first_conv is None else nn.BatchNorm2d
+    return kind(n_units, eps=path.norm_eps, momentum=path.norm_momentum)
+
+
+def _blueprint(name: str, share: float) -> Blueprint:
+    def build(site: SlotSite) -> nn.Module:
+        hidden = site.path.hidden if site.path is not None else site.width
+        return WidenSeed(site, max(1, round(share * hidden)))
+
+    return Blueprint(
+        name=name,
+        kinds=frozenset(TensorKind),
+        form=SeedForm.PARALLEL,
+        build=build,
+        summary=f"{share:.0%} more hidden units beside the block",
+        family=max(SHARES, key=SHARES.__getitem__),
+    )
+
+
+BLUEPRINTS = tuple(_blueprint(name, share) for name, share in SHARES.items())

@@ -1,0 +1,23 @@
+"""Many hosts trained side by side, in two forms with one interface and the same results."""
+
+from esper.populations.factory import make_population
+from esper.populations.hosts import CrossEntropy, HostData, HostSpec, HostState, Objective
+from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population, SlotArrays
+from esper.populations.sequential import SequentialPopulation
+from esper.populations.stacked import StackedPopulation
+
+__all__ = [
+    "CrossEntropy",
+    "EpochReport",
+    "Evaluation",
+    "FirstSeed",
+    "HostData",
+    "HostSpec",
+    "HostState",
+    "Objective",
+    "Population",
+    "SequentialPopulation",
+    "SlotArrays",
+    "StackedPopulation",
+    "make_population",
+]

@@ -1,0 +1,53 @@
+"""Choosing the form of a population: stacked where that is possible and faster, else one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from esper.errors import ConfigError, UnsupportedHostError, did_you_mean
+from esper.growth.modules import count_parameters, seeded
+from esper.populations.hosts import HostSpec
+from esper.populations.population import BuildHost, Population
+from esper.populations.sequential import SequentialPopulation
+from esper.populations.stacked import StackedPopulation
+
+Form = Literal["auto", "sequential", "stacked"]
+FORMS: tuple[str, ...] = ("auto", "sequential", "stacked")
+
+MAX_STACKED_PARAMETERS = 200_000
+"""Parameters of a host up to which stacking was measured to be faster (benchmarks/README.md)."""
+
+MIN_STACKED_HOSTS = 2
+"""Hosts from which on stacking was measured to be faster: a transformer by itself is not."""
+
+
+def make_population(
+    build: BuildHost, specs: Sequence[HostSpec], *args: Any, form: Form = "auto", **kwargs: Any
+) -> Population:
+    """Return a population of hosts, in the form that trains them faster.
+
+    Args:
+        build: Makes a host with slots from a seed.
+        specs: What each host learns from.
+        args: Further arguments of :class:`Population`.
+        form: "auto" chooses; "stacked" refuses designs that cannot be; "sequential" takes any.
+        kwargs: Further keyword arguments of :class:`Population`.
+    """
+    if form not in FORMS:
+        raise ConfigError(
+            f"form is {form!r}; it must be one of {', '.join(FORMS)}.{did_you_mean(form, FORMS)}"
+        )
+    if form == "stacked":
+        return StackedPopulation(build, specs, *args, **kwargs)
+    if form == "auto" and len(specs) >= MIN_STACKED_HOSTS and _is_small(build, specs[0]):
+        try:
+            return StackedPopulation(build, specs, *args, **kwargs)
+        except UnsupportedHostError:
+            pass
+    return SequentialPopulation(build, specs, *args, **kwargs)
+
+
+def _is_small(build: BuildHost, spec: HostSpec) -> bool:
+    with seeded(spec.seed):
+        return count_parameters(build(spec.seed)) <= MAX_STACKED_PARAMETERS

@@ -1,0 +1,221 @@
+"""Between the models of hosts and the form-neutral state of a population's host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from esper.config.growth import PopulationConfig
+from esper.errors import ConfigError
+from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.footprint import count_flops, forward_flops, training_step_flops
+from esper.growth.gradmax import maximise_gradient
+from esper.growth.host_slots import HostSlots, slots
+from esper.growth.modules import count_parameters
+from esper.growth.seed_slot import SeedSlot, size_of
+from esper.growth.sites import SlotSize
+from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from esper.populations.hosts import HostState
+from esper.populations.rows import Shape, shapes_of
+
+if TYPE_CHECKING:
+    from esper.populations.population import Population
+
+
+def moment_names(config: PopulationConfig) -> tuple[str, ...]:
+    """Return what an optimizer remembers of each parameter, under torch's names."""
+    if config.optimizer == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
+
+
+def make_optimizer(model: nn.Module, config: PopulationConfig, learning_rate: float) -> Optimizer:
+    """Return the optimizer of one host."""
+    parameters = list(model.parameters())
+    decay = config.weight_decay
+    if config.optimizer == "sgd":
+        return SGD(parameters, learning_rate, momentum=config.momentum, weight_decay=decay)
+    betas = (config.beta1, config.beta2)
+    kind = Adam if config.optimizer == "adam" else AdamW
+    return kind(parameters, learning_rate, betas=betas, eps=config.adam_eps, weight_decay=decay)
+
+
+def start_with_gradmax(model: nn.Module, slot: str, population: Population, host: int) -> None:
+    """Start a widening seed where its gradient on the host's first samples is largest."""
+    if not isinstance(slots(model)[slot].seed, WidenSeed):
+        return
+    model.train()
+    n = population.config.batch_size
+    inputs, targets = (part[:n] for part in population.specs[host].data.split("train"))
+    objective = population.objective
+    maximise_gradient(model, slot, lambda: objective.losses(model(inputs), targets).mean())
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a host (``own``), of each seed and of each gate, by part and name."""
+    parts = {"host": own}
+    for name, slot in host_slots.items():
+        for kind, module in (("seed", slot.seed), ("gate", slot.gate)):
+            if module is not None:
+                parts[f"{kind}/{name}"] = tensors_of(module)
+    return parts
+
+
+def load_model(model: nn.Module, state: HostState) -> None:
+    """Give a fresh host the lives, seeds and tensors of a state.
+
+    Raises:
+        ConfigError: If the state is that of a host with other slots or tensors.
+    """
+    host_slots, own = slots(model), tensors_of(model)
+    if state.facts["lives"].keys() != host_slots.keys():
+        raise ConfigError(
+            f"the state has the slots {', '.join(state.facts['lives'])}; the host has "
+            f"{', '.join(host_slots)}. Load a state of the same design."
+        )
+    host_slots.lives.load_json(state.facts["lives"])
+    host_slots.n_germinated = state.facts["n_germinated"]
+    host_slots.replant()
+    parts = parts_of(host_slots, own).items()
+    tensors = {f"{part}/{name}": t for part, named in parts for name, t in named.items()}
+    _require_tensors(shapes_of(tensors), shapes_of(state.tensors))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(state.tensors[name])
+
+
+def _require_tensors(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) -> None:
+    """Refuse the tensors of a state that are not a host's, or of other shapes."""
+    hint = "Load a state of hosts of the same sizes."
+    for name, shape in wanted.items():
+        if name not in given:
+            raise ConfigError(f"the state has no tensor {name}; it has shape {list(shape)}. {hint}")
+    for name, shape in given.items():
+        kind, _, rest = name.partition("/")
+        if kind == "steps":
+            continue
+        own = wanted.get(rest.partition("/")[2] if kind == "moments" else name)
+        if own is None:
+            raise ConfigError(f"the state has a tensor {name}, which the host has not. {hint}")
+        if own != shape:
+            raise ConfigError(
+                f"the state's {name} has shape {list(shape)}; the host's has {list(own)}. {hint}"
+            )
+
+
+@dataclass(frozen=True)
+class SeedWork:
+    """FLOPs of a seed for one sample."""
+
+    forward: float
+    isolated: float
+    """Of a training step in which no gradient flows on into the host."""
+    blended: float
+    """Of a training step in which it does."""
+
+
+class CostTable:
+    """FLOPs of hosts of one design, for one sample."""
+
+    def __init__(self, host: nn.Module, sample: Tensor, *, like: CostTable | None = None) -> None:
+        """Count a host's work.
+
+        Args:
+            host: A host with empty slots.
+            sample: A few samples of its input.
+            like: The table of a host with the same slots, whose seeds are counted already.
+        """
+        self.host_forward = forward_flops(host, sample) / len(sample)
+        self.host_training = training_step_flops(host, sample) / len(sample)
+        self.host_parameters = count_parameters(host)
+        """Parameters of the host without seeds."""
+        self.slot_sizes: tuple[SlotSize, ...] = tuple(map(size_of, slots(host).values()))
+        """What passes through each slot of the host, and how large its blocks are."""
+        self._sites = {site.name: site for site in slots(host).sites}
+        self._lives = slots(host).lives
+        self._count = cache(self._count_seed)
+        if like is not None and like._sites == self._sites:
+            self._count = like._count
+
+    def seed_work(self, slot: str, blueprint: str, is_gated: bool) -> SeedWork:
+        """Return the FLOPs of a seed, gate included."""
+        return self._count(slot, blueprint, is_gated)[0]
+
+    def seed_parameters(self, slot: str, blueprint: str, is_gated: bool) -> int:
+        """Return the parameters of a seed, gate included."""
+        return self._count(slot, blueprint, is_gated)[1]
+
+    def training_flops(self, lives: SlotLives) -> float:
+        """Return what learning from one sample costs a host in this state."""
+        total = self.host_training
+        for name, life in lives.items():
+            if life.stage == Stage.TRAINING:
+                total += self._work(name, life).isolated
+            elif life.counts:
+                total += self._work(name, life).blended
+        return total
+
+    def evaluation_flops(
+        self, lives: SlotLives, without_slot: str | None = None, *, committed_only: bool = False
+    ) -> float:
+        """Return what judging one sample costs a host in this state."""
+        total = self.host_forward
+        for name, life in lives.items():
+            is_left_out = committed_only and life.is_growing
+            if life.counts and name != without_slot and not is_left_out:
+                total += self._work(name, life).forward
+        return total
+
+    def _work(self, slot: str, life: SlotLife) -> SeedWork:
+        is_gated = life.style == BlendStyle.LEARNED_GATE
+        return self.seed_work(slot, life.blueprint, is_gated)
+
+    def _count_seed(self, slot: str, blueprint: str, is_gated: bool) -> tuple[SeedWork, int]:
+        """Count the FLOPs and parameters of a seed of a blueprint by building one."""
+        site = self._sites[slot]
+        place = SeedSlot(site, nn.Identity(), self._lives)
+        style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
+        with torch.random.fork_rng(devices=[]):
+            place.plant(blueprint, style)
+        shape = site.output_shape if place.form == SeedForm.SERIAL else site.input_shape
+        assert shape is not None
+
+        def work(needs_grad: bool | None) -> float:
+            modules = [(place.seed, shape), (place.gate, site.output_shape)]
+            pairs = [(module, size) for module, size in modules if module is not None]
+            return sum(_count(module, size, needs_grad) for module, size in pairs) / shape[0]
+
+        n_parameters = sum(parameter.numel() for parameter in place.seed_parameters())
+        return SeedWork(work(None), work(False), work(True)), n_parameters
+
+
+def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:
+    """Count a module's forward pass (None), or with its backward pass, into the input or not."""
+    x = torch.zeros(shape, requires_grad=bool(needs_grad))
+    if needs_grad is None:
+        with torch.no_grad():
+            return count_flops(lambda: module(x))
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    wanted = [*learning, *([x] if needs_grad else [])]
+
+    def step() -> None:
+        # The counter cannot follow a gradient to a module's input that nothing was done to.
+        output = module(x * 1.0)
+        if output.requires_grad:
+            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
+
+    return count_flops(step)

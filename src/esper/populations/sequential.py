@@ -1,0 +1,224 @@
+"""The plain form of a population: hosts are trained one after another. Works for any model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import HostSlots, slots
+from esper.growth.modules import seeded
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.slot_lives import Outcome, SlotLives
+from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.populations.host_models import (
+    load_model,
+    make_optimizer,
+    moment_names,
+    parts_of,
+    start_with_gradmax,
+    tensors_of,
+)
+from esper.populations.hosts import HostSpec, HostState, Split, sample_means
+from esper.populations.population import EpochReport, Evaluation, Population
+
+EVALUATION_BATCH = 512
+
+
+class _Host:
+    """One host with all that its training needs."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, population: Population) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.slots = slots(model)
+        self.tensors = tensors_of(model)
+        """Parameters and buffers of the host itself, by their names while its slots are empty."""
+        OptimizerKeeper(model, optimizer, seed_lr_factor=population.config.seed_lr_factor)
+        self.governor = Governor(model, optimizer, population.governor_config)
+
+
+class SequentialPopulation(Population):
+    """Hosts trained one after another, each by ``torch.optim`` and its own governor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what :class:`Population` takes."""
+        super().__init__(*args, **kwargs)
+        self._hosts = [self._make_host(h, self._make_model(h)) for h in range(self.n_hosts)]
+
+    def train_epoch(self) -> EpochReport:
+        """Train every host that has not finished for one epoch, and let the epoch pass."""
+        shape = self.n_hosts
+        seeds = np.zeros((shape, self.slot_config.max_slots))
+        report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), seeds, {})
+        for host in range(self.n_hosts):
+            if not self.is_finished[host]:
+                self._train_host(host, report)
+        return report
+
+    def evaluate(
+        self,
+        split: Split = "validation",
+        *,
+        hosts: Sequence[int] | None = None,
+        without_slot: str | None = None,
+        committed_only: bool = False,
+    ) -> Evaluation:
+        """Judge hosts (all if not given), as they are or with seeds left out."""
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
+        results = np.array(
+            [self._evaluate_host(host, split, without_slot, committed_only) for host in chosen]
+        )
+        return Evaluation(*results.reshape(-1, 3).T)
+
+    def lives(self, host: int) -> SlotLives:
+        """Return the lives of a host's slots."""
+        return self._hosts[host].slots.lives
+
+    def _act(self, host: int, action: GrowthAction) -> Outcome:
+        held = self._hosts[host]
+        outcome = held.slots.apply(action)
+        if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
+            start_with_gradmax(held.model, action.slot, self, host)
+        return outcome
+
+    def _set_germinated(self, host: int, count: int) -> None:
+        self._hosts[host].slots.n_germinated = count
+
+    def _commit(self, host: int, slot: str) -> None:
+        held = self._hosts[host]
+        held.slots.lives.commit(slot, held.slots)
+        held.governor.keep_if_finite()
+
+    def model(self, host: int) -> nn.Module:
+        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        return copy.deepcopy(self._hosts[host].model)
+
+    def remove_uncommitted(self, host: int) -> None:
+        """Remove every seed of a host that is not committed, at once."""
+        self._require_hosts([host])
+        self._hosts[host].slots.abandon_growing()
+        self._hosts[host].governor.keep_if_finite()
+
+    def restart(self, host: int, spec: HostSpec) -> None:
+        """Put a new host in the place of one, with its own data and seed."""
+        self._require_spec(host, spec)
+        model = self._accept(host, self.build_host(spec), spec)
+        self._take_spec(host, spec)
+        self._hosts[host] = self._make_host(host, model)
+
+    def get_state(self, host: int) -> HostState:
+        """Return everything that the next epoch of a host depends on."""
+        held = self._hosts[host]
+        state = HostState({}, self._shared_facts(host))
+        state.facts["lives"] = held.slots.lives.to_json()
+        state.facts["n_germinated"] = held.slots.n_germinated
+        state.facts["losses"] = held.governor.watch.get_state()
+        for part, tensors in parts_of(held.slots, held.tensors).items():
+            for name, tensor in tensors.items():
+                state.tensors[f"{part}/{name}"] = tensor.detach().clone()
+                for moment, value in held.optimizer.state.get(tensor, {}).items():
+                    if moment == "step":
+                        state.tensors[f"steps/{part}"] = value.detach().clone()
+                    elif value is not None:
+                        state.tensors[f"moments/{moment}/{part}/{name}"] = value.detach().clone()
+        return state
+
+    def _set_state(self, host: int, state: HostState) -> None:
+        held = self._hosts[host] = self._make_host(host, self._make_model(host))
+        self._load_shared_facts(host, state.facts)
+        load_model(held.model, state)
+        for part, tensors in parts_of(held.slots, held.tensors).items():
+            step = state.tensors.get(f"steps/{part}")
+            for name, tensor in tensors.items():
+                moments: dict[str, Any] = {} if step is None else {"step": step.clone()}
+                for moment in moment_names(self.config):
+                    value = state.tensors.get(f"moments/{moment}/{part}/{name}")
+                    if value is not None:
+                        moments[moment] = value.clone()
+                if isinstance(tensor, nn.Parameter) and moments:
+                    held.optimizer.state[tensor] = moments
+        held.governor.watch.set_state(state.facts["losses"])
+        held.governor.keep()
+
+    def _make_host(self, host: int, model: nn.Module) -> _Host:
+        self._follow(host, slots(model).lives)
+        optimizer = make_optimizer(model, self.config, self.learning_rate(host))
+        return _Host(model, optimizer, self)
+
+    def _train_host(self, host: int, report: EpochReport) -> None:
+        held, order = self._hosts[host], self.orders[host]
+        inputs, targets = self.specs[host].data.split("train")
+        cost = order.batch_size * self.costs_of(host).training_flops(held.slots.lives)
+        held.model.train()
+        losses: list[float] = []
+        norms: list[float] = []
+        seed_norms = np.zeros(self.slot_config.max_slots)
+        intervention: GovernorReport | None = None
+        batches = torch.from_numpy(order.draw_epoch())
+        with seeded(order.noise_seed):
+            for batch in batches:
+                held.optimizer.zero_grad()
+                outputs = held.model(inputs[batch])
+                loss = self.objective.losses(outputs, targets[batch]).mean()
+                report.flops[host] += cost
+                intervention = held.governor.step(loss)
+                if intervention is not None:
+                    break
+                losses.append(loss.item())
+                norms.append(held.governor.gradient_norm)
+                seed_norms += _seed_gradient_norms(held.slots)
+        if intervention is None:
+            intervention = held.governor.check_parameters()
+        held.slots.tick()
+        held.governor.keep()
+        report.losses[host] = np.mean(losses) if losses else np.nan
+        report.gradient_norms[host] = np.mean(norms) if norms else np.nan
+        report.seed_gradient_norms[host] = seed_norms / max(1, len(norms))
+        if intervention is not None:
+            report.interventions[host] = intervention
+
+    def _evaluate_host(
+        self, host: int, split: Split, without_slot: str | None, committed_only: bool
+    ) -> tuple[float, float, float]:
+        held = self._hosts[host]
+        inputs, targets = self.specs[host].data.split(split)
+        n, total_loss, total_metric = len(inputs), 0.0, 0.0
+        off: set[str] = set() if without_slot is None else {without_slot}
+        if committed_only:
+            off |= {slot for slot, life in held.slots.lives.items() if life.is_growing}
+        held.model.eval()
+        with torch.no_grad(), ExitStack() as stack:
+            for slot in off:
+                stack.enter_context(held.slots.switched_off(slot))
+            for start in range(0, n, EVALUATION_BATCH):
+                batch = slice(start, start + EVALUATION_BATCH)
+                outputs = held.model(inputs[batch])
+                losses = self.objective.losses(outputs, targets[batch])
+                metrics = self.objective.metrics(outputs, targets[batch])
+                total_loss += sample_means(losses).sum().item()
+                total_metric += sample_means(metrics).sum().item()
+        costs = self.costs_of(host)
+        flops = n * costs.evaluation_flops(
+            held.slots.lives, without_slot, committed_only=committed_only
+        )
+        return total_loss / n, total_metric / n, flops
+
+
+def _seed_gradient_norms(host_slots: HostSlots) -> NDArray[np.float64]:
+    """Return the norm of the gradient of each slot's seed, gate included; zero without one."""
+    norms = np.zeros(len(host_slots))
+    for index, slot in enumerate(host_slots.values()):
+        grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
+        if grads:
+            norms[index] = get_total_norm(grads).item()
+    return norms

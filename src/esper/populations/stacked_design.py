@@ -1,0 +1,322 @@
+"""A host design and the seeds that grow in it, as modules that compute many hosts at once."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from esper.errors import SlotError, UnsupportedHostError
+from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.dry_run import record_calls
+from esper.growth.host_slots import slots
+from esper.growth.seed_slot import SeedSlot
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.populations.host_models import tensors_of
+from esper.populations.rows import ActiveRows, Row, RowStore, cut_corner, find_misfit, shapes_of
+from esper.populations.stacked_layers import MAP_RANK
+from esper.populations.stacked_slots import GroupKey, StackedSeed, StackedSlot
+from esper.populations.stacking import (
+    Structure,
+    require_plain_parameters,
+    stack_inputs,
+    stack_module,
+    structure_of,
+)
+
+HOST_COUNTS = (2, 1)
+"""Hosts that are computed together. One alone is laid out in memory as several are not."""
+
+SCALE = 0.3
+TOLERANCE = 1e-6
+
+
+def find_difference(
+    template: nn.Module, sample: Tensor, design: nn.Module | None = None
+) -> str | None:
+    """Return how a module differs from its stacked form, or None if it does not.
+
+    Args:
+        template: One host's module; stays as it is.
+        sample: A few samples in the form that it takes, for their shape; whole numbers are used.
+        design: A module of the same structure with larger tensors, to be stacked in its place: the
+            module's own are the corners of its tensors, and no gradient may leave them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    wide = template if design is None else design
+    misfit = find_misfit(shapes_of(tensors_of(template)), shapes_of(tensors_of(wide)))
+    if misfit is not None:
+        return misfit
+    for is_training, n_hosts in product((True, False), HOST_COUNTS):
+        hosts = [_drawn(template, generator).train(is_training) for _ in range(n_hosts)]
+        inputs = _draw_inputs(sample, n_hosts, generator)
+        try:
+            problem = _compare(hosts, inputs, copy.deepcopy(wide).double().train(is_training))
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            problem = f"it does not work with more axes ({type(error).__name__}: {lines[0]})"
+        if problem is not None:
+            return problem
+    return None
+
+
+def _compare(hosts: list[nn.Module], inputs: Tensor, design: nn.Module) -> str | None:
+    store, rows = RowStore(design, ()), ActiveRows()
+    store.put({index: Row.of_module(host) for index, host in enumerate(hosts)})
+    stacked = stack_module(design, rows, {}).train(design.training)
+    rows.select(store, slice(None), needs_grad=True)
+    expected = [host(x) for host, x in zip(hosts, inputs, strict=True)]
+    if not all(isinstance(output, Tensor) for output in expected):
+        return "it does not return a tensor"
+    wanted, outputs = torch.stack(expected), stacked(stack_inputs(inputs))
+    if outputs.ndim == MAP_RANK:
+        outputs = outputs.permute(0, 4, 1, 2, 3)
+    problem = _find_gap("it", outputs, wanted)
+    if problem is not None or not wanted.requires_grad:
+        return problem
+    weights = torch.rand(
+        wanted.shape, dtype=wanted.dtype, generator=torch.Generator().manual_seed(1)
+    )
+    (wanted * weights).sum().backward()
+    (outputs * weights).sum().backward()
+    for name, parameter in hosts[0].named_parameters():
+        if parameter.grad is None:
+            return f"{name} has no part in its output"
+    return _compare_gradients(hosts, store, rows) or _compare_buffers(hosts[0], store)
+
+
+def _compare_gradients(hosts: list[nn.Module], store: RowStore, rows: ActiveRows) -> str | None:
+    assert rows.leaf is not None
+    assert rows.leaf.grad is not None
+    marks = {name: torch.ones_like(p) for name, p in hosts[0].named_parameters()}
+    if rows.leaf.grad[:, store.flatten(marks) == 0].any():
+        return "units that it does not have would learn"
+    wanted = torch.stack([_flat_gradient(host, store) for host in hosts])
+    return _find_gap("its gradient", rows.leaf.grad, wanted)
+
+
+def _compare_buffers(host: nn.Module, store: RowStore) -> str | None:
+    for name, buffer in host.named_buffers():
+        own = cut_corner(store.buffers[name][0], tuple(buffer.shape))
+        problem = _find_gap(f"its {name}", own.double(), buffer.double())
+        if problem is not None:
+            return problem
+    return None
+
+
+def _find_gap(what: str, given: Tensor, wanted: Tensor) -> str | None:
+    if given.shape != wanted.shape:
+        return f"{what} has shape {list(given.shape)} in place of {list(wanted.shape)}"
+    gap = (given - wanted).abs().max().item() if wanted.numel() else 0.0
+    scale = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
+    return None if gap <= TOLERANCE * scale else f"{what} differs by {gap:.2g}"
+
+
+def _flat_gradient(host: nn.Module, store: RowStore) -> Tensor:
+    """Return a host's gradient in the form of a row, zero where it has no parameters."""
+    gradients = {name: p.grad for name, p in host.named_parameters() if p.grad is not None}
+    return store.flatten(gradients)
+
+
+def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Return a copy with other weights, and with other statistics in its norms."""
+    host = copy.deepcopy(template).double()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            parameter += SCALE * torch.randn(parameter.shape, generator=generator)
+        for buffer in host.buffers():
+            if buffer.is_floating_point():
+                buffer += torch.rand(buffer.shape, generator=generator)
+    return host
+
+
+def _draw_inputs(sample: Tensor, n_hosts: int, generator: torch.Generator) -> Tensor:
+    """Return other samples for each host, ``[hosts, samples, ...]``."""
+    shape = (n_hosts, *sample.shape)
+    if sample.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.stack([sample.roll(index, 0) for index in range(n_hosts)])
+
+
+class LoopedModule(nn.Module):
+    """Any module of one tensor, computed for each active row by itself."""
+
+    def __init__(self, rows: ActiveRows, template: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+        self.template: dict[str, Any] = {"module": template}  # its own weights are not used
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of each host's module on its own samples."""
+        module = self.template["module"].train(self.training)
+        samples = x.permute(0, 4, 1, 2, 3) if x.ndim == MAP_RANK else x
+        tensors = {**self.rows.parameters, **self.rows.buffers}
+        outputs = [
+            functional_call(module, {name: t[index] for name, t in tensors.items()}, (own,))
+            for index, own in enumerate(samples)
+        ]
+        y = torch.stack(outputs)
+        return y.permute(0, 2, 3, 4, 1) if y.ndim == MAP_RANK else y
+
+
+MAX_STRUCTURES = 64
+"""Structures whose trial is remembered; the oldest is forgotten first."""
+
+
+class StackedDesign:
+    """A host design and its seeds, stacked."""
+
+    def __init__(self, template: nn.Module, sample: Tensor) -> None:
+        """Stack a design; ``sample`` is a few samples of its input.
+
+        Raises:
+            UnsupportedHostError: If it cannot be computed for many hosts at once.
+        """
+        require_plain_parameters(template)
+        self.template = template
+        self.sample = sample
+        self.slots = slots(template)
+        self.rows = ActiveRows()
+        self.places = {name: StackedSlot() for name in self.slots}
+        self.net = stack_module(template, self.rows, self.places)
+        self._seeds: dict[GroupKey, StackedSeed] = {}
+        self._gates: dict[str, StackedSeed] = {}
+        self._keys: dict[tuple[str, str], GroupKey] = {}
+        difference = find_difference(template, sample)
+        if difference is not None:
+            raise UnsupportedHostError(
+                f"a {type(template).__name__} cannot be computed for many hosts at once: "
+                f"{difference}. Use SequentialPopulation."
+            )
+        self._problems: dict[Structure, str | None] = {structure_of(template): None}
+
+    def require_host(self, model: nn.Module, host: int) -> None:
+        """Refuse a host that cannot be computed as a corner of the design.
+
+        Raises:
+            UnsupportedHostError: If it cannot.
+        """
+        try:
+            require_plain_parameters(model)
+        except UnsupportedHostError as error:
+            raise UnsupportedHostError(f"host {host} cannot be stacked: {error}") from error
+        structure = structure_of(model)
+        if structure not in self._problems:
+            while len(self._problems) >= MAX_STRUCTURES:
+                del self._problems[next(iter(self._problems))]
+            self._problems[structure] = self._find_problem(model)
+        problem = self._problems[structure]
+        if problem is None and slots(model).sites != self.slots.sites:
+            problem = "its slots are not the design's (make_host has the keyword design)"
+        if problem is not None:
+            raise UnsupportedHostError(
+                f"host {host} cannot be computed as a smaller host of the population's design: "
+                f"{problem}; use SequentialPopulation."
+            )
+
+    def group_key(self, slot: str, blueprint: str) -> GroupKey:
+        """Return the group in which a seed computes: that of its family if it is a corner of it."""
+        if (slot, blueprint) not in self._keys:
+            family = find_blueprint(blueprint).family
+            is_part = bool(family) and self._is_corner(slot, blueprint, family)
+            self._keys[slot, blueprint] = GroupKey(slot, family if is_part else blueprint)
+        return self._keys[slot, blueprint]
+
+    def seed(self, key: GroupKey) -> StackedSeed:
+        """Return the stacked form of a group's seeds."""
+        if key not in self._seeds:
+            place = self._plant(key.slot, key.blueprint)
+            assert place.seed is not None
+            self._seeds[key] = _stack(place.seed, place.form, _read_shape(place))
+        return self._seeds[key]
+
+    def gate(self, slot: str) -> StackedSeed:
+        """Return the stacked form of the learned gates of a slot."""
+        if slot not in self._gates:
+            place = self._fresh_place(slot)
+            place.restyle(BlendStyle.LEARNED_GATE)
+            assert place.gate is not None
+            self._gates[slot] = _stack(place.gate, SeedForm.SERIAL, place.site.output_shape)
+            self.places[slot].gate = self._gates[slot].module
+        return self._gates[slot]
+
+    def _plant(self, slot: str, blueprint: str) -> SeedSlot:
+        """Return a slot with a seed of a blueprint, in no host."""
+        place = self._fresh_place(slot)
+        with torch.random.fork_rng(devices=[]):
+            place.plant(blueprint, BlendStyle.ADD_LINEAR)
+        return place
+
+    def _fresh_place(self, slot: str) -> SeedSlot:
+        template = self.slots[slot]
+        return SeedSlot(template.site, template.block, self.slots.lives, self.slots.model)
+
+    def _is_corner(self, slot: str, blueprint: str, family: str) -> bool:
+        """Return whether a family's largest seed, padded with zeros, computes a smaller one."""
+        try:
+            fits = find_blueprint(family).why_not(self.slots[slot].site) is None
+        except SlotError:
+            return False
+        if not fits:
+            return False
+        small, large = (self._plant(slot, name) for name in (blueprint, family))
+        assert small.seed is not None
+        if small.form != large.form:
+            return False
+        stacked = self.seed(GroupKey(slot, family))
+        if isinstance(stacked.module, LoopedModule):
+            return False
+        return find_difference(small.seed, _sample(_read_shape(small)), large.seed) is None
+
+    def _find_problem(self, model: nn.Module) -> str | None:
+        own, wanted = slots(model), self.slots
+        if list(own) != list(wanted):
+            return f"it has the slots {', '.join(own)} in place of {', '.join(wanted)}"
+        difference = find_difference(model, self.sample, self.template)
+        if difference is not None:
+            return difference
+        shapes = _slot_shapes(model, self.sample)
+        for slot, expected in _slot_shapes(self.template, self.sample).items():
+            if shapes[slot] != expected:
+                return f"tensors of other shapes pass through its slot {slot!r}"
+        return None
+
+
+def _stack(module: nn.Module, form: SeedForm, shape: tuple[int, ...]) -> StackedSeed:
+    """Return a seed's stacked form or, if it has none, the seed for each host by itself."""
+    part = StackedSeed(form, module)
+    try:
+        require_plain_parameters(module)
+        part.module = stack_module(module, part.rows, {})
+        is_exact = find_difference(module, _sample(shape)) is None
+    except UnsupportedHostError:
+        is_exact = False
+    if not is_exact:
+        part.module = LoopedModule(part.rows, module)
+    return part
+
+
+def _read_shape(place: SeedSlot) -> tuple[int, ...]:
+    """Return the shape of what a seed reads, batch included."""
+    site = place.site
+    shape = site.output_shape if place.form == SeedForm.SERIAL else site.input_shape
+    assert shape is not None
+    return shape
+
+
+def _sample(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(3, *shape[1:])
+
+
+def _slot_shapes(model: nn.Module, sample: Tensor) -> dict[str, list[torch.Size]]:
+    """Return the shapes that enter and leave the block of each slot."""
+    blocks = {name: slot.block for name, slot in slots(model).items()}
+    calls = record_calls(model, blocks, sample)
+    return {
+        name: [t.shape for call in own for t in (*call.tensors().values(), call.output)]
+        for name, own in calls.items()
+    }

@@ -1,0 +1,148 @@
+"""Turning one host's module into a module that computes many hosts at once.
+
+Each layer is replaced by its stacked form; what stands between layers (a block's own code) stays as
+it is and must not care how many axes are in front. Whether it does is found by trying, not assumed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence, Set
+from types import MethodType
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from esper.errors import UnsupportedHostError
+from esper.growth.host_slots import ATTRIBUTE
+from esper.growth.modules import named_children, named_modules
+from esper.populations.rows import ActiveRows
+from esper.populations.stacked_layers import ELEMENTWISE, MAP_RANK, STACKED_FORMS
+
+
+def stack_module(
+    module: nn.Module, rows: ActiveRows, places: Mapping[str, nn.Module], name: str = ""
+) -> nn.Module:
+    """Return the stacked form of a module.
+
+    Args:
+        module: One host's module.
+        rows: Where the stacked layers will find their weights.
+        places: What to put around a submodule, by its name: a module whose ``block`` is set here.
+        name: The module's own name.
+
+    Raises:
+        UnsupportedHostError: If a layer has no stacked form.
+    """
+    stacked = _stack_own(module, rows, places, name)
+    place = places.get(name)
+    if place is None:
+        return stacked
+    place.block = stacked
+    return place
+
+
+def _stack_own(
+    module: nn.Module, rows: ActiveRows, places: Mapping[str, nn.Module], name: str
+) -> nn.Module:
+    prefix = f"{name}." if name else ""
+    form = STACKED_FORMS.get(type(module))
+    if form is not None and form[1](module):
+        return form[0](rows, prefix, module)
+    if type(module) in ELEMENTWISE:
+        return copy.deepcopy(module)
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if form is not None or own:
+        raise UnsupportedHostError(
+            f"{name or 'the model'} is a {type(module).__name__} that cannot be computed for many "
+            "hosts at once; use SequentialPopulation."
+        )
+    twin = copy.copy(module)
+    # A shallow copy shares its table of children with the original until it has its own.
+    twin.__dict__["_modules"] = {}
+    for key, child in named_children(module):
+        twin.add_module(key, stack_module(child, rows, places, f"{prefix}{key}"))
+    return twin
+
+
+def require_plain_parameters(module: nn.Module) -> None:
+    """Refuse parameters that a row cannot hold: frozen ones, and those with two names.
+
+    Raises:
+        UnsupportedHostError: If there is one; the message names it.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            raise UnsupportedHostError(f"{name} is frozen; use SequentialPopulation.")
+        if parameter in names:
+            raise UnsupportedHostError(
+                f"{names[parameter]} and {name} are the same parameter; use SequentialPopulation."
+            )
+        names[parameter] = name
+
+
+def stack_inputs(inputs: Tensor) -> Tensor:
+    """Return samples ``[N, B, ...]`` in the layout of stacked layers."""
+    if inputs.ndim == MAP_RANK:
+        return inputs.permute(0, 2, 3, 4, 1).contiguous()
+    return inputs
+
+
+Structure = tuple[Any, ...]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_NOT_LOOKED_AT = frozenset(vars(nn.Module())) | {ATTRIBUTE}
+"""What every module has (its mode, its parameters, its children), and slots."""
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """Return name, type and settings of every module of a model.
+
+    Models of the same structure compute the same if they have the same weights. A setting is any
+    attribute that is no parameter, buffer or module; one that cannot be compared (a function made
+    for each model, say) makes the structure one of its own.
+    """
+    return tuple((name, *_describe(module)) for name, module in named_modules(model).items())
+
+
+def _describe(module: nn.Module) -> Structure:
+    attributes = vars(module)
+    settings = tuple(
+        (name, _comparable(value))
+        for name, value in attributes.items()
+        if name not in _NOT_LOOKED_AT
+    )
+    hooks = tuple(_comparable(list(attributes[name].values())) for name in _HOOKS)
+    return type(module), module.extra_repr(), settings, hooks
+
+
+def _comparable(value: Any) -> Any:
+    """Return what tells a setting from another: itself, or what is in it."""
+    kind = cast(type[Any], type(value))
+    if kind in (int, float, bool, str, type(None)):
+        return kind, value
+    if isinstance(value, Tensor):
+        return kind, value.dtype, tuple(value.shape), _numbers_of(value)
+    if isinstance(value, np.ndarray):
+        return kind, value.dtype.str, value.shape, cast(Any, value).tobytes()
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[Any, Any], value).items()
+        return kind, tuple((_comparable(k), _comparable(v)) for k, v in pairs)
+    if isinstance(value, Sequence):
+        return kind, tuple(_comparable(part) for part in cast(Sequence[Any], value))
+    if isinstance(value, Set):
+        return kind, frozenset(_comparable(part) for part in cast(Set[Any], value))
+    if isinstance(value, MethodType):
+        return kind, _comparable(value.__func__), type(value.__self__)
+    try:
+        hash(value)
+    except TypeError:
+        return kind, repr(value)
+    return value
+
+
+def _numbers_of(tensor: Tensor) -> tuple[float, ...]:
+    numbers: list[float] = cast(Any, tensor.detach().flatten()).tolist()
+    return tuple(numbers)

@@ -1,0 +1,369 @@
+"""Hosts of a stacked population that the compiled kernel trains and judges, each by its program.
+
+Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = rows of a host:
+its own, then that of each slot's seed and gate.
+
+Only hosts on vectors, trained for classification, that are made of linear layers have a program;
+the others, and all where there was no compiler, are computed with tensor operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.arrays import Floats
+from esper.config.growth import OPTIMIZERS
+from esper.growth.slot_lives import SlotLife
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from esper.populations.hosts import CrossEntropy, HostData, Split
+from esper.populations.rows import RowStore
+from esper.populations.stacked_slots import GroupKey
+from esper.populations.stacked_state import EpochTally
+from esper.populations.vector_programs import (
+    NoProgramError,
+    Program,
+    RowLayout,
+    SeedPlan,
+    write_program,
+)
+
+try:
+    from esper.populations import _vector_hosts as _kernel
+except ImportError:
+    _kernel = None
+
+if TYPE_CHECKING:
+    from esper.populations.stacked import StackedPopulation
+
+
+MAX_SAMPLES = 256
+"""Samples of a batch that the kernel has room for."""
+
+_JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
+_JOBS = np.dtype([(name, np.int64) for name in (*_JOB_FIELDS, "alphas", "parts")])
+_PARTS = np.dtype(
+    [("data", np.int64), ("plane", np.int64), ("rate", np.float64), ("n_steps", np.float64)]
+)
+_RULE = np.dtype(
+    [("kind", np.int64), ("n_parts", np.int64)]
+    + [(name, np.float64) for name in ("weight_decay", "momentum", "beta1", "beta2", "eps")]
+)
+
+
+def is_kernel_available() -> bool:
+    """Return whether the compiled kernel was built when Esper was installed."""
+    return _kernel is not None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Which seeds are left out of a judgement, beside those that do not count."""
+
+    slot: str | None = None
+    """All that are in this slot."""
+    is_uncommitted: bool = False
+    """Whether all that are not committed are left out."""
+
+    def includes(self, slot: str, life: SlotLife) -> bool:
+        """Return whether the seed in a slot is left out."""
+        is_unwanted = slot == self.slot or (self.is_uncommitted and life.is_growing)
+        return is_unwanted or not life.counts
+
+
+@dataclass(eq=False)
+class _HostPlan:
+    """What a host computes until a slot of it changes."""
+
+    training: Program | None
+    judging: dict[LeftOut, Program | None]
+    """How it is judged, by what is left out."""
+    parts: list[tuple[int, GroupKey | str | None, float]]
+    """Number, store (a group of seeds, a slot's gates, None for the hosts) and rate of each row."""
+    alphas: list[float]
+    step_flops: float
+    """Of learning from one sample."""
+
+
+class VectorHosts:
+    """Computes hosts that have a program."""
+
+    def __init__(self, population: StackedPopulation) -> None:
+        self.population = population
+        config, n_slots = population.config, population.slot_config.max_slots
+        self.n_parts = 1 + 2 * n_slots
+        data = population.specs[0].data
+        self._is_possible = (
+            _kernel is not None
+            and type(population.objective) is CrossEntropy
+            and data.train_inputs.ndim == 2
+            and data.train_targets.ndim == 1
+            and data.train_targets.dtype == torch.int64
+            and not population.state.hosts.buffers
+            and population.state.hosts.data.dtype == data.train_inputs.dtype
+            and data.train_inputs.dtype in (torch.float32, torch.float64)
+        )
+        kind = OPTIMIZERS.index(config.optimizer)
+        numbers = (config.weight_decay, config.momentum, config.beta1, config.beta2)
+        self._rule = np.array([(kind, self.n_parts, *numbers, config.adam_eps)], _RULE)
+        self._plans: dict[int, _HostPlan] = {}
+        self._data: dict[tuple[int, Split], tuple[HostData, Tensor, Tensor]] = {}
+        self._programs: dict[Any, tuple[Program | None, Any]] = {}
+        """Programs by what they depend on, with the shapes whose identity is part of it."""
+
+    def forget(self, host: int) -> None:
+        """Know nothing of what a host computes, because a slot of it changed."""
+        self._plans.pop(host, None)
+
+    def has_program(self, host: int) -> bool:
+        """Return whether the kernel can train a host as it is."""
+        return self._is_possible and self._plan(host).training is not None
+
+    def can_judge(self, host: int, left_out: LeftOut) -> bool:
+        """Return whether the kernel can judge a host as it is."""
+        return self._is_possible and self._judging(host, left_out) is not None
+
+    def train(self, hosts: Sequence[int], tally: EpochTally) -> None:
+        """Train hosts that have a program for one epoch, and note every step of each."""
+        population = self.population
+        orders = [population.orders[host] for host in hosts]
+        plans = [self._plan(host) for host in hosts]
+        lengths = np.array([order.n_batches for order in orders])
+        sizes = np.array([order.batch_size for order in orders])
+        batches = [order.draw_epoch() for order in orders]
+        numbers = np.concatenate([own.reshape(-1) for own in batches])
+        firsts = np.cumsum(lengths * sizes) - lengths * sizes
+        losses = np.full((len(hosts), lengths.max()), np.nan)
+        squares = np.zeros((*losses.shape, self.n_parts))
+        jobs = self._jobs(hosts, "train", [plan.training for plan in plans])
+        jobs["numbers"] = numbers.ctypes.data + 8 * firsts
+        jobs["n_batches"], jobs["batch"] = lengths, sizes
+        jobs["losses"], jobs["squares"] = _addresses(losses), _addresses(squares)
+        self._run(0, hosts, plans, jobs)
+        self._count_steps(hosts, plans, lengths)
+        step_flops = sizes * np.array([plan.step_flops for plan in plans])
+        self._settle(np.array(hosts), lengths, losses, squares, step_flops, tally)
+
+    def judge(self, hosts: Sequence[int], split: Split, left_out: LeftOut) -> tuple[Floats, Floats]:
+        """Return the mean loss and metric of hosts ``[K]`` with some seeds left out."""
+        plans = [self._plan(host) for host in hosts]
+        programs = [self._judging(host, left_out) for host in hosts]
+        sizes = np.array([len(self._samples(host, split)[1]) for host in hosts])
+        # All of a host's samples, from its first on.
+        numbers = np.zeros(1, np.int64)
+        totals = np.zeros((len(hosts), 2))
+        jobs = self._jobs(hosts, split, programs)
+        jobs["numbers"], jobs["n_batches"] = numbers.ctypes.data, sizes
+        jobs["losses"] = _addresses(totals)
+        self._run(1, hosts, plans, jobs)
+        return totals[:, 0] / sizes, totals[:, 1] / sizes
+
+    def _jobs(
+        self, hosts: Sequence[int], split: Split, programs: Sequence[Program | None]
+    ) -> NDArray[Any]:
+        samples = [self._samples(host, split) for host in hosts]
+        jobs = np.zeros(len(programs), _JOBS)
+        jobs["plan"] = [program.address for program in programs if program is not None]
+        jobs["inputs"] = [inputs.data_ptr() for inputs, _ in samples]
+        jobs["targets"] = [targets.data_ptr() for _, targets in samples]
+        return jobs
+
+    def _samples(self, host: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return a host's samples, each in one piece of memory."""
+        data = self.population.specs[host].data
+        found = self._data.get((host, split))
+        if found is None or found[0] is not data:
+            inputs, targets = data.split(split)
+            found = self._data[host, split] = (data, inputs.contiguous(), targets.contiguous())
+        return found[1:]
+
+    def _run(
+        self, what: int, hosts: Sequence[int], plans: Sequence[_HostPlan], jobs: NDArray[Any]
+    ) -> None:
+        assert _kernel is not None
+        is_double = self.population.state.hosts.data.dtype == torch.float64
+        parts = self._parts(hosts, plans)
+        alphas = np.array([plan.alphas for plan in plans])
+        jobs["alphas"], jobs["parts"] = _addresses(alphas), _addresses(parts)
+        _kernel.run(
+            what,
+            is_double,
+            torch.get_num_threads(),
+            len(jobs),
+            jobs.ctypes.data,
+            self._rule.ctypes.data,
+        )
+
+    def _parts(self, hosts: Sequence[int], plans: Sequence[_HostPlan]) -> NDArray[Any]:
+        """Return where the rows of each host lie and how they learn, ``[K, Q]``."""
+        parts = np.zeros((len(hosts), self.n_parts), _PARTS)
+        stores: dict[Any, tuple[dict[int, int], int, int, int, Floats]] = {}
+        for index, (host, plan) in enumerate(zip(hosts, plans, strict=True)):
+            for number, key, rate in plan.parts:
+                if key not in stores:
+                    stores[key] = _describe(self._store(key))
+                places, data, stride, plane, steps = stores[key]
+                row = places[host]
+                parts[index, number] = (data + row * stride, plane, rate, steps[row])
+        return parts
+
+    def _store(self, key: GroupKey | str | None) -> RowStore:
+        state = self.population.state
+        if key is None:
+            return state.hosts
+        return state.gates[key] if isinstance(key, str) else state.groups[key]
+
+    def _count_steps(
+        self, hosts: Sequence[int], plans: Sequence[_HostPlan], lengths: NDArray[np.int64]
+    ) -> None:
+        added: dict[Any, dict[int, int]] = {}
+        for host, plan, n_steps in zip(hosts, plans, lengths.tolist(), strict=True):
+            for _, key, _ in plan.parts:
+                added.setdefault(key, {})[host] = n_steps
+        for key, steps in added.items():
+            store = self._store(key)
+            if store.sizes:  # what has no parameters takes no updates
+                store.steps += np.array([steps.get(host, 0) for host in store.hosts])
+
+    def _settle(
+        self,
+        hosts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        losses: Floats,
+        squares: Floats,
+        step_flops: Floats,
+        tally: EpochTally,
+    ) -> None:
+        """Judge the steps of each host one after another, as if they were taken one by one."""
+        watch = self.population.state.watch
+        norms = np.sqrt(squares.sum(2))
+        seed_norms = np.sqrt(squares[:, :, 1::2] + squares[:, :, 2::2])
+        for step in range(losses.shape[1]):
+            now = slice(None) if lengths.min() > step else lengths > step
+            tally.settle(
+                watch,
+                hosts[now],
+                losses[now, step],
+                norms[now, step],
+                seed_norms[now, step],
+                step_flops[now],
+            )
+
+    def _plan(self, host: int) -> _HostPlan:
+        plan = self._plans.get(host)
+        if plan is None:
+            plan = self._plans[host] = self._make_plan(host)
+        return plan
+
+    def _make_plan(self, host: int) -> _HostPlan:
+        population = self.population
+        lives, config = population.state.lives[host], population.config
+        rate = population.learning_rate(host)
+        parts: list[tuple[int, GroupKey | str | None, float]] = [(0, None, rate)]
+        for index, (slot, life) in enumerate(lives.items()):
+            key = population.state.find_seed(host, slot) if life.is_computing else None
+            if key is None:
+                continue
+            is_committed = life.stage == Stage.FOSSILIZED
+            own = rate if is_committed else rate * config.seed_lr_factor
+            parts.append((1 + 2 * index, key, own))
+            if life.style == BlendStyle.LEARNED_GATE:
+                parts.append((2 + 2 * index, slot, own))
+        training = None
+        if population.orders[host].batch_size <= MAX_SAMPLES:
+            training = self._program(host, None)
+        return _HostPlan(
+            training,
+            {},
+            parts,
+            [life.alpha for _, life in lives.items()],
+            population.costs_of(host).training_flops(lives),
+        )
+
+    def _judging(self, host: int, left_out: LeftOut) -> Program | None:
+        judging = self._plan(host).judging
+        if left_out not in judging:
+            judging[left_out] = self._program(host, left_out)
+        return judging[left_out]
+
+    def _program(self, host: int, left_out: LeftOut | None) -> Program | None:
+        """Return how a host learns (None) or is judged; hosts that have grown alike share it."""
+        state = self.population.state
+        own = state.hosts.own_shapes[state.hosts.hosts.index(host)]
+        signature: list[Any] = [id(own)]
+        shapes: list[Any] = [own]
+        seeds: dict[str, tuple[GroupKey, SlotLife]] = {}
+        for slot, life in state.lives[host].items():
+            key = state.find_seed(host, slot) if life.is_computing else None
+            if key is None or (left_out is not None and left_out.includes(slot, life)):
+                continue
+            seeds[slot] = (key, life)
+            store = state.groups[key]
+            shapes.append(store.own_shapes[store.hosts.index(host)])
+            is_isolated = left_out is None and life.stage == Stage.TRAINING
+            signature.append((slot, life.blueprint, life.style, is_isolated))
+        known = tuple(signature)
+        if known not in self._programs:
+            program = self._write(host, shapes, seeds, is_training=left_out is None)
+            self._programs[known] = (program, own)
+        return self._programs[known][0]
+
+    def _write(
+        self,
+        host: int,
+        shapes: Sequence[Any],
+        seeds: dict[str, tuple[GroupKey, SlotLife]],
+        *,
+        is_training: bool,
+    ) -> Program | None:
+        population = self.population
+        state, design, slot_config = population.state, population.design, population.slot_config
+        plans: dict[str, SeedPlan] = {}
+        for own, (slot, (key, life)) in zip(shapes[1:], seeds.items(), strict=True):
+            index, store, seed = slot_config.slot_index(slot), state.groups[key], design.seed(key)
+            gate = None
+            if life.style == BlendStyle.LEARNED_GATE:
+                gates = state.gates[slot]
+                layout = RowLayout(2 + 2 * index, gates.shapes, gates.shapes)
+                gate = (design.gate(slot).template, layout)
+            plans[slot] = SeedPlan(
+                slot=index,
+                template=seed.template,
+                form=seed.form,
+                layout=RowLayout(1 + 2 * index, store.shapes, own),
+                style=life.style,
+                is_isolated=is_training and life.stage == Stage.TRAINING,
+                gate=gate,
+            )
+        layout = RowLayout(0, state.hosts.shapes, shapes[0])
+        n_inputs = population.specs[host].data.train_inputs.shape[1]
+        try:
+            return write_program(population.template, layout, n_inputs, plans)
+        except NoProgramError:
+            return None
+
+
+def _describe(store: RowStore) -> tuple[dict[int, int], int, int, int, Floats]:
+    """Return the row of each host, where rows begin, their distance in bytes and that of planes."""
+    data = store.data
+    assert data.is_contiguous(), "rows of a store lie apart"
+    places = {host: row for row, host in enumerate(store.hosts)}
+    return (
+        places,
+        data.data_ptr(),
+        data.stride(1) * data.element_size(),
+        data.stride(0),
+        store.steps,
+    )
+
+
+def _addresses(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each entry along the first axis of an array begins."""
+    return array.ctypes.data + array.strides[0] * np.arange(len(array))

@@ -1,0 +1,301 @@
+"""What a host of linear layers computes, written down as a program for the compiled kernel.
+
+A program is a list of ops on values; a value is what a layer gives for all samples of a batch. The
+first value is the input. Only layers whose arithmetic is known by their type become ops: a host or
+seed with anything else in it has no program and is computed with tensor operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints.serial import NoopSeed
+from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.hosts.models import MLPHost, PlainBlock, ResidualBlock
+from esper.growth.modules import named_children
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.populations.rows import Shape
+
+MAX_VALUES = 512
+MAX_PARAMETERS = 512
+
+OP_FIELDS = ("kind", "to", "from", "other", "weight", "bias", "is_detached", "slot")
+OPS = np.dtype([(name, np.int64) for name in OP_FIELDS] + [("number", np.float64)])
+PARAMETER_FIELDS = ("part", "offset", "n_rows", "n_columns", "stride")
+PARAMETERS = np.dtype([(name, np.int64) for name in PARAMETER_FIELDS])
+PROGRAM_FIELDS = ("n_values", "n_parameters", "n_ops", "output", "sizes", "parameters", "ops")
+PROGRAM = np.dtype([(name, np.int64) for name in PROGRAM_FIELDS])
+
+
+class OpKind(IntEnum):
+    """What an op does."""
+
+    LINEAR = 0
+    NORM = 1
+    RELU = 2
+    GELU = 3
+    TANH = 4
+    GATE = 5
+    """Twice the logistic function."""
+    ZERO = 6
+    ADD = 7
+    PRODUCT = 8
+    SCALE = 9
+    """All of ``other`` times the one number of each sample in ``from``."""
+    PASS = 10
+    """``from`` unchanged, while ``other`` gets the gradient as well."""
+    BLEND = 11
+    """``from`` plus alpha times ``other``."""
+
+
+class NoProgramError(Exception):
+    """A module computes what no op does."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowLayout:
+    """Where the parameters of a module lie in a row, and how large one host's own are."""
+
+    part: int
+    """The number of the row among those of a host: its own, then a seed and a gate by slot."""
+    shapes: Mapping[str, Shape]
+    """Of all parameters of a row, in their order."""
+    own: Mapping[str, Shape]
+    """Of one host's, which are the corners of those."""
+
+
+@dataclass(frozen=True, eq=False)
+class SeedPlan:
+    """A seed that takes part in a host's program."""
+
+    slot: int
+    template: nn.Module
+    form: SeedForm
+    layout: RowLayout
+    style: BlendStyle
+    is_isolated: bool
+    gate: tuple[nn.Module, RowLayout] | None = None
+
+
+class Program:
+    """A program in the form that the kernel reads."""
+
+    def __init__(self, sizes: list[int], parameters: list[Any], ops: list[Any]) -> None:
+        self.n_outputs = sizes[ops[-1][1]]
+        self.sizes = np.array(sizes, np.int64)
+        self.parameters = np.array(parameters, PARAMETERS)
+        self.ops = np.array(ops, OPS)
+        tables = (self.sizes, self.parameters, self.ops)
+        counts = (*(len(table) for table in tables), ops[-1][1])
+        self.header = np.array([(*counts, *(table.ctypes.data for table in tables))], PROGRAM)
+        self.address: int = self.header.ctypes.data
+
+
+def write_program(
+    template: nn.Module, layout: RowLayout, n_inputs: int, seeds: Mapping[str, SeedPlan]
+) -> Program:
+    """Return the program of a host with some seeds, by the names of their slots.
+
+    Raises:
+        NoProgramError: If it computes what no op does.
+    """
+    writer = _Writer(n_inputs)
+    _ModuleWriter(writer, layout, frozenset({0}), seeds).write(template, "", 0)
+    if len(writer.sizes) > MAX_VALUES or len(writer.parameters) > MAX_PARAMETERS:
+        raise NoProgramError("it is too long")
+    if not writer.ops or not writer.parameters:
+        raise NoProgramError("it does nothing")
+    return Program(writer.sizes, writer.parameters, writer.ops)
+
+
+class _Writer:
+    """The lists of a program that is being written."""
+
+    def __init__(self, n_inputs: int) -> None:
+        self.sizes = [n_inputs]
+        self.parameters: list[tuple[int, ...]] = []
+        self.ops: list[tuple[Any, ...]] = []
+
+    def add_value(self, size: int) -> int:
+        """Return a value for so many numbers of each sample."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def add_op(self, kind: OpKind, size: int, source: int, **fields: Any) -> int:
+        """Add an op; return the value that it gives."""
+        to = self.add_value(size)
+        given = {"kind": int(kind), "to": to, "from": source, "bias": -1, **fields}
+        self.ops.append((*(int(given.get(name, 0)) for name in OP_FIELDS), given.get("number", 0)))
+        return to
+
+
+class _ModuleWriter:
+    """Writes the ops of one module whose parameters are in one row."""
+
+    def __init__(
+        self,
+        writer: _Writer,
+        layout: RowLayout,
+        detached: frozenset[int],
+        seeds: Mapping[str, SeedPlan],
+    ) -> None:
+        self.writer = writer
+        self.layout = layout
+        self.detached = detached
+        """Values that get no gradient."""
+        self.seeds = seeds
+        ends = np.cumsum([0, *(prod(shape) for shape in layout.shapes.values())])
+        self.offsets = dict(zip(layout.shapes, ends.tolist(), strict=False))
+        self.unused = set(layout.shapes)
+
+    def write(self, module: nn.Module, name: str, source: int) -> int:
+        """Write a whole module, all of whose parameters must take part; return its output."""
+        output = self._write(module, name, source)
+        if self.unused:
+            raise NoProgramError(f"{min(self.unused)} has no part in it")
+        return output
+
+    def _write(self, module: nn.Module, name: str, source: int) -> int:
+        own = vars(module)
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+            raise NoProgramError("it has hooks")
+        output = self._write_own(module, name, source)
+        seed = self.seeds.get(name) if name else None
+        return output if seed is None else self._write_seed(seed, source, output)
+
+    def _write_own(self, module: nn.Module, name: str, source: int) -> int:
+        prefix = f"{name}." if name else ""
+        layer = _LAYERS.get(type(module))
+        if layer is not None:
+            return layer(self, module, prefix, source)
+        forward = type(module).forward
+        chain = _CHAINS.get(forward)
+        if forward is nn.Sequential.forward:
+            chain = tuple(name for name, _ in named_children(module))
+        if chain is None:
+            raise NoProgramError(f"a {type(module).__name__} is no op")
+        output = source
+        for child in chain:
+            output = self._write(module.get_submodule(child), f"{prefix}{child}", output)
+        if forward is ResidualBlock.forward:
+            self._require_apart(output, source)
+            output = self._add(OpKind.ADD, source, other=output)
+        return output
+
+    def _write_seed(self, seed: SeedPlan, x: int, y: int) -> int:
+        detached = self.detached | {x, y} if seed.is_isolated else self.detached
+        source = y if seed.form == SeedForm.SERIAL else x
+        own = _ModuleWriter(self.writer, seed.layout, detached, {})
+        change = own.write(seed.template, "", source)
+        self._require_apart(change, x, y)
+        if self.writer.sizes[change] != self.writer.sizes[y]:
+            raise NoProgramError("a seed's output is not as wide as its block's")
+        if seed.style == BlendStyle.MULTIPLY_LINEAR:
+            factor = own._add(OpKind.TANH, change)
+            change = own._add(OpKind.PRODUCT, y, other=factor)
+        elif seed.style == BlendStyle.LEARNED_GATE:
+            if seed.gate is None:
+                raise NoProgramError("a seed has no gate")
+            gates = _ModuleWriter(self.writer, seed.gate[1], detached, {})
+            opening = gates._add(OpKind.GATE, gates.write(seed.gate[0], "", y))
+            size = self.writer.sizes[change]
+            change = self.writer.add_op(OpKind.SCALE, size, opening, other=change)
+        kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
+        return self._add(kind, y, other=change, slot=seed.slot)
+
+    def _require_apart(self, value: int, *others: int) -> None:
+        if value in others:
+            raise NoProgramError("a block gives back what it is given")
+
+    def _add(self, kind: OpKind, source: int, **fields: Any) -> int:
+        """Add an op that keeps the size of its source."""
+        is_detached = source in self.detached
+        size = self.writer.sizes[source]
+        return self.writer.add_op(kind, size, source, is_detached=is_detached, **fields)
+
+    def _add_parameter(self, name: str) -> int:
+        if name not in self.unused:
+            raise NoProgramError(f"there is no {name} that is not used elsewhere")
+        self.unused.remove(name)
+        own, stride = self.layout.own[name], self.layout.shapes[name][-1]
+        n_rows = own[0] if len(own) == 2 else 1
+        place = (self.layout.part, self.offsets[name], n_rows, own[-1], stride)
+        self.writer.parameters.append(place)
+        return len(self.writer.parameters) - 1
+
+    def write_linear(self, layer: Any, prefix: str, source: int) -> int:
+        """Write a linear layer."""
+        n_outputs, n_inputs = self.layout.own[f"{prefix}weight"]
+        if n_inputs != self.writer.sizes[source]:
+            raise NoProgramError("a layer takes inputs of another size")
+        return self.writer.add_op(
+            OpKind.LINEAR,
+            n_outputs,
+            source,
+            weight=self._add_parameter(f"{prefix}weight"),
+            bias=-1 if layer.bias is None else self._add_parameter(f"{prefix}bias"),
+            is_detached=source in self.detached,
+        )
+
+    def write_norm(self, layer: Any, prefix: str, source: int) -> int:
+        """Write a norm over all features."""
+        size = self.writer.sizes[source]
+        if layer.bias is None or self.layout.own.get(f"{prefix}weight") != (size,):
+            raise NoProgramError("a norm is not over all features, or without weights")
+        return self._add(
+            OpKind.NORM,
+            source,
+            other=self.writer.add_value(size + 1),
+            weight=self._add_parameter(f"{prefix}weight"),
+            bias=self._add_parameter(f"{prefix}bias"),
+            number=layer.eps,
+        )
+
+    def write_relu(self, layer: Any, prefix: str, source: int) -> int:
+        """Write a rectifier."""
+        if layer.inplace:
+            raise NoProgramError("an activation changes what it reads")
+        return self._add(OpKind.RELU, source)
+
+    def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
+        """Write an exact GELU."""
+        if layer.approximate != "none":
+            raise NoProgramError("an activation is approximate")
+        return self._add(
+            OpKind.GELU, source, other=self.writer.add_value(self.writer.sizes[source])
+        )
+
+    def write_zero(self, layer: Any, prefix: str, source: int) -> int:
+        """Write zeros."""
+        return self._add(OpKind.ZERO, source)
+
+    def write_nothing(self, layer: Any, prefix: str, source: int) -> int:
+        """Write nothing."""
+        return source
+
+
+_TWO_LAYERS = ("first", "norm", "activation", "second")
+_CHAINS: dict[Callable[..., Any], tuple[str, ...]] = {
+    MLPHost.forward: ("stem", "blocks", "head"),
+    PlainBlock.forward: _TWO_LAYERS,
+    ResidualBlock.forward: _TWO_LAYERS,
+    WidenSeed.forward: _TWO_LAYERS,
+}
+"""Modules that apply their children one after another, by the function that does it."""
+
+_LAYERS: dict[type[nn.Module], Callable[[_ModuleWriter, Any, str, int], int]] = {
+    nn.Linear: _ModuleWriter.write_linear,
+    nn.LayerNorm: _ModuleWriter.write_norm,
+    nn.ReLU: _ModuleWriter.write_relu,
+    nn.GELU: _ModuleWriter.write_gelu,
+    nn.Identity: _ModuleWriter.write_nothing,
+    NoopSeed: _ModuleWriter.write_zero,
+}

@@ -1,0 +1,296 @@
+"""What a run is and who worked on it: what does not change from round to round."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, TypedDict, cast
+
+from esper.config.run import RunConfig
+from esper.config.toml import read_toml
+from esper.reports.views.finding import first_number, last_position, records_among
+from esper.reports.views.values import finite, lists_in, names_in
+from esper.telemetry import RunTelemetry
+from esper.telemetry.metrics import collect_metrics
+from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What indices of a run's records stand for; what the run did not record is empty."""
+
+    slots: list[str]
+    """By the choices of the slot head."""
+    blueprints: list[str]
+    """By the choices of the blueprint head."""
+    heads: list[str]
+    """The heads of an action, in their order."""
+    ops: list[str]
+    """By the choices of the op head."""
+    choices: dict[str, list[str]]
+    """The choices of each head whose names are known."""
+    reads: dict[str, list[str]]
+    """The heads that each op reads."""
+
+
+def run_of(telemetry: RunTelemetry) -> RunRecord | None:
+    """Return what the run is, or None if it has not said so yet."""
+    return telemetry.last(RunRecord)
+
+
+def names_of(run: RunRecord | None) -> Names:
+    """Return the names that a run's record gives."""
+    if run is None:
+        return Names(slots=[], blueprints=[], heads=[], ops=[], choices={}, reads={})
+    slots, blueprints, ops = map(names_in, (run.slots, run.blueprints, run.ops))
+    return Names(
+        slots=slots,
+        blueprints=blueprints,
+        heads=names_in(run.heads),
+        ops=ops,
+        choices=(
+            {"slot": slots, "blueprint": blueprints, "op": ops}
+            if run.choices is None
+            else lists_in(run.choices)
+        ),
+        reads=lists_in(run.reads),
+    )
+
+
+def settings_of(run: RunRecord) -> RunConfig:
+    """Return the settings that decided a run.
+
+    Raises:
+        ConfigError: If this version of Esper does not know one of them.
+    """
+    return _read_settings(run.config)
+
+
+@lru_cache(maxsize=64)
+def _read_settings(text: str) -> RunConfig:
+    return read_toml(text, source="the run's record")
+
+
+class Session(TypedDict):
+    """One process that worked on a run."""
+
+    pid: int
+    started_at: str
+    ended_at: str | None
+    outcome: str | None
+    message: str | None
+    first_round: int
+    threads: int
+    torch_version: str
+    python_version: str
+    esper_version: str
+    platform: str
+
+
+class HostPart(TypedDict):
+    """A layer of the task's widest host, or a slot."""
+
+    first_env: int
+    """The environment from which on hosts are of this kind."""
+    name: str
+    kind: str
+    parameters: int
+    slot: str | None
+
+
+class Overview(TypedDict):
+    """A run's names, settings and sessions; None is what it has not said yet."""
+
+    task: str | None
+    slots: list[str]
+    blueprints: list[str]
+    heads: list[str]
+    ops: list[str]
+    choices: dict[str, list[str]]
+    reads: dict[str, list[str]]
+    host: list[HostPart] | None
+    config_toml: str | None
+    created_at: str | None
+    esper_version: str | None
+    sessions: list[Session]
+    n_envs: int | None
+    n_epochs: int | None
+    kl_limit: float | None
+
+
+def sessions_of(telemetry: RunTelemetry) -> list[Session]:
+    """Return the processes that worked on a run, in order."""
+    return [cast(Session, asdict(session)) for session in telemetry.sessions()]
+
+
+def overview(telemetry: RunTelemetry) -> Overview:
+    """Return what a run is, and who worked on it."""
+    with telemetry.snapshot():
+        run, sessions = run_of(telemetry), sessions_of(telemetry)
+    names = names_of(run)
+    settings = None if run is None else settings_of(run)
+    kl_limit = math.inf if settings is None else settings.ppo.kl_limit
+    return {
+        "task": None if run is None else run.task,
+        "slots": names.slots,
+        "blueprints": names.blueprints,
+        "heads": names.heads,
+        "ops": names.ops,
+        "choices": names.choices,
+        "reads": names.reads,
+        "host": None if run is None or run.host is None else json.loads(run.host),
+        "config_toml": None if run is None else run.config,
+        "created_at": None if run is None else run.created_at,
+        "esper_version": None if run is None else run.esper_version,
+        "sessions": sessions,
+        "n_envs": None if settings is None else settings.envs,
+        "n_epochs": None if settings is None else settings.budget.n_epochs,
+        "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
+    }
+
+
+class Headline(TypedDict):
+    """A run in a few numbers; None while one is unknown."""
+
+    task: str | None
+    task_options: dict[str, Any]
+    rounds_done: int
+    rounds: int | None
+    env_steps: int
+    steps_per_second: float | None
+    seconds: float
+    best_return: float | None
+    fixed_return: float | None
+    accuracy_gain: float | None
+    best_score: float | None
+    static_score: float | None
+    host_parameters: float | None
+    seed_parameters: float | None
+    flops: float | None
+    position: int
+
+
+def headline(telemetry: RunTelemetry) -> Headline:
+    """Return how far a run is, and how good its best controller is on held-out hosts.
+
+    The best is the trial that the run kept its best checkpoint by. What is gained is against the
+    same hosts left alone.
+    """
+    with telemetry.snapshot():
+        run, last = run_of(telemetry), telemetry.last(RoundRecord)
+        (seconds,) = telemetry.select("SELECT total(seconds) FROM rounds")[0]
+        best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
+        static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
+        fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
+        position = last_position(telemetry)
+    settings = None if run is None else settings_of(run)
+    best_score = None if best is None else finite(best.score_mean)
+    static_score = None if static is None else finite(static.score_mean)
+    return {
+        "task": None if run is None else run.task,
+        "task_options": {} if settings is None else dict(settings.task_options),
+        "rounds_done": 0 if last is None else last.round,
+        "rounds": None if settings is None else settings.rounds,
+        "env_steps": 0 if last is None else last.env_steps,
+        "steps_per_second": None if last is None else finite(last.steps_per_second),
+        "seconds": finite(seconds) or 0.0,
+        "best_return": None if best is None else finite(best.ep_rew_mean),
+        "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),
+        "accuracy_gain": (
+            None if best_score is None or static_score is None else best_score - static_score
+        ),
+        "best_score": best_score,
+        "static_score": static_score,
+        "host_parameters": None if best is None else finite(best.host_parameters_mean),
+        "seed_parameters": None if best is None else finite(best.seed_parameters_mean),
+        "flops": None if best is None else finite(best.flops_mean),
+        "position": position,
+    }
+
+
+def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
+    """Return the first trial in the course of the run that a condition and an order name."""
+    sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
+    found = telemetry.select(sql)
+    return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None
+
+
+class Points(TypedDict):
+    """One metric: the rounds that have it, and its value in each; None for what is not finite."""
+
+    rounds: list[int]
+    values: list[float | None]
+
+
+class MetricSeries(TypedDict):
+    """Metrics by name, and how many rounds the run has done."""
+
+    rounds_done: int
+    series: dict[str, Points]
+
+
+def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
+    """Return every metric by the names that docs/reference/metrics.md lists.
+
+    A round's trial is recorded after the round: whoever follows a run asks again for the last
+    round that was there.
+
+    Args:
+        telemetry: Of the run.
+        after: Only rounds after this one; -1 for trials before the first round as well.
+    """
+
+    def stream(kind: type[Any]) -> Iterator[Any]:
+        first = first_number(telemetry, kind, "round", after + 1)
+        return records_among(telemetry, kind, range(first, end))
+
+    with telemetry.snapshot():
+        end = last_position(telemetry) + 1
+        last = telemetry.last(RoundRecord)
+        metrics = collect_metrics(stream)
+    return {
+        "rounds_done": 0 if last is None else last.round,
+        "series": {
+            name: {"rounds": one.rounds, "values": [finite(value) for value in one.values]}
+            for name, one in metrics.items()
+        },
+    }
+
+
+class Evaluation(TypedDict):
+    """How one controller did in one trial."""
+
+    round: int
+    arm: str
+    purpose: str
+    split: str
+    n_episodes: int
+    ep_rew_mean: float | None
+    score_mean: float | None
+    flops_mean: float | None
+    host_parameters_mean: float | None
+    seed_parameters_mean: float | None
+    is_best: bool
+
+
+def evaluations(telemetry: RunTelemetry) -> list[Evaluation]:
+    """Return every trial of a run, in order."""
+    return [
+        {
+            "round": one.round,
+            "arm": one.arm,
+            "purpose": one.purpose,
+            "split": one.split,
+            "n_episodes": one.n_episodes,
+            "ep_rew_mean": finite(one.ep_rew_mean),
+            "score_mean": finite(one.score_mean),
+            "flops_mean": finite(one.flops_mean),
+            "host_parameters_mean": finite(one.host_parameters_mean),
+            "seed_parameters_mean": finite(one.seed_parameters_mean),
+            "is_best": one.is_best,
+        }
+        for one in telemetry.rows(EvaluationRecord)
+    ]

@@ -1,0 +1,215 @@
+"""Which choices of a factored action are legal, alone and given other choices.
+
+Shapes: ``B`` environments, ``H`` heads, ``K`` choices of the widest head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.errors import ActionSpecError, DeviceError, DtypeError, ShapeError
+from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, relevance_table
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The choices of one head that are legal given the choice of another.
+
+    Given the op, it always binds (an op that does not read the child should allow all of it).
+    Given any other head, it binds only at steps whose op reads the child.
+    """
+
+    child: int
+    """Column of the head that is restricted."""
+
+    parent: int
+    """Column of the head whose choice restricts it; drawn before the child."""
+
+    table: Tensor
+    """``[B, parent choices, child choices]`` or ``[parent choices, child choices]`` bool."""
+
+    def allowed(self, parent_choice: Tensor) -> Tensor:
+        """Return the child's legal choices ``[B, child choices]`` for parent choices ``[B]``."""
+        if self.table.ndim == 2:
+            return self.table[parent_choice]
+        index = parent_choice.view(-1, 1, 1).expand(-1, 1, self.table.shape[-1])
+        return self.table.gather(1, index).squeeze(1)
+
+
+@dataclass(frozen=True)
+class ChoiceMasks:
+    """The legal choices of a batch of environments."""
+
+    legal: Tensor
+    """``[B, H, K]`` bool: choices that some legal action contains. Padding is False."""
+
+    conditions: tuple[Condition, ...] = ()
+    """What the choice of one head rules out in another. Those given the op stand first, and one
+    whose parent is itself restricted stands after the one that restricts it."""
+
+
+class PolicyMasks(Protocol):
+    """Masks of some other kind that know their form for a policy."""
+
+    def for_policy(self) -> ChoiceMasks:
+        """Return the legal choices and what rules them out."""
+        ...
+
+
+MaskInput = (
+    ChoiceMasks
+    | PolicyMasks
+    | Tensor
+    | np.ndarray
+    | Mapping[str, MaskLike]
+    | Sequence[MaskLike]
+    | None
+)
+
+
+def as_choice_masks(spec: ActionSpec, masks: MaskInput, observations: Tensor) -> ChoiceMasks:
+    """Read masks in any of the forms that users have them in, for observations ``[B, ...]``.
+
+    ``ChoiceMasks``; growth's ``ActionMasks``; one padded tensor or array ``[B, H, K]``; a mask
+    ``[B, size]`` for each head, by name or in order; or None, when every choice is legal.
+    """
+    batch, device = observations.shape[0], observations.device
+    if masks is None:
+        return ChoiceMasks(all_choices(spec, device).expand(batch, -1, -1))
+    if isinstance(masks, np.ndarray) and masks.ndim == 3:
+        masks = torch.from_numpy(masks).bool().to(device)
+    if hasattr(masks, "for_policy"):
+        choices = cast(PolicyMasks, masks).for_policy()
+    elif isinstance(masks, ChoiceMasks):
+        choices = masks
+    elif isinstance(masks, Tensor):
+        choices = ChoiceMasks(masks)
+    else:
+        per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
+        choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
+    legal = choices.legal
+    if tuple(legal.shape) != (batch, spec.n_heads, spec.n_choices):
+        raise ShapeError(
+            f"masks has shape {tuple(legal.shape)}; "
+            f"{[batch, spec.n_heads, spec.n_choices]} (batch, heads, choices) is needed."
+        )
+    if legal.dtype != torch.bool:
+        raise DtypeError(f"masks has dtype {legal.dtype}; torch.bool is needed.")
+    if legal.device != device:
+        raise DeviceError(f"masks is on {legal.device}; the observations are on {device}.")
+    if isinstance(masks, (ChoiceMasks, Tensor)):
+        # What a user padded may be anything; a choice beyond a head's last does not exist.
+        choices = ChoiceMasks(legal & all_choices(spec, device), choices.conditions)
+    _check_conditions(spec, choices)
+    return choices
+
+
+def _check_conditions(spec: ActionSpec, choices: ChoiceMasks) -> None:
+    """Refuse conditions that could not be applied, or not in this order."""
+    parents = {spec.op_index}
+    for condition in choices.conditions:
+        child, parent, table = condition.child, condition.parent, condition.table
+        if child in parents:
+            raise ActionSpecError(
+                f"a condition restricts head {spec.names[child]!r} after it was drawn; the op "
+                "cannot be restricted, and a head must be before it restricts another."
+            )
+        parents.add(parent)
+        needed = [spec.sizes[parent], spec.sizes[child]]
+        if list(table.shape) not in (needed, [len(choices.legal), *needed]):
+            raise ShapeError(
+                f"the condition of head {spec.names[child]!r} on {spec.names[parent]!r} has shape "
+                f"{tuple(table.shape)}; {needed}, with or without the batch before it, is needed."
+            )
+        if table.dtype != torch.bool or table.device != choices.legal.device:
+            raise DtypeError(
+                f"the condition of head {spec.names[child]!r} is {table.dtype} on {table.device}; "
+                f"torch.bool on {choices.legal.device} is needed."
+            )
+
+
+# The logit of an illegal choice: below any other, and its products with gradients stay finite.
+LOWEST = -1.0e9
+
+
+class HeadLayout:
+    """Where the logits of each head stand when all heads are side by side, and when padded."""
+
+    def __init__(self, spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> None:
+        starts = [sum(spec.sizes[:head]) for head in range(spec.n_heads)]
+        head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
+        heads = list(zip(starts, spec.sizes, strict=True))
+        padded = [
+            start + (k if k < size else 0) for start, size in heads for k in range(spec.n_choices)
+        ]
+        self.padded_shape = (spec.n_heads, spec.n_choices)
+        self.padded = torch.tensor(padded, device=device)
+        """``[H * K]``: the logit that each padded choice shows; padding shows its head's first."""
+        place = [
+            head * spec.n_choices + k for head, (_, size) in enumerate(heads) for k in range(size)
+        ]
+        self.place = torch.tensor(place, device=device)
+        """``[P]``: the padded choice that shows each logit."""
+        self.starts = torch.tensor(starts, device=device).unsqueeze(1)
+        """``[H, 1]``: the first logit of each head."""
+        self.sizes = torch.tensor(spec.sizes, device=device)
+        """``[H]``: how many choices each head has."""
+        self.head_of = torch.tensor(head_of, device=device)
+        """``[P]``: the head of each logit."""
+        self.membership = torch.zeros(spec.n_heads, len(head_of), dtype=dtype, device=device)
+        """``[H, P]``: 1 where a logit belongs to a head; a product with it sums over choices."""
+        self.membership[self.head_of, torch.arange(len(head_of), device=device)] = 1.0
+        self._relevance = relevance_table(spec, device)
+        shape = [spec.n_heads, spec.n_choices, len(spec.relevance), spec.op_index]
+        tables = [self.sizes, self.starts, self._relevance]
+        self._draw_plan = torch.tensor([*shape, *(table.data_ptr() for table in tables)])
+        self.draw_plan_address = self._draw_plan.data_ptr()
+        """Where the C kernel finds what drawing needs."""
+
+    def best(self, values: Tensor) -> Tensor:
+        """Return the largest of each head's values: ``[P, N]`` to ``[H, N]``."""
+        padded = values.index_select(0, self.padded)
+        return padded.view(*self.padded_shape, -1).amax(dim=1)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of each head's values: ``[P, N]`` to ``[H, N]``."""
+        return self.membership @ values
+
+    def spread(self, by_head: Tensor) -> Tensor:
+        """Return each head's number for all of its choices: ``[H, N]`` to ``[P, N]``."""
+        return by_head.index_select(0, self.head_of)
+
+
+@lru_cache(maxsize=64)
+def layout_of(spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> HeadLayout:
+    """Return the layout of a specification on a device; made once."""
+    return HeadLayout(spec, device, dtype)
+
+
+@dataclass(frozen=True)
+class LegalChoices:
+    """The legal choices of stored steps, as the softmax reads them."""
+
+    layout: HeadLayout
+
+    weight: Tensor
+    """``[P, N]``: 1 where legal and else 0."""
+
+    @cached_property
+    def ceiling(self) -> Tensor:
+        """``[P, N]``: what a logit may at most be: anything where legal, else very low."""
+        return torch.full_like(self.weight, LOWEST).masked_fill_(self.weight > 0, torch.inf)
+
+    @classmethod
+    def of(cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype) -> LegalChoices:
+        """Lay out masks ``[N, H, K]``; the dtype is what log-probabilities are computed in."""
+        layout = layout_of(spec, legal.device, dtype)
+        rows = legal.flatten(1).t().index_select(0, layout.place)
+        return cls(layout, rows.to(dtype))

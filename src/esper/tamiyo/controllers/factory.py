@@ -1,0 +1,71 @@
+"""Making controllers by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from esper.config.controllers import HeuristicConfig
+from esper.errors import ConfigError, did_you_mean
+from esper.tamiyo.controllers.controller import Controller, require_layout
+from esper.tamiyo.controllers.heuristic import Heuristic
+from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere
+from esper.tamiyo.controllers.simple import RandomController, WaitController
+from esper.tamiyo.policy.observations import ObservationLayout
+
+Made = TypeVar("Made")
+
+
+def controller_names() -> tuple[str, ...]:
+    """Return the controllers that :func:`make_controller` knows."""
+    return ("wait", "random", "fixed", "heuristic")
+
+
+def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> Controller:
+    """Return a controller by its name.
+
+    Args:
+        name: ``"wait"``, ``"random"``, ``"fixed"`` or ``"heuristic"``.
+        layout: What the observations mean.
+        **options: What the controller takes. ``fixed`` takes the plantings of
+            :class:`FixedSchedule`, and without them what :func:`grow_everywhere` takes;
+            ``heuristic`` takes a ``config`` or the settings of :class:`HeuristicConfig`.
+
+    Raises:
+        ConfigError: If there is no such controller, or it has no such option.
+    """
+    require_layout(layout)
+    match name:
+        case "wait":
+            return _call(name, WaitController, options)
+        case "random":
+            return _call(name, RandomController, options)
+        case "fixed":
+            make = FixedSchedule if "plantings" in options else grow_everywhere
+            return _call(name, make, {"layout": layout, **options})
+        case "heuristic":
+            own = {key: options.pop(key) for key in ("config", "name") if key in options}
+            if "config" not in own:
+                own["config"] = _call(name, HeuristicConfig, options)
+                options = {}
+            return _call(name, Heuristic, {"layout": layout, **own, **options})
+        case _:
+            names = controller_names()
+            hint = did_you_mean(name, names)
+            raise ConfigError(
+                f"there is no controller {name!r}; the controllers are {', '.join(names)}.{hint}"
+            )
+
+
+def _call(name: str, make: Callable[..., Made], options: dict[str, Any]) -> Made:
+    """Call a maker with options; name an option that it does not have."""
+    allowed = list(inspect.signature(make).parameters)
+    for option in options:
+        if option not in allowed:
+            hint = did_you_mean(option, allowed)
+            listed = ", ".join(known for known in allowed if known != "layout")
+            raise ConfigError(
+                f"controller {name!r} has no option {option!r}; its options are {listed}.{hint}"
+            )
+    return make(**options)

@@ -1,0 +1,163 @@
+"""The controller that never grows anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.arrays import Features, Flags, Integers
+from esper.config.checks import require_int, require_number
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.tamiyo.controllers.controller import COLUMNS, ActionRows, EpochCounter, require_hosts
+from esper.tamiyo.policy.action_masks import ActionMasks
+
+
+class WaitController:
+    """Always waits, so that a host trains as it is; or ends its training after some epochs."""
+
+    def __init__(self, *, finish_after: int | None = None, name: str = "wait") -> None:
+        """Make the controller.
+
+        Args:
+            finish_after: Epochs of training after which a host is finished, where that is legal;
+                None for never.
+            name: What the controller is called in comparisons.
+        """
+        if finish_after is not None:
+            require_int("finish_after", finish_after, least=0)
+        self.finish_after = finish_after
+        self.name = name
+        self._epochs = EpochCounter()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts; nothing here is drawn."""
+        self._epochs.start(n_hosts)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        epochs = self._epochs.count(observations, np.asarray(starts, np.bool_))
+        actions = ActionRows(masks, len(epochs))
+        if self.finish_after is not None:
+            actions.finish(epochs >= self.finish_after)
+        return actions.rows
+
+
+OP_WEIGHTS: Mapping[Op, float] = MappingProxyType(
+    {Op.SET_ALPHA_TARGET: 0.1, Op.PRUNE: 0.05, Op.FINISH: 0.01}
+)
+"""Weights of the ops that are drawn less often than others if nothing else is said.
+
+With them about half of the hosts of 16 epochs commit a seed, and 9 of 10 go on to their end. If all
+ops were drawn alike, one in 20 would commit any: most seeds are pruned while they are young, and
+alpha sets out again and again.
+"""
+
+_STEPS_AHEAD = 64
+
+
+class RandomController:
+    """Draws an op among the legal ones, then every other head given what was drawn before.
+
+    Each host has a stream of its own, which depends on the seed, the host's number and how many
+    decisions came before; not on how many other hosts there are, nor on what was legal.
+    """
+
+    def __init__(
+        self, *, op_weights: Mapping[Op, float] | None = None, name: str = "random"
+    ) -> None:
+        """Make the controller.
+
+        Args:
+            op_weights: How often each op is drawn, relative to the others that are legal. An op
+                that is not named has weight 1, but set_alpha_target 0.1, prune 0.05 and finish
+                0.01. An op of weight 0 is drawn only if no other is legal.
+            name: What the controller is called in comparisons.
+        """
+        self.op_weights = _read_weights({} if op_weights is None else op_weights)
+        self.name = name
+        self._streams: list[np.random.Generator] = []
+        self._uniform: NDArray[np.float64] = np.zeros((0, 0, 0))
+        self._step = 0
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Forget everything and get ready to steer hosts, each with its own stream."""
+        require_int("n_hosts", n_hosts, least=1)
+        require_int("seed", seed, least=0)
+        self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
+        self._step = 0
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        require_hosts(len(self._streams), observations, np.asarray(starts))
+        return draw_rows(masks, self.op_weights, self._draw())
+
+    def _draw(self) -> NDArray[np.float64]:
+        """Return uniform numbers ``[N, H]``, drawn for many steps at once."""
+        ahead = self._step % _STEPS_AHEAD
+        if ahead == 0:
+            shape = (_STEPS_AHEAD, len(HEAD_NAMES))
+            self._uniform = np.stack([stream.random(shape) for stream in self._streams])
+        self._step += 1
+        return self._uniform[:, ahead]
+
+
+def draw_rows(
+    masks: ActionMasks, op_weights: NDArray[np.float64], uniform: NDArray[np.float64]
+) -> Integers:
+    """Draw legal actions ``[N, H]``.
+
+    Args:
+        masks: What is legal, of a batch of N hosts.
+        op_weights: ``[O]`` how often each op is drawn, relative to the others that are legal.
+        uniform: ``[N, H]`` numbers in [0, 1), which decide the draws.
+    """
+    choices = masks.for_policy()
+    weights = choices.legal.cpu().numpy().astype(np.float64)
+    op_column, slot_column = COLUMNS["op"], COLUMNS["slot"]
+    legal_ops = weights[:, op_column, : len(Op)]
+    weighted = legal_ops * op_weights
+    weighted = np.where(weighted.any(1, keepdims=True), weighted, legal_ops)
+    ops = pick(weighted, uniform[:, op_column])
+    hosts = np.arange(len(ops))
+
+    by_slot, *by_blueprint = (condition.table.cpu().numpy() for condition in choices.conditions)
+    n_slots = by_slot.shape[-1]
+    weights[:, slot_column, :n_slots] *= by_slot[hosts, ops]
+    slots = pick(weights[:, slot_column], uniform[:, slot_column])
+    for fits in by_blueprint:
+        is_read = (ops == Op.GERMINATE)[:, None]
+        fitting = fits[slots] if fits.ndim == 2 else fits[hosts, slots]
+        weights[:, COLUMNS["blueprint"], : fits.shape[-1]] *= fitting | ~is_read
+
+    rows = pick(weights, uniform)
+    rows[:, op_column], rows[:, slot_column] = ops, slots
+    return rows
+
+
+def pick(weights: NDArray[np.float64], uniform: NDArray[np.float64]) -> Integers:
+    """Return where uniform numbers ``[...]`` fall among weights ``[..., K]``, in proportion.
+
+    A choice of weight 0 is never returned; some weight must be positive.
+    """
+    heights = weights.cumsum(-1)
+    # A number below 1 times the total is below the total, rounded or not: some height is above it.
+    points = uniform * heights[..., -1]
+    return (heights > points[..., None]).argmax(-1)
+
+
+def _read_weights(given: Mapping[Op, float]) -> NDArray[np.float64]:
+    """Return the weight of each op, ``[O]``."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"op_weights is {given!r}; a mapping of ops to numbers is needed.")
+    weights = np.ones(len(Op))
+    for op, weight in {**OP_WEIGHTS, **given}.items():
+        if not isinstance(op, Op):
+            names = ", ".join(f"Op.{member.name}" for member in Op)
+            raise ConfigError(f"op_weights names {op!r}; the ops are {names}.")
+        require_number(f"op_weights[Op.{op.name}]", weight, least=0.0)
+        weights[op] = weight
+    return weights

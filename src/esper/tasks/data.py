@@ -1,0 +1,271 @@
+"""The data that a host learns from and is judged by. Shapes: n samples, T predictions of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.config.checks import make_numbers_plain, require_number
+from esper.errors import BadDataError, TaskError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples and what a host is to say of each."""
+
+    inputs: Tensor
+    """``[n, ...]``: numbers, or the int64 numbers of tokens."""
+    targets: Tensor
+    """``[n]`` or ``[n, T]``, int64: the class of each prediction."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskData:
+    """Three sets of samples that have none in common."""
+
+    train: Samples
+    """What a host learns from."""
+    validation: Samples
+    """What a controller sees of how well a host does."""
+    test: Samples
+    """What a host is judged by at the end; nothing is decided by it."""
+
+    def __post_init__(self) -> None:
+        for split, samples in self.splits():
+            if not isinstance(samples, Samples):
+                raise BadDataError(
+                    f"the {split} split of a TaskData is a {type(samples).__name__}; it must be "
+                    "Samples(inputs, targets)."
+                )
+
+    def splits(self) -> Iterator[tuple[str, Samples]]:
+        """Go through the name and the samples of each split."""
+        yield "train", self.train
+        yield "validation", self.validation
+        yield "test", self.test
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskDraw:
+    """What one host learns from and how it starts."""
+
+    data: TaskData
+    n_classes: int
+    """Classes that occur; a host may have more outputs."""
+    learning_rate: float | None = None
+    """Step size; None for the task's."""
+    make_host: Callable[[int], nn.Module] | None = None
+    """Makes the host from a seed; None for the task's."""
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What was drawn, by name: recorded, not observed."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, TaskData):
+            kind = type(self.data).__name__
+            raise BadDataError(f"data of a TaskDraw is a {kind}; it must be a TaskData.")
+        if self.learning_rate is not None:
+            require_number("learning_rate of a TaskDraw", self.learning_rate, above=0.0)
+        if self.make_host is not None and not callable(self.make_host):
+            raise TaskError(
+                f"make_host of a TaskDraw is {self.make_host!r}; it must be a function of a seed, "
+                "or None for the task's."
+            )
+        make_numbers_plain(self)
+
+
+def stratified_split(
+    labels: NDArray[np.integer], sizes: Sequence[int], *, seed: int
+) -> list[NDArray[np.int64]]:
+    """Return the indices of disjoint splits, each with about the same share of every class.
+
+    The samples of each class are shuffled and spread evenly over one long row, which is then cut.
+
+    Args:
+        labels: ``[n]`` class of each sample.
+        sizes: Samples of each split.
+        seed: Decides who goes where.
+
+    Raises:
+        BadDataError: If there are fewer samples than the splits need.
+    """
+    if sum(sizes) > len(labels):
+        raise BadDataError(
+            f"splits of {', '.join(str(size) for size in sizes)} samples need {sum(sizes)}; there "
+            f"are {len(labels)}."
+        )
+    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    shuffled = rng.permutation(len(labels))
+    places = np.empty(len(labels))
+    for label in np.unique(labels):
+        of_label = labels[shuffled] == label
+        count = int(of_label.sum())
+        places[of_label] = (np.arange(count) + 0.5) / count
+    row = shuffled[np.argsort(places, kind="stable")]
+    ends = np.cumsum(sizes)
+    return [row[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> None:
+    """Refuse data that no host could learn from or be judged by.
+
+    Args:
+        draw: The data and how many classes they have.
+        task: The task's name, for the message.
+        needs_all_classes: Whether each split must have a sample of each class.
+
+    Raises:
+        BadDataError: If a split is empty, of another form than the others, not finite, or lacks a
+            class.
+    """
+    if not isinstance(draw, TaskDraw):
+        raise BadDataError(f"task {task!r} gave a {type(draw).__name__}; it must give a TaskDraw.")
+    check_classes(draw.n_classes, task=task)
+    for split, samples in draw.data.splits():
+        what = f"task {task!r}, {split} split"
+        check_samples(samples, like=draw.data.train, what=what)
+        _check_targets(samples.targets, draw.n_classes, what=what)
+        if needs_all_classes:
+            _require_all_classes(samples.targets, draw.n_classes, what=what)
+
+
+def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
+    """Refuse samples that are not tensors of finite numbers, or of another form than others.
+
+    Raises:
+        BadDataError: If they are not; the message starts with ``what``.
+    """
+    _check_form(samples, like=like, what=what)
+    _check_inputs(samples.inputs.detach(), what=what)
+
+
+def check_classes(n_classes: object, *, task: str) -> None:
+    """Refuse anything but a whole number of at least two classes.
+
+    Raises:
+        BadDataError: If it is something else.
+    """
+    if not isinstance(n_classes, Integral) or isinstance(n_classes, bool) or int(n_classes) < 2:
+        raise BadDataError(
+            f"task {task!r} has {n_classes!r} classes; it must have a whole number of at least 2."
+        )
+
+
+def check_forms(data: TaskData, *, task: str) -> None:
+    """Refuse splits that are not tensors of samples, all of one form.
+
+    Raises:
+        BadDataError: If one is empty, of unequal lengths, or of another form than the others.
+    """
+    for split, samples in data.splits():
+        _check_form(samples, like=data.train, what=f"task {task!r}, {split} split")
+
+
+def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
+    """Refuse what is empty, of unequal lengths, or of another form than the training samples."""
+    inputs, targets = samples.inputs, samples.targets
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
+        raise BadDataError(f"{what}: inputs and targets are {kinds}; they must be tensors.")
+    if inputs.ndim < 2 or targets.ndim not in (1, 2):
+        raise BadDataError(
+            f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
+            "they must be [n, ...] and [n] or [n, T]."
+        )
+    is_token = inputs.dtype == torch.int64 and inputs.ndim == 2 and inputs.shape[1] == 1
+    if targets.ndim == 2 and targets.shape[1] == 1 and not is_token:
+        raise BadDataError(
+            f"{what}: targets have shape {list(targets.shape)}; they must be [n], a class for each "
+            "sample (targets.squeeze(1)), or [n, T], one for each of T predictions."
+        )
+    if len(inputs) != len(targets):
+        raise BadDataError(
+            f"{what}: there are {len(inputs)} inputs and {len(targets)} targets; there must be as "
+            "many of each."
+        )
+    if inputs.numel() == 0 or targets.numel() == 0:
+        raise BadDataError(
+            f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
+            "none may be empty."
+        )
+    if targets.dtype != torch.int64:
+        raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
+    for name, tensor, first in (
+        ("inputs", inputs, like.inputs),
+        ("targets", targets, like.targets),
+    ):
+        if tensor.shape[1:] != first.shape[1:] or tensor.dtype != first.dtype:
+            raise BadDataError(
+                f"{what}: {name} of a sample are {_form(tensor)}; they must be {_form(first)}, as "
+                "in the train split."
+            )
+
+
+def _check_inputs(inputs: Tensor, *, what: str) -> None:
+    """Refuse inputs that are neither finite numbers nor tokens."""
+    if inputs.dtype == torch.int64:
+        if int(inputs.min()) < 0:
+            raise BadDataError(
+                f"{what}: a token is {int(inputs.min())}; tokens must be 0 or greater."
+            )
+        return
+    if not inputs.dtype.is_floating_point:
+        raise BadDataError(
+            f"{what}: inputs are {_name(inputs.dtype)}; they must be floating, or int64 for tokens."
+        )
+    # What is not finite stays so in a sum, which is cheap; finite numbers may overflow one.
+    if math.isfinite(float(inputs.sum())):
+        return
+    wrong = ~inputs.isfinite()
+    if wrong.any():
+        sample = int(wrong.flatten(1).any(1).nonzero()[0, 0])
+        value = float(inputs[wrong][0])
+        raise BadDataError(
+            f"{what}: {int(wrong.sum())} inputs are not finite, the first is {value} in sample "
+            f"{sample}; all must be finite."
+        )
+
+
+def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
+    """Refuse targets that are no classes."""
+    least, most = (int(value) for value in torch.aminmax(targets))
+    if least < 0 or most >= n_classes:
+        raise BadDataError(
+            f"{what}: a target is {least if least < 0 else most}; targets must be in "
+            f"0..{n_classes - 1}."
+        )
+
+
+def _require_all_classes(targets: Tensor, n_classes: int, *, what: str) -> None:
+    """Refuse, if a sample has one target, a class without any."""
+    if targets.ndim == 2:  # Not every character occurs in every part of a text.
+        return
+    if len(targets) < n_classes:
+        raise BadDataError(
+            f"{what}: there are {len(targets)} samples of {n_classes} classes; there must be at "
+            "least one of each class."
+        )
+    counts = targets.bincount(minlength=n_classes)
+    if int(counts.min()) == 0:
+        absent = ", ".join(str(number) for number in range(n_classes) if not counts[number])
+        raise BadDataError(
+            f"{what}: there is no sample of class {absent}; there must be at least one of each of "
+            f"the {n_classes} classes."
+        )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{_name(tensor.dtype)} of shape {list(tensor.shape[1:])}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""Training a controller: the loop, run folders, resuming, trials."""

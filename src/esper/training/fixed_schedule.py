@@ -1,0 +1,90 @@
+"""The fixed schedule that a run is compared with: every host is grown alike. Shapes: N = hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from esper.arrays import Floats
+from esper.config.controllers import PREFERRED_BLUEPRINTS
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.environment.episodes import GrowthEpisodes
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo import Controller, FixedSchedule, Planting
+from esper.tamiyo.controllers.controller import rank_blueprints
+
+FIRST_CHOICE = "widen_medium"
+"""What grows wherever it fits."""
+
+
+def plan_growth(slot_config: SlotConfig) -> tuple[Planting, ...]:
+    """Return what the schedule grows: the first choice, or else what is usual, in every slot."""
+    plantings: list[Planting] = []
+    for slot in slot_config.slot_ids:
+        ranked = rank_blueprints(slot_config, slot, (FIRST_CHOICE, *PREFERRED_BLUEPRINTS))
+        ranked = [name for name in ranked if name != "noop"]
+        if slot_config.is_enabled(slot) and ranked:
+            plantings.append(Planting(slot=slot, blueprint=ranked[0]))
+    return tuple(plantings)
+
+
+def make_fixed(envs: GrowthVectorEnv, stop: int) -> FixedSchedule:
+    """Return the schedule for hosts that stop after so many epochs, where they may."""
+    return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
+
+
+def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], Controller]) -> int:
+    """Return the epochs after which the schedule does best to stop, on average over hosts.
+
+    The hosts are trained once. Before each step is read what they would have come to by stopping
+    there: that costs nothing and changes nothing.
+
+    Args:
+        envs: Whose hosts are trained.
+        seed: Decides the hosts.
+        wrap: Put around the controller that steers them.
+    """
+    n_epochs = envs.task.budget.n_epochs
+    if not envs.slot_config.allow_finish:
+        return n_epochs
+    growth = envs.growth
+    assert isinstance(growth, GrowthEpisodes), "hosts of each task are tried by themselves"
+    reader = _StopReader(make_fixed(envs, n_epochs), growth)
+    run_episodes(envs, wrap(reader), seed=seed)
+    reader.read()
+    # Rounded, so that no last digit decides between equals: the earliest of them is taken.
+    return int(np.stack(reader.returns).mean(1).round(9).argmax())
+
+
+def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
+    """Return what each host's episode comes to if it stops now, ``[N]``, without shaping."""
+    records = growth.records
+    scores = growth.judge_committed(range(growth.n_hosts), "final")
+    costs = growth.task.budget.flop_price * records.paid_flops
+    return scores - costs + records.paid_rent + records.paid_penalty
+
+
+class _StopReader:
+    """A controller that reads, before each step, what stopping there would give."""
+
+    def __init__(self, controller: Controller, growth: GrowthEpisodes) -> None:
+        self._controller, self._growth = controller, growth
+        self.name = controller.name
+        self.returns: list[Floats] = []
+        """``[N]`` each, after 0, 1, 2, ... epochs."""
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the controller itself."""
+        self.returns = []
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Any, masks: Any, starts: Any) -> Any:
+        """Read, and let the controller itself act."""
+        self.read()
+        return self._controller.act(observations, masks, starts)
+
+    def read(self) -> None:
+        """Keep what hosts come to if they stop now."""
+        self.returns.append(returns_if_stopped(self._growth))

@@ -1,0 +1,125 @@
+"""Finding who steers: the controller that comes with Esper, one that was saved, a run's, others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from esper.config.growth import GrowthConfig
+from esper.environment import GrowthVectorEnv
+from esper.errors import RunError, did_you_mean
+from esper.invocation import training_command
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.run_folder import RunFolder
+from esper.storage.state import split
+from esper.tamiyo import (
+    Controller,
+    SavedController,
+    controller_names,
+    holds_controller,
+    load_saved,
+    load_shipped,
+    make_controller,
+)
+from esper.training.run import Run
+
+SHIPPED = "shipped"
+"""The name of the controller that comes with Esper."""
+
+AnyController = str | os.PathLike[str] | Run | SavedController | Controller
+"""Whatever names a controller, or is one."""
+
+
+def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Controller:
+    """Return a controller for the hosts of an environment.
+
+    Args:
+        controller: ``"shipped"``, the name of a simple controller, the folder of a saved controller
+            or of a run, a run, a saved controller, or a controller.
+        envs: Whose hosts it will steer.
+
+    Raises:
+        RunError: If there is nothing of this name.
+        ControllerError: If what was saved is damaged, or cannot steer these hosts.
+    """
+    saved = find_saved(controller)
+    if saved is not None:
+        return saved.make(envs.slot_config)
+    if isinstance(controller, (str, os.PathLike)):
+        return make_controller(str(controller), envs.layout)
+    assert not isinstance(controller, (Run, SavedController)), "these are saved controllers"
+    return controller
+
+
+def find_saved(controller: AnyController) -> SavedController | None:
+    """Return a learned controller that is not made for a host yet; None if it is another kind.
+
+    Raises:
+        RunError: If there is nothing of this name.
+        ControllerError: If what was saved is damaged.
+    """
+    if isinstance(controller, SavedController):
+        return controller
+    if isinstance(controller, Run):
+        return controller_of(controller)
+    if not isinstance(controller, (str, os.PathLike)) or controller in controller_names():
+        return None
+    if controller == SHIPPED:
+        return load_shipped()
+    if holds_controller(controller):
+        return load_saved(controller)
+    try:
+        run = Run(RunFolder.find(controller))
+    except RunError as error:
+        names = (SHIPPED, *controller_names())
+        raise RunError(
+            f"{error} A controller is the folder of a run or of a saved controller, or one of "
+            f"{', '.join(names)}.{did_you_mean(controller, names)}"
+        ) from error
+    return controller_of(run)
+
+
+def controller_of(run: Run) -> SavedController:
+    """Return the best controller of a run so far, and where it comes from.
+
+    Raises:
+        RunError: If it has not been evaluated yet.
+        CheckpointError: If none of its checkpoints is whole.
+    """
+    parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
+    weights = parts["best_policy"].tensors
+    if not weights:
+        raise RunError(
+            f"run {run.name!r} has no controller yet: its first evaluation is after round "
+            f"{run.config.evaluation.eval_freq}."
+        )
+    made_with: dict[str, Any] = parts["envs"].facts["made_with"]
+    growth = made_with["growth"]
+    return SavedController(
+        name=run.name,
+        weights=weights,
+        policy=run.config.policy,
+        blueprints=tuple(made_with["blueprints"]),
+        deterministic=run.config.evaluation.deterministic,
+        budget=run.config.budget,
+        growth=None if growth is None else GrowthConfig(**growth),
+        origin=_origin_of(run),
+    )
+
+
+def _origin_of(run: Run) -> dict[str, Any]:
+    """Return how a controller came about, in plain values."""
+    config, summary = run.config, run.summary
+    origin: dict[str, Any] = {
+        "task": config.task,
+        "task_options": dict(config.task_options),
+        "seed": config.seed,
+        "rounds": run.rounds_done,
+        "episodes": run.n_episodes,
+        "envs": config.envs,
+        "n_steps": config.n_steps,
+        "command": training_command(config),
+    }
+    if summary is not None:
+        origin["comparison"] = list(summary.sentences)
+    return origin

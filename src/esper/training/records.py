@@ -1,0 +1,337 @@
+"""What telemetry keeps of a run, a round, its update and an evaluation."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.config.run import RunConfig
+from esper.config.toml import write_toml
+from esper.environment import EpisodeResults
+from esper.environment.rewards import REWARD_TERMS
+from esper.growth.host_slots import slots
+from esper.growth.modules import named_modules
+from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choice_names
+from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.agent import UpdateReport
+from esper.simic.rollout.collector import CollectedStep
+from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.version import __version__
+
+SUMMED = ("ep_rew", "ep_len", "flops", "host_parameters", "seed_parameters")
+
+
+class RoundTally:
+    """What episodes have come to so far, and those that ended in this round together."""
+
+    def __init__(self, n_envs: int) -> None:
+        self.episode = np.zeros(n_envs, np.int64)
+        """``[E]`` episodes that each environment has ended."""
+        self.op_counts = np.zeros((n_envs, len(Op)), np.int64)
+        """``[E, O]`` ops of the episodes that are under way."""
+        self.terms = np.zeros((n_envs, len(REWARD_TERMS)))
+        """``[E, R]`` reward terms of the episodes that are under way."""
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget the episodes that ended."""
+        self.n_episodes = np.zeros((), np.int64)
+        self.sums = np.zeros(len(SUMMED))
+        self.score_sum = np.zeros(())
+        self.n_scores = np.zeros((), np.int64)
+        self.ended_ops = np.zeros(len(Op), np.int64)
+        self.n_steps = np.zeros((), np.int64)
+        self.n_illegal = np.zeros((), np.int64)
+        self.n_refused = np.zeros((), np.int64)
+        self.n_restored = np.zeros((), np.int64)
+
+    def add(self, step: CollectedStep) -> None:
+        """Enter a step, ends of episodes included, except that they stay under way."""
+        info = step.info
+        np.add.at(self.op_counts, (np.arange(len(self.episode)), info["op"]), 1)
+        self.terms += np.stack([info["reward_terms"][name] for name in REWARD_TERMS], axis=1)
+        self.n_steps += len(self.episode)
+        self.n_illegal += int(info["illegal_action"].sum())
+        self.n_refused += int(info["was_refused"].sum())
+        self.n_restored += int(info["was_restored"].sum())
+        if step.dones.any():
+            self._add_ends(step, np.flatnonzero(step.dones))
+
+    def end_episodes(self, dones: NDArray[np.bool_]) -> None:
+        """Begin anew the episodes that ended."""
+        self.episode += dones
+        self.op_counts[dones] = 0
+        self.terms[dones] = 0.0
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of something over the episodes that ended; None if none did."""
+        if not self.n_episodes:
+            return None
+        return float(self.sums[SUMMED.index(name)] / self.n_episodes)
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean final score of the episodes that ended by themselves."""
+        return float(self.score_sum / self.n_scores) if self.n_scores else None
+
+    def ops_per_episode(self) -> dict[Op, float | None]:
+        """Return how often each op was carried out in an episode that ended."""
+        n = int(self.n_episodes)
+        return {op: int(self.ended_ops[op]) / n if n else None for op in Op}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all sums."""
+        return {name: torch.from_numpy(np.array(value)) for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        for name in vars(self):
+            setattr(self, name, state[name].numpy().copy())
+
+    def _add_ends(self, step: CollectedStep, ended: NDArray[np.int64]) -> None:
+        final: dict[str, Any] = step.info["final_info"]
+        columns = {
+            "ep_rew": step.episode_returns,
+            "ep_len": step.episode_lengths,
+            **{name: final[name] for name in ("flops", "host_parameters", "seed_parameters")},
+        }
+        self.n_episodes += len(ended)
+        self.sums += [float(columns[name][ended].sum()) for name in SUMMED]
+        scores = final["final_score"][ended]
+        scores = scores[np.isfinite(scores)]
+        self.score_sum += scores.sum()
+        self.n_scores += len(scores)
+        self.ended_ops += self.op_counts[ended].sum(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPart:
+    """A layer that has parameters, or a slot."""
+
+    name: str
+    kind: str
+    """The layer's class, or ``"slot"``."""
+    parameters: int
+    """Parameters of the layer itself."""
+    slot: str | None
+    """The slot's name; None if it is a layer."""
+
+
+def host_parts(host: nn.Module) -> list[HostPart]:
+    """Return the layers with parameters of a host, each slot after what it is around.
+
+    The order is that in which modules were made, which is that of the computation in most models.
+    A slot is placed after the last layer of the module that it is named after.
+    """
+    grown = {
+        id(module)
+        for slot in slots(host).values()
+        if slot.seed is not None
+        for module in slot.seed.modules()
+    }
+    parts = [
+        HostPart(name=name, kind=type(module).__name__, parameters=n_own, slot=None)
+        for name, module in named_modules(host).items()
+        if id(module) not in grown
+        and (n_own := sum(p.numel() for p in module.parameters(recurse=False)))
+    ]
+    for slot in slots(host):
+        inside = [k for k, part in enumerate(parts) if _is_inside(part, slot)]
+        place = inside[-1] + 1 if inside else len(parts)
+        parts.insert(place, HostPart(name=slot, kind="slot", parameters=0, slot=slot))
+    return parts
+
+
+def _is_inside(part: HostPart, module: str) -> bool:
+    return part.name == module or part.name.startswith(f"{module}.")
+
+
+@dataclass(frozen=True)
+class RoundTiming:
+    """What the clock and the process said of a round."""
+
+    seconds: float
+    seconds_by_part: dict[str, float]
+    n_steps: int
+    """Steps that this process took of it; in a resumed run others may have been taken before."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a round's record that are about time and memory."""
+        parts = {part: round(seconds, 6) for part, seconds in self.seconds_by_part.items()}
+        return {
+            "seconds": self.seconds,
+            "steps_per_second": self.n_steps / max(self.seconds, 1e-9),
+            "seconds_by_part": json.dumps(parts),
+            "rss_bytes": used_memory(),
+        }
+
+
+def used_memory() -> int:
+    """Return the bytes of memory that this process holds, or has held at most."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return pages * resource.getpagesize()
+
+
+_NUMBERS = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "joint_kl",
+    "clip_fraction",
+    "explained_variance",
+    "gradient_norm",
+)
+_BY_HEAD = ("approx_kl_by_head", "clip_fraction_by_head", "entropy_by_head")
+
+
+def run_record(
+    config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
+) -> RunRecord:
+    """Return the record of what a run is.
+
+    Args:
+        config: What decides the run.
+        slot_config: The slots of its hosts.
+        hosts: A host of each kind, by the first environment that has such hosts.
+        name: What the run is called.
+    """
+    reads = {
+        op.name.lower(): sorted(heads, key=HEAD_NAMES.index) for op, heads in HEADS_READ_BY.items()
+    }
+    return RunRecord(
+        name=name,
+        task=config.task,
+        config=write_toml(config),
+        slots=json.dumps(list(slot_config.slot_ids)),
+        blueprints=json.dumps(list(slot_config.blueprints)),
+        heads=json.dumps(list(HEAD_NAMES)),
+        ops=json.dumps([op.name.lower() for op in Op]),
+        esper_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        choices=json.dumps(choice_names(slot_config)),
+        reads=json.dumps(reads),
+        host=json.dumps(
+            [
+                {"first_env": first, **asdict(part)}
+                for first, host in hosts.items()
+                for part in host_parts(host)
+            ]
+        ),
+    )
+
+
+def update_record(round_number: int, n_updates: int, report: UpdateReport) -> UpdateRecord:
+    """Return the record of an update that was done."""
+    values = asdict(report)
+    columns: dict[str, Any] = {name: float(values[name]) for name in _NUMBERS}
+    columns |= {name: json.dumps(values[name]) for name in _BY_HEAD}
+    return UpdateRecord(
+        round=round_number,
+        n_updates=n_updates,
+        **columns,
+        epochs_run=report.epochs_run,
+        gradient_steps=report.gradient_steps,
+        stopped_early=report.stopped_early,
+        was_refused=False,
+        refusal=None,
+    )
+
+
+def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRecord:
+    """Return the record of an update that was refused, and why."""
+    columns: dict[str, Any] = dict.fromkeys((*_NUMBERS, *_BY_HEAD))
+    columns.update(dict.fromkeys(_BY_HEAD, "{}"))
+    return UpdateRecord(
+        round=round_number,
+        n_updates=n_updates,
+        **columns,
+        epochs_run=0,
+        gradient_steps=0,
+        stopped_early=False,
+        was_refused=True,
+        refusal=refusal,
+    )
+
+
+def tally_columns(tally: RoundTally) -> dict[str, Any]:
+    """Return the columns of a round's record that are about its episodes."""
+    return {
+        "n_episodes": int(tally.n_episodes),
+        "ep_rew_mean": tally.mean("ep_rew"),
+        "ep_len_mean": tally.mean("ep_len"),
+        "score_mean": tally.mean_score,
+        "flops_mean": tally.mean("flops"),
+        "host_parameters_mean": tally.mean("host_parameters"),
+        "seed_parameters_mean": tally.mean("seed_parameters"),
+        **{f"op_{op.name.lower()}": n for op, n in tally.ops_per_episode().items()},
+        "n_illegal": int(tally.n_illegal),
+        "n_refused": int(tally.n_refused),
+        "n_restored": int(tally.n_restored),
+    }
+
+
+def evaluation_record(
+    results: EpisodeResults,
+    *,
+    round_number: int,
+    arm: str,
+    purpose: Literal["tuning", "final"],
+    is_best: bool = False,
+    fixed_reward: float | None = None,
+    seconds: float,
+) -> EvaluationRecord:
+    """Return the record of an evaluation; the one at the end is on the test split."""
+    ops = results.op_counts.mean(0)
+    return EvaluationRecord(
+        round=round_number,
+        arm=arm,
+        purpose=purpose,
+        split="test" if purpose == "final" else "validation",
+        n_episodes=len(results.returns),
+        ep_rew_mean=float(results.returns.mean()),
+        score_mean=float(results.scores.mean()),
+        flops_mean=float(results.flops.mean()),
+        n_epochs_mean=float(results.n_epochs.mean()),
+        host_parameters_mean=float(results.host_parameters.mean()),
+        seed_parameters_mean=float(results.seed_parameters.mean()),
+        ops=json.dumps({op.name.lower(): float(ops[op]) for op in Op}),
+        is_best=is_best,
+        fixed_reward=fixed_reward,
+        seconds=seconds,
+    )
+
+
+def round_record(
+    tally: RoundTally,
+    *,
+    round_number: int,
+    env_steps: int,
+    static_score: float | None,
+    rates: dict[str, float],
+    timing: RoundTiming,
+) -> RoundRecord:
+    """Return the record of a round whose update is done."""
+    return RoundRecord(
+        round=round_number,
+        env_steps=env_steps,
+        static_score=static_score,
+        **tally_columns(tally),
+        **rates,
+        **timing.columns(),
+    )

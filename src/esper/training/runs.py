@@ -1,0 +1,305 @@
+"""Starting a run and going on with one: the folder, the records, the signals around a trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.config.run import RunConfig
+from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
+from esper.environment import EpisodeResults, GrowthVectorEnv
+from esper.errors import ConfigError, EsperError, StorageError
+from esper.storage.checkpoint import CheckpointWarning, Loaded
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.files import write_whole
+from esper.storage.run_folder import RunFolder
+from esper.storage.state import split
+from esper.tamiyo import Controller, LearnedController, make_controller
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import NoticeRecord
+from esper.telemetry.sinks import Sink, make_sink
+from esper.training.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
+from esper.training.output import RecordOutput, TrialProgress
+from esper.training.records import evaluation_record
+from esper.training.run import Run
+from esper.training.setup import with_task_budget
+from esper.training.signals import signals_ask
+from esper.training.state import Progress
+from esper.training.stopping import Stopped, StopRequest
+from esper.training.trainer import Trainer
+from esper.training.trials import (
+    count_hosts,
+    make_fixed,
+    run_final_trials,
+    task_place,
+    trial_parts,
+)
+
+
+def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
+    """Compare the best policy of a run with simple controllers; keep and return the comparison."""
+    progress, config = trainer.parts.progress, trainer.config
+    n_hosts = count_hosts(trial_parts(trainer.task, config.evaluation.n_final_episodes))
+    message = (
+        f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
+        f"on {n_hosts} held-out hosts"
+    )
+    output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
+    results: dict[str, ArmResults] = {}
+    actions: NDArray[np.int64] | None = None
+    for arm in (LEARNED, *OTHERS):
+        start = perf_counter()
+        found, taken = run_final_trials(
+            config,
+            trainer.task,
+            _maker(trainer, arm),
+            trainer.stop,
+            on_share=_teller(output, n_hosts, arm),
+        )
+        record = evaluation_record(
+            found,
+            round_number=progress.round,
+            arm=arm,
+            purpose="final",
+            seconds=perf_counter() - start,
+        )
+        output.write([record])
+        results[arm] = as_arm(found)
+        actions = taken if arm == LEARNED else actions
+    comparison = compare_arms(results, actions=actions)
+    sentences = (*comparison.sentences, _about_trials(progress))
+    comparison = replace(comparison, sentences=sentences)
+    try:
+        write_whole(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
+    return comparison
+
+
+def _about_trials(progress: Progress) -> str:
+    """Say whether the trials on the way did better than the fixed schedule, and since when."""
+    schedule = f"the fixed schedule's return ({progress.fixed_return:.3f})"
+    if progress.passed_round is None:
+        return f"Held-out trials did not pass {schedule}."
+    return f"Held-out trials first passed {schedule} after round {progress.passed_round}."
+
+
+def _teller(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
+    """Return what tells those who watch how far the trial of a controller is."""
+    trial = TrialProgress(
+        arm=arm,
+        purpose="final",
+        n_hosts=n_hosts,
+        share=0.0,
+        number=1 + (LEARNED, *OTHERS).index(arm),
+        n_trials=1 + len(OTHERS),
+    )
+    return lambda share: output.show_trial(replace(trial, share=share))
+
+
+def as_arm(results: EpisodeResults) -> ArmResults:
+    """Return what a comparison needs of an evaluation's results."""
+    return ArmResults(
+        returns=results.returns,
+        scores=results.scores,
+        flops=results.flops,
+        n_epochs=results.n_epochs.astype(np.float64),
+        host_parameters=results.host_parameters.astype(np.float64),
+        seed_parameters=results.seed_parameters.astype(np.float64),
+    )
+
+
+def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+    if arm == "fixed":
+        task, stops = trainer.task, trainer.parts.progress.fixed_stops
+        return lambda envs: make_fixed(envs, stops[task_place(task, envs.task)])
+    if arm != LEARNED:
+        return lambda envs: make_controller(arm, envs.layout)
+    policy = trainer.parts.policy
+    policy.load_state_dict(trainer.parts.best_policy)
+    deterministic = trainer.config.evaluation.deterministic
+    return lambda _: LearnedController(policy, deterministic=deterministic)
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """A run was asked to stop by a signal; it is saved and can be resumed."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"interrupted and saved; esper.resume({str(run.path)!r}) goes on")
+        self.run = run
+
+
+def train(
+    config: RunConfig | str | os.PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    watchers: Sequence[Sink] = (),
+    stop: StopRequest | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a controller from its first step to the comparison at the end.
+
+    SIGINT and SIGTERM finish the step, save, and end in :class:`RunInterrupted`.
+
+    Args:
+        config: All settings, or a TOML file of them; or
+        preset: the name of a preset, ``"quick"`` if neither is given.
+        run_dir: The folder of the run; by default one in ``runs`` named after task and time.
+        watchers: Shown every record as it is made.
+        stop: Another way to ask for a stop.
+        **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
+            ``ppo={"learning_rate": 1e-3}``.
+
+    Raises:
+        ConfigError: If a setting cannot be right.
+        RunError: If the folder holds a run already.
+    """
+    if config is not None and preset is not None:
+        raise ConfigError(f"both config and preset {preset!r} are given; give one of them.")
+    if isinstance(config, (str, os.PathLike)):
+        config = read_toml_file(config)
+    chosen = override(config or load_preset(preset or DEFAULT_PRESET), settings)
+    chosen = with_task_budget(chosen)  # refuses a task that there is not, too
+    folder = RunFolder.create(run_dir, chosen)
+    try:
+        return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
+    except StorageError:
+        raise  # with room on the disk the run can go on
+    except Exception:
+        folder.forget()
+        raise
+
+
+def resume(
+    run: str | os.PathLike[str] | Run,
+    *,
+    watchers: Sequence[Sink] = (),
+    stop: StopRequest | None = None,
+) -> Run:
+    """Go on with a run where its last checkpoint is; one that is done is returned as it is.
+
+    Raises:
+        RunError: If there is no such run, or another process works on it.
+        CheckpointError: If none of its checkpoints is whole.
+    """
+    folder = run.folder if isinstance(run, Run) else RunFolder.find(run)
+    found = Run(folder)
+    if found.state == "done" and found.summary is not None:
+        return found
+    return _work(folder, found.config, watchers, stop or StopRequest(), is_new=False)
+
+
+def _work(
+    folder: RunFolder,
+    config: RunConfig,
+    watchers: Sequence[Sink],
+    stop: StopRequest,
+    *,
+    is_new: bool,
+) -> Run:
+    """Bring a run to its end, from wherever it is."""
+    with folder.locked(), _torch_set_up(config.threads), signals_ask(stop), ExitStack() as stack:
+        checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
+        writer = stack.enter_context(TelemetryWriter(folder.telemetry_file))
+        loaded = None if is_new else _load(checkpoints, writer)
+        sinks = [stack.enter_context(_sink(name, folder)) for name in config.telemetry.sinks]
+        output = RecordOutput(writer, [*watchers, *sinks])
+        with _session(writer, loaded, config, folder):
+            trainer = Trainer(
+                config, output=output, checkpoints=checkpoints, stop=stop, name=folder.name
+            )
+            if loaded is not None:
+                trainer.load(loaded.state)
+            trainer.run()
+            conclude(trainer, folder, output)
+    return Run(folder)
+
+
+def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | None:
+    """Return the checkpoint to go on from, with the telemetry put back to it.
+
+    None, with a warning, for a run that was killed before it had saved or recorded anything.
+    """
+    if not checkpoints.names() and not writer.position:
+        warnings.warn(
+            "the run had not saved anything yet; it starts from the beginning",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+        return None
+    loaded = checkpoints.latest()
+    writer.rewind(split(loaded.state)["progress"].facts["telemetry_position"])
+    return loaded
+
+
+@contextmanager
+def _session(
+    writer: TelemetryWriter, loaded: Loaded | None, config: RunConfig, folder: RunFolder
+) -> Generator[None]:
+    """Record that this process works on the run, and how that ended."""
+    first_round, message = 1, None
+    if loaded is not None:
+        first_round = split(loaded.state)["progress"].facts["round"] + 1
+        message = f"Resumed from {loaded.path.name}."
+        if loaded.skipped:
+            message += f" Damaged and left out: {', '.join(p.name for p in loaded.skipped)}."
+    writer.start_session(
+        first_round=first_round,
+        threads=config.threads,
+        torch_version=torch.__version__,
+        message=message,
+    )
+    try:
+        yield
+    except Stopped as stopped:
+        writer.end_session("interrupted", f"Stopped by {stopped}.")
+        raise RunInterrupted(Run(folder)) from None
+    except BaseException as error:
+        # What went wrong is what matters; a disk that is full cannot take this note either.
+        with suppress(EsperError):
+            writer.end_session("failed", str(error) or type(error).__name__)
+        raise
+    writer.end_session("done")
+
+
+@contextmanager
+def _sink(name: str, folder: RunFolder) -> Generator[Sink]:
+    """Open a tracker, and close it at the end."""
+    sink = make_sink(name, folder.path, folder.config_file.read_text("utf-8"))
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+@contextmanager
+def _torch_set_up(n_threads: int) -> Generator[None]:
+    """Let PyTorch use so many threads, and be as it is by default, while the context lasts.
+
+    Layers that are made draw from torch's default generator; a caller's numbers stay as they are.
+    """
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_num_threads(n_threads)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+        ):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)

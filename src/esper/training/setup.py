@@ -1,0 +1,95 @@
+"""Making the parts of a run from its configuration: task, environments, agent, seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from esper.config.growth import Budget
+from esper.config.run import RunConfig
+from esper.environment import GrowthVectorEnv
+from esper.environment.draws import FinalSplit, Purpose
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.agent import PPOAgent
+from esper.tamiyo.policy.slot_network import SlotPolicy
+from esper.tasks import Task, make_task
+
+_STREAMS = ("episodes", "weights", "actions")
+
+FIRST_OP_LOGITS: dict[Op, float] = {
+    Op.WAIT: 1.0,
+    Op.GERMINATE: -1.0,
+    Op.ADVANCE: 1.0,
+    Op.FOSSILIZE: 2.0,
+    Op.PRUNE: -3.0,
+    Op.SET_ALPHA_TARGET: -3.0,
+    Op.FINISH: -1.5,
+}
+"""What a policy thinks of ops before it has learned anything. If all were alike, most hosts would
+be finished or pruned within a few epochs, and nothing would be seen of what growing is worth."""
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Return the seed of one source of randomness; those of other runs and streams differ."""
+    words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def make_run_task(config: RunConfig, *, keeps_budget: bool = False) -> Task:
+    """Return the task of a run, with the run's budget unless it keeps its own.
+
+    Raises:
+        ConfigError: If the task's options name what the budget decides.
+    """
+    if "n_epochs" in config.task_options:
+        raise ConfigError(
+            f"task_options.n_epochs is {config.task_options['n_epochs']!r}; "
+            "set budget.n_epochs instead."
+        )
+    task = make_task(config.task, **config.task_options)
+    return task if keeps_budget else task.with_budget(config.budget)
+
+
+def with_task_budget(config: RunConfig) -> RunConfig:
+    """Return settings with the task's own budget, if it has one and the settings have none."""
+    own = make_run_task(config, keeps_budget=True).budget
+    return replace(config, budget=own) if config.budget == Budget() else config
+
+
+def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
+    """Return the environments that a run learns from."""
+    return GrowthVectorEnv(task, config.envs, reward=config.rewards, purpose="training")
+
+
+def make_trial_envs(
+    config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
+) -> GrowthVectorEnv:
+    """Return environments of one episode each, that a run does not learn from."""
+    return GrowthVectorEnv(
+        task,
+        n_hosts,
+        reward=config.rewards,
+        purpose=purpose,
+        final_split=final_split,
+        autoreset=False,
+    )
+
+
+def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
+    """Return the policy of a run with its first weights, for hosts with these slots."""
+    generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
+    policy = SlotPolicy(slot_config, config.policy, generator=generator)
+    op_bias = policy.logit_bias("op")
+    for op, logit in FIRST_OP_LOGITS.items():
+        op_bias[op] = logit
+    return policy
+
+
+def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
+    """Return the agent of a run with its first weights."""
+    policy = make_policy(config, slot_config)
+    return PPOAgent(policy.spec, policy, config.ppo, seed=stream_seed(config.seed, "actions"))

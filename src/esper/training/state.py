@@ -1,0 +1,163 @@
+"""Everything that the next step of a run depends on, as one state of tensors and plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, cast
+
+from torch import Tensor
+
+from esper.config.run import RunConfig
+from esper.config.toml import read_toml, write_toml
+from esper.environment import GrowthVectorEnv
+from esper.errors import CheckpointError, EsperError
+from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
+from esper.simic.rollout import VectorCollector
+from esper.storage.state import State, from_nested, merge, split, to_nested
+from esper.tamiyo.policy.slot_network import SlotPolicy
+from esper.training.records import RoundTally
+
+Phase = Literal["starting", "collecting", "evaluating", "done"]
+
+
+@dataclass
+class Progress:
+    """Where a run is, and what its next decisions depend on besides tensors."""
+
+    phase: Phase = "starting"
+    """What is done next: the first look at the hosts, a rollout, an evaluation, or nothing."""
+
+    round: int = 0
+    """Rounds whose update is done."""
+
+    step: int = 0
+    """Steps of all environments, counted as one."""
+
+    n_updates: int = 0
+    """Updates that were not refused."""
+
+    refusals_in_a_row: int = 0
+    """Updates that were refused since the last that was not."""
+
+    static_score: float | None = None
+    """Mean score of hosts left alone, on the draws of evaluations."""
+
+    fixed_return: float | None = None
+    """Mean return of the fixed schedule there."""
+
+    fixed_stops: list[int] = field(default_factory=list[int])
+    """Epochs after which it stops the hosts of each of the run's tasks; none before it is tried."""
+
+    passed_round: int | None = None
+    """The round after which an evaluation first had a higher return than the fixed schedule."""
+
+    best_return: float | None = None
+    """Mean return of the best evaluation."""
+
+    best_round: int | None = None
+    """The round after which that was."""
+
+    evaluations_since_best: int = 0
+
+    telemetry_position: int = 0
+    """Records that were written."""
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+    def load_facts(self, facts: dict[str, Any]) -> None:
+        """Take over what :meth:`to_facts` gave."""
+        for one in fields(self):
+            setattr(self, one.name, facts[one.name])
+
+
+class RunParts:
+    """The parts of a run that change as it goes on; each saves and loads its own state."""
+
+    def __init__(
+        self, config: RunConfig, collector: VectorCollector, buffer: TamiyoRolloutBuffer
+    ) -> None:
+        self.config = config
+        envs = collector.envs
+        assert isinstance(envs, GrowthVectorEnv), "a run grows hosts"
+        self.agent: PPOAgent = collector.agent
+        policy = collector.agent.policy
+        assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
+        self.policy = policy
+        self.envs = envs
+        self.collector = collector
+        self.buffer = buffer
+        self.tally = RoundTally(envs.num_envs)
+        self.progress = Progress()
+        self.best_policy: dict[str, Tensor] = {}
+        """The weights of the best evaluation; empty before the first."""
+
+    def save(self) -> State:
+        """Return a state from which :meth:`load` goes on, bit for bit."""
+        envs = self.envs.state_dict()
+        return merge(
+            {
+                "agent": from_nested(self.agent.state_dict()),
+                "envs": State(envs["tensors"], envs["facts"]),
+                "collector": State(self.collector.state_dict()),
+                "buffer": State(self.buffer.state_dict()),
+                "tally": State(self.tally.state_dict()),
+                "best_policy": State(dict(self.best_policy)),
+                "progress": State({}, self.progress.to_facts()),
+                "config": State({}, {"toml": write_toml(self.config)}),
+            }
+        )
+
+    def load(self, state: State) -> None:
+        """Go on where :meth:`save` was called.
+
+        Raises:
+            CheckpointError: If something is missing, or belongs to another run.
+        """
+        try:
+            parts = split(state)
+            require_same_config(self.config, parts["config"].facts["toml"])
+            self.agent.load_state_dict(to_nested(parts["agent"]))
+            envs: dict[str, Any] = vars(parts["envs"])
+            self.envs.load_state_dict(envs)
+            self.buffer.load_state_dict(parts["buffer"].tensors)
+            self.tally.load_state_dict(parts["tally"].tensors)
+            self.collector.load_state_dict(parts["collector"].tensors)
+            self.best_policy = dict(parts["best_policy"].tensors)
+            self.progress.load_facts(parts["progress"].facts)
+        except CheckpointError:
+            raise
+        except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint is not one of this run: {error}") from error
+
+
+MAY_CHANGE = ("checkpoints", "telemetry")
+"""Sections that a run may be resumed with others of: they do not change what is computed."""
+
+
+def require_same_config(config: RunConfig, saved: str) -> None:
+    """Refuse settings that are not those of the run that was saved.
+
+    Raises:
+        CheckpointError: Naming the first setting that differs.
+    """
+    now = _leaves(asdict(config))
+    then = _leaves(asdict(read_toml(saved, source="the checkpoint's settings")))
+    for path in sorted(now.keys() | then.keys()):
+        if path.partition(".")[0] not in MAY_CHANGE and now.get(path) != then.get(path):
+            raise CheckpointError(
+                f"{path} was {then.get(path)!r} when the run was saved and is {now.get(path)!r} in "
+                "config.toml now; put it back, or start another run (esper train --config)."
+            )
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return all settings by their paths."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _leaves(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

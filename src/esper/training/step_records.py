@@ -1,0 +1,216 @@
+"""What telemetry keeps of a step. Shapes: E = environments, S = slots, H = heads.
+
+K = choices of the widest head, P = choices of all heads side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.environment import GrowthVectorEnv
+from esper.environment.episodes import SlotOutcome, StepResult
+from esper.environment.rewards import REWARD_TERMS
+from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
+from esper.simic.policy.recurrent import RecurrentTrunk
+from esper.simic.rollout.collector import CollectedStep
+from esper.telemetry.records import (
+    EpisodeRecord,
+    GovernorRecord,
+    Record,
+    SeedEventRecord,
+    StepRecord,
+)
+from esper.telemetry.schema import ILLEGAL, SCALE
+from esper.training.records import RoundTally
+
+TERM_COLUMNS = {name: "flops_cost" if name == "flops" else name for name in REWARD_TERMS}
+"""The column of each term; ``flops`` itself is what was spent."""
+
+
+class StepRecorder:
+    """Turns steps into records, given where the run is."""
+
+    def __init__(
+        self, envs: GrowthVectorEnv, policy: RecurrentTrunk, *, record_steps: bool
+    ) -> None:
+        self._envs, self._policy, self._spec = envs, policy, policy.spec
+        self._record_steps = record_steps
+        self._slot_configs: list[SlotConfig] = [
+            part.slot_config for part in envs.parts for _ in range(part.n_hosts)
+        ]
+
+    def before(self) -> tuple[SlotOutcome, NDArray[np.int64]]:
+        """Return the slots and draws as they are before a step, which :meth:`records` needs."""
+        return self._envs.growth.slot_outcome(), self._envs.growth.records.draw_seed.copy()
+
+    def records(
+        self,
+        place: dict[str, int],
+        step: CollectedStep,
+        before: tuple[SlotOutcome, NDArray[np.int64]],
+        tally: RoundTally,
+    ) -> list[Record]:
+        """Return the records of a step, in the order in which they are kept.
+
+        Args:
+            place: The ``round`` and the ``step`` of the run.
+            step: What was done.
+            before: What :meth:`before` gave.
+            tally: With the step entered, before its episodes that ended begin anew.
+        """
+        result = self._envs.last_step
+        assert result is not None, "the environments have taken a step"
+        slots_before, draws = before
+        episodes: list[int] = tally.episode.tolist()
+        epochs = self._epochs(step)
+        found: list[Record] = []
+        if self._record_steps:
+            found += self._step_records(place, step, result, episodes, epochs)
+        hosts = [
+            {**place, "env": env, "episode": episode, "draw_seed": draw}
+            for env, (episode, draw) in enumerate(zip(episodes, draws.tolist(), strict=True))
+        ]
+        found += self._seed_events(hosts, epochs, slots_before, result.slots)
+        for env, reason in sorted(result.interventions.items()):
+            found.append(GovernorRecord(**hosts[env], epoch=epochs[env], reason=reason))
+        for env in np.flatnonzero(step.dones).tolist():
+            found.append(_episode_record(hosts[env], env, step, tally))
+        return found
+
+    def _epochs(self, step: CollectedStep) -> list[int]:
+        """Return the epochs that each host had trained after the step, ``[E]``."""
+        epochs = self._envs.growth.records.epoch.copy()
+        if step.dones.any():
+            epochs = np.where(step.dones, step.info["final_info"]["n_epochs"], epochs)
+        return epochs.tolist()
+
+    def _step_records(
+        self,
+        place: dict[str, int],
+        step: CollectedStep,
+        result: StepResult,
+        episodes: list[int],
+        epochs: list[int],
+    ) -> list[Record]:
+        info: dict[str, Any] = step.info
+        log_probs = self._joint_log_probs(step)
+        columns: dict[str, list[Any]] = {
+            "episode": episodes,
+            "epoch": epochs,
+            "op_done": info["op"].tolist(),
+            "is_illegal": info["illegal_action"].tolist(),
+            "refusal": [str(reason) or None for reason in info["refusal"]],
+            "reward": step.rewards.tolist(),
+            "score": info["score"].tolist(),
+            "flops": info["flops"].tolist(),
+            "value": step.decision.values.tolist(),
+            "log_prob": log_probs.tolist(),
+            "slots": slots_as_text(result.slots),
+            "probabilities": self._probabilities(step),
+        }
+        for head, choices in zip(HEAD_NAMES, step.actions.T.tolist(), strict=True):
+            columns[head] = choices
+        for term, column in TERM_COLUMNS.items():
+            columns[column] = info["reward_terms"][term].tolist()
+        names = list(columns)
+        return [
+            StepRecord(**place, env=env, **dict(zip(names, row, strict=True)))
+            for env, row in enumerate(zip(*columns.values(), strict=True))
+        ]
+
+    def _probabilities(self, step: CollectedStep) -> list[bytes]:
+        """Return, packed, what the choices of each head were drawn with, ``[E]``."""
+        decision = step.decision
+        values = self._policy.probabilities(step.observations, decision.state, decision.legal)
+        return pack_probabilities(values.cpu().numpy(), self._flat(decision.legal).cpu().numpy())
+
+    def _flat(self, legal: Tensor) -> Tensor:
+        """Return padded masks ``[E, H, K]`` with the choices of all heads side by side."""
+        heads = [legal[:, head, :size] for head, size in enumerate(self._spec.sizes)]
+        return torch.cat(heads, dim=1)
+
+    def _joint_log_probs(self, step: CollectedStep) -> NDArray[np.float64]:
+        """Return the log-probability of each action, over the heads that its op reads, ``[E]``."""
+        decision, spec = step.decision, self._spec
+        relevant = spec.relevant_heads(decision.actions[:, spec.op_index])
+        return decision.log_probs.double().masked_fill(~relevant, 0.0).sum(1).cpu().numpy()
+
+    def _seed_events(
+        self,
+        hosts: list[dict[str, int]],
+        epochs: list[int],
+        before: SlotOutcome,
+        after: SlotOutcome,
+    ) -> list[Record]:
+        """Return a record for each slot whose stage is another than before the step."""
+        found: list[Record] = []
+        for env, slot in np.argwhere(before.stage != after.stage).tolist():
+            at, config = (env, slot), self._slot_configs[env]
+            # A seed that is gone, which is -1, is known by what was there before.
+            blueprint = int(max(after.blueprint[at], before.blueprint[at]))
+            found.append(
+                SeedEventRecord(
+                    **hosts[env],
+                    epoch=epochs[env],
+                    slot=config.slot_ids[slot],
+                    blueprint="" if blueprint < 0 else config.blueprints[blueprint],
+                    from_stage=Stage(before.stage[at]).name.lower(),
+                    to_stage=Stage(after.stage[at]).name.lower(),
+                    alpha=float(after.alpha[at]),
+                    contribution=float(after.contribution[at]),
+                )
+            )
+        return found
+
+
+def slots_as_text(slots: SlotOutcome) -> list[str]:
+    """Return the slots of each host as JSON: a list of lists of the outcome's five numbers."""
+    columns = (
+        slots.stage.tolist(),
+        slots.blueprint.tolist(),
+        slots.alpha.round(6).tolist(),
+        slots.contribution.round(6).tolist(),
+        slots.parameters.tolist(),
+    )
+    return [
+        "[" + ",".join(_slot_as_text(*slot) for slot in zip(*row, strict=True)) + "]"
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, size: int) -> str:
+    # JSON has no NaN.
+    return f"[{stage},{blueprint},{alpha},{worth if worth == worth else 'null'},{size}]"
+
+
+def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:
+    """Return the probabilities ``[E, P]`` of each row as telemetry keeps them."""
+    numbers = np.where(legal, np.rint(values * SCALE), ILLEGAL).astype("<u2")
+    return [row.tobytes() for row in numbers]
+
+
+def _episode_record(
+    host: dict[str, int], env: int, step: CollectedStep, tally: RoundTally
+) -> EpisodeRecord:
+    final: dict[str, Any] = step.info["final_info"]
+    score = float(final["final_score"][env])
+    terms = dict(zip(TERM_COLUMNS.values(), tally.terms[env].tolist(), strict=True))
+    return EpisodeRecord(
+        **host,
+        **terms,
+        ep_rew=float(step.episode_returns[env]),
+        ep_len=int(step.episode_lengths[env]),
+        final_score=score if np.isfinite(score) else None,
+        flops=float(final["flops"][env]),
+        n_epochs=int(final["n_epochs"][env]),
+        host_parameters=int(final["host_parameters"][env]),
+        seed_parameters=int(final["seed_parameters"][env]),
+        was_truncated=bool(step.truncated[env]),
+    )

@@ -1,0 +1,334 @@
+"""The training loop: collect a rollout, improve the policy, look at how it does, save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from esper.config.run import RunConfig
+from esper.environment import EpisodeResults
+from esper.errors import NonFiniteError, RolloutError, TrainingError
+from esper.simic.policy.recurrent import RecurrentTrunk
+from esper.simic.rollout import VectorCollector
+from esper.simic.stopwatch import Stopwatch
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import State
+from esper.tamiyo import LearnedController, WaitController
+from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
+from esper.training.output import RecordOutput, TrialProgress
+from esper.training.records import (
+    RoundTiming,
+    evaluation_record,
+    refused_record,
+    round_record,
+    run_record,
+    update_record,
+)
+from esper.training.schedules import rates_of
+from esper.training.setup import make_agent, make_envs, make_run_task, stream_seed
+from esper.training.state import RunParts
+from esper.training.step_records import StepRecorder
+from esper.training.stopping import Stopped, StopRequest
+from esper.training.trials import OnShare, Trials, count_hosts, trial_parts
+
+MAX_REFUSALS = 3
+"""Updates that may be refused in a row before a run stops."""
+
+Trial = Callable[[Trials, OnShare], EpisodeResults]
+"""Tries something on the hosts of evaluations."""
+
+
+class Trainer:
+    """Trains the policy of a run, from wherever the run is to its end.
+
+    Checkpoints do not change what is computed, so a run that is interrupted and resumed is the
+    same run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        output: RecordOutput,
+        checkpoints: CheckpointFolder,
+        stop: StopRequest,
+        name: str = "run",
+    ) -> None:
+        """Make all parts of a run that is at its start.
+
+        Args:
+            config: What decides the run.
+            output: Where records go.
+            checkpoints: Where the run is saved.
+            stop: Looked at before every step.
+            name: What the run is called.
+        """
+        self.config, self.stop, self._name = config, stop, name
+        self._output, self._checkpoints = output, checkpoints
+        self.task = make_run_task(config)
+        envs = make_envs(config, self.task)
+        agent = make_agent(config, envs.slot_config)
+        collector = VectorCollector(envs, agent, seed=stream_seed(config.seed, "episodes"))
+        self.parts = RunParts(config, collector, agent.make_buffer(config.envs, config.n_steps))
+        self.stopwatch = Stopwatch()
+        assert isinstance(agent.policy, RecurrentTrunk), "a run's policy is one of ours"
+        self._recorder = StepRecorder(
+            envs, agent.policy, record_steps=config.telemetry.record_steps
+        )
+        self._trials: Trials | None = None
+        self._saved_at: tuple[int, int, str] | None = None
+
+    def load(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        self.parts.load(state)
+        self._saved_at = self._place
+
+    def run(self) -> None:
+        """Train to the end, saving on the way.
+
+        Raises:
+            Stopped: If a stop was asked for; everything is saved.
+            TrainingError: If updates were refused too often in a row.
+            StorageError: If the disk refuses; the last checkpoint is whole.
+        """
+        progress = self.parts.progress
+        try:
+            if progress.phase == "starting":
+                self.save()  # so that a run can be resumed from its first moment on
+                self._begin()
+            while progress.phase != "done":
+                if progress.phase == "collecting":
+                    self._run_round()
+                else:
+                    self._evaluate()
+        except Stopped:
+            self.save()
+            raise
+        self.save()
+
+    def save(self, *, is_best: bool = False) -> None:
+        """Save everything that the next step depends on, once the telemetry until here is safe."""
+        if self._saved_at == self._place and not is_best:
+            return
+        progress = self.parts.progress
+        with self.stopwatch.measure("telemetry"):
+            self._output.writer.flush()
+        with self.stopwatch.measure("checkpoint"):
+            progress.telemetry_position = self._output.writer.position
+            self._checkpoints.save(self.parts.save(), step=progress.step, is_best=is_best)
+        self._saved_at = self._place
+
+    @property
+    def _place(self) -> tuple[int, int, str]:
+        # The round too: a state before an update is not the one after it.
+        progress = self.parts.progress
+        return progress.step, progress.round, progress.phase
+
+    def _begin(self) -> None:
+        """Say what the run is, find out what hosts come to without a controller, and start."""
+        envs, hosts, first = self.parts.envs, dict[int, nn.Module](), 0
+        for part in envs.parts:
+            hosts[first] = part.task.make_host(0)
+            first += part.n_hosts
+        self._write(run_record(self.config, envs.slot_config, hosts, self._name))
+        progress = self.parts.progress
+        alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))
+        progress.static_score = float(alone.scores.mean())
+        progress.fixed_return = float(self._look("fixed", self._run_fixed).returns.mean())
+        progress.phase = "collecting"
+        self.parts.buffer.reset()
+
+    def _look(self, arm: str, run: Trial) -> EpisodeResults:
+        """Try something before the first round, and record how it did."""
+        results, seconds = self._try(arm, run)
+        self._write(
+            evaluation_record(results, round_number=0, arm=arm, purpose="tuning", seconds=seconds)
+        )
+        return results
+
+    def _run_fixed(self, trials: Trials, tell: OnShare) -> EpisodeResults:
+        """Choose when the fixed schedule stops, and try it."""
+        stops = trials.find_stops(lambda share: tell(share / 2))
+        self.parts.progress.fixed_stops = stops
+        return trials.run_fixed(stops, lambda share: tell(0.5 + share / 2))
+
+    def _run_round(self) -> None:
+        """Fill the buffer, from wherever it is, improve the policy and say how it went."""
+        parts, progress, start = self.parts, self.parts.progress, perf_counter()
+        before, first = self._seconds_by_part(), progress.step
+        while not parts.buffer.is_full:
+            self.stop.check()
+            self._step()
+            if progress.step % self.config.checkpoints.save_freq == 0:
+                self.save()
+        rates = rates_of(self.config, progress.round + 1)
+        update = self._update(rates)
+        progress.round += 1
+        after = self._seconds_by_part()
+        by_part = {part: after[part] - before.get(part, 0.0) for part in after}
+        record = round_record(
+            parts.tally,
+            round_number=progress.round,
+            env_steps=progress.step * self.config.envs,
+            static_score=progress.static_score,
+            rates=rates,
+            timing=RoundTiming(
+                perf_counter() - start, by_part, (progress.step - first) * self.config.envs
+            ),
+        )
+        self._write(update, record)
+        parts.tally.begin_round()
+        parts.buffer.reset()
+        is_due = progress.round % self.config.evaluation.eval_freq == 0
+        if is_due or progress.round == self.config.rounds:
+            progress.phase = "evaluating"
+        self._require_updates()
+
+    def _step(self) -> None:
+        """Take one step of all environments and record it."""
+        parts, progress = self.parts, self.parts.progress
+        before = self._recorder.before()
+        step = parts.collector.step(parts.buffer)
+        progress.step += 1
+        with self.stopwatch.measure("telemetry"):
+            parts.tally.add(step)
+            place = {"round": progress.round + 1, "step": progress.step}
+            self._output.write(self._recorder.records(place, step, before, parts.tally))
+            parts.tally.end_episodes(step.dones)
+
+    def _update(self, rates: dict[str, float]) -> UpdateRecord:
+        """Improve the policy, or leave it as it was if a number is not finite."""
+        parts, progress = self.parts, self.parts.progress
+        agent, number = parts.agent, progress.round + 1
+        with self.stopwatch.measure("update"):
+            agent.set_rates(**rates)
+            before = agent.state_dict()
+            try:
+                parts.collector.finish(parts.buffer)
+                report = agent.update(parts.buffer)
+                self._require_sound_policy()
+            except (NonFiniteError, RolloutError) as error:
+                agent.load_state_dict(before)
+                progress.refusals_in_a_row += 1
+                return refused_record(number, progress.n_updates, str(error))
+            parts.policy.learn_observations(parts.buffer.flat("observations"))
+        progress.refusals_in_a_row = 0
+        progress.n_updates += 1
+        return update_record(number, progress.n_updates, report)
+
+    def _require_sound_policy(self) -> None:
+        """Refuse a policy that the update's last step made useless on the steps it learned from."""
+        policy, buffer = self.parts.policy, self.parts.buffer
+        is_finite = all(bool(torch.isfinite(weight).all()) for weight in policy.parameters())
+        seen = buffer.flat("observations"), buffer.flat("hidden_states")
+        if not is_finite or not policy.is_finite(*seen):
+            raise NonFiniteError(
+                "the policy is not finite after the update's last gradient step; "
+                "learning_rate is too high."
+            )
+
+    def _require_updates(self) -> None:
+        """Stop a run that has learned nothing for too long."""
+        progress = self.parts.progress
+        if progress.refusals_in_a_row < MAX_REFUSALS:
+            return
+        message = (
+            f"{MAX_REFUSALS} updates in a row were refused because a number was not finite, the "
+            f"last in round {progress.round}; the policy is as it was before them. Lower "
+            f"ppo.learning_rate (now {self.config.ppo.learning_rate:g}) or ppo.max_grad_norm, "
+            "or look for the reason in the updates table of the telemetry."
+        )
+        self._write(NoticeRecord(round=progress.round, kind="failed", message=message))
+        self.save()
+        raise TrainingError(message)
+
+    def _evaluate(self) -> None:
+        """Try the policy on hosts that it does not learn from; keep it if it is the best."""
+        parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
+        self.stop.check()
+        controller = LearnedController(parts.policy, deterministic=config.deterministic)
+        results, seconds = self._try("learned", lambda trials, tell: trials.run(controller, tell))
+        mean = float(results.returns.mean())
+        best = progress.best_return
+        is_best = best is None or mean > best + config.min_improvement
+        assert math.isfinite(mean), "a host that is ruined has the worst score, which is finite"
+        progress.evaluations_since_best += 1
+        if is_best:
+            progress.best_return, progress.best_round = mean, progress.round
+            progress.evaluations_since_best = 0
+            parts.best_policy = {
+                name: tensor.clone() for name, tensor in parts.policy.state_dict().items()
+            }
+        self._write(
+            evaluation_record(
+                results,
+                round_number=progress.round,
+                arm="learned",
+                purpose="tuning",
+                is_best=is_best,
+                fixed_reward=progress.fixed_return,
+                seconds=seconds,
+            )
+        )
+        self._compare_with_fixed(mean)
+        progress.phase = "done" if self._is_over() else "collecting"
+        if is_best:
+            self.save(is_best=True)
+
+    def _compare_with_fixed(self, mean: float) -> None:
+        """Say so when an evaluation is the first that does better than the fixed schedule."""
+        progress = self.parts.progress
+        fixed = progress.fixed_return
+        assert fixed is not None, "the schedule is tried before the first round"
+        if progress.passed_round is not None or mean <= fixed:
+            return
+        progress.passed_round = progress.round
+        message = (
+            f"the controller now does better on held-out hosts than the fixed schedule "
+            f"({mean:.3f} over {fixed:.3f})"
+        )
+        self._write(NoticeRecord(round=progress.round, kind="fixed schedule", message=message))
+
+    def _is_over(self) -> bool:
+        """Return whether all rounds are done, or nothing has become better for too long."""
+        progress, patience = self.parts.progress, self.config.evaluation.patience
+        if progress.round >= self.config.rounds:
+            return True
+        if patience is None or progress.evaluations_since_best < patience:
+            return False
+        message = (
+            f"stopped after round {progress.round} of {self.config.rounds}: {patience} evaluations "
+            f"were no better than that after round {progress.best_round}"
+        )
+        self._write(NoticeRecord(round=progress.round, kind="early stop", message=message))
+        return True
+
+    def _try(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
+        """Return how something does on the hosts of evaluations, and the seconds it took."""
+        start, asked_for = perf_counter(), self.config.evaluation.n_eval_episodes
+        n_hosts = count_hosts(trial_parts(self.task, asked_for))
+
+        def tell(share: float) -> None:
+            self._output.show_trial(
+                TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
+            )
+
+        with self.stopwatch.measure("trials"):
+            if self._trials is None:
+                self._trials = Trials(self.config, self.task, self.stop)
+            results = run(self._trials, tell)
+        return results, perf_counter() - start
+
+    def _write(self, *records: Record) -> None:
+        with self.stopwatch.measure("telemetry"):
+            self._output.write(records)
+
+    def _seconds_by_part(self) -> dict[str, float]:
+        """Return where the time of collecting and learning went so far."""
+        parts = self.parts
+        own = {part: s for part, s in self.stopwatch.seconds.items() if part != "trials"}
+        return {**parts.envs.seconds, **parts.collector.stopwatch.seconds, **own}

@@ -1,0 +1,62 @@
+"""Nobody is scored on what was seen, and episodes for different purposes never meet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.environment.draws import PURPOSES, Purpose, draw_seed, make_host_data, split_in_half
+from esper.errors import TaskError
+from esper.tasks import Samples, make_task
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=60))
+def test_halves_share_no_sample_and_have_as_many_of_each_class(labels: list[int]) -> None:
+    targets = torch.tensor(labels)
+    inputs = torch.arange(len(labels), dtype=torch.float32)[:, None]
+    first, second = split_in_half(Samples(inputs, targets))
+    seen = first.inputs.flatten().tolist() + second.inputs.flatten().tolist()
+    assert sorted(seen) == list(range(len(labels)))
+    for half in (first, second):
+        for sample, label in zip(half.inputs.flatten().tolist(), half.targets, strict=True):
+            assert labels[int(sample)] == label
+    for label in range(4):
+        counts = [int((half.targets == label).sum()) for half in (first, second)]
+        assert abs(counts[0] - counts[1]) <= 1
+
+
+def test_the_test_split_is_used_only_where_it_is_asked_for() -> None:
+    draw = make_task("spirals").sample(3)
+    by_default = make_host_data(draw, "validation")
+    for_test = make_host_data(draw, "test")
+    assert for_test.final_inputs is draw.data.test.inputs
+    assert torch.equal(by_default.validation_inputs, for_test.validation_inputs)
+    assert by_default.final_inputs is not None
+    rows = {tuple(row) for row in by_default.final_inputs.tolist()}
+    assert rows.isdisjoint(tuple(row) for row in by_default.validation_inputs.tolist())
+    assert rows <= {tuple(row) for row in draw.data.validation.inputs.tolist()}
+
+
+def test_a_validation_split_that_cannot_be_halved_is_refused() -> None:
+    with pytest.raises(TaskError, match="validation split has 3 samples; at least 4"):
+        split_in_half(Samples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)))
+
+
+def test_draws_are_repeatable_distinct_and_apart_by_purpose() -> None:
+    numbers: dict[str, set[int]] = {}
+    for purpose in PURPOSES:
+        own: Purpose = purpose  # type: ignore[assignment]
+        drawn = [draw_seed(own, seed, episode) for seed in range(40) for episode in range(40)]
+        assert drawn == [draw_seed(own, seed, e) for seed in range(40) for e in range(40)]
+        assert len(set(drawn)) == 1600
+        assert all(0 <= number < 2**63 for number in drawn)
+        assert {number % 4 for number in drawn} == {PURPOSES.index(purpose)}
+        numbers[purpose] = set(drawn)
+    assert not numbers["training"] & numbers["evaluation"]
+
+
+def test_large_seeds_do_not_meet_later_episodes() -> None:
+    assert draw_seed("training", 5, 1) != draw_seed("training", 2**32 + 5, 0)
+    assert draw_seed("training", 5, 2**32) != draw_seed("training", 5, 0)

@@ -1,0 +1,298 @@
+"""Growing one host is a proper Gymnasium environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from esper.environment import GrowthEnv
+from esper.environment.rewards import REWARD_TERMS
+from esper.errors import (
+    ActionSpecError,
+    ConfigError,
+    DtypeError,
+    ResetNeededError,
+    ShapeError,
+    TaskError,
+)
+from esper.growth.host_slots import slots
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from tests.environment.worlds import TINY, choose, life_of_a_seed, make_env
+
+
+@pytest.mark.parametrize("task", ["spirals", "digits", "digits-family", "text"])
+def test_gymnasium_makes_and_checks_it_without_a_warning(task: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make("Esper/Growth-v0", task=task, **TINY)
+        assert isinstance(env.unwrapped, GrowthEnv)
+        check_env(env.unwrapped)
+        assert env.spec is not None
+        assert env.spec.id == "Esper/Growth-v0"
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import esper, gymnasium",
+        "import gymnasium, esper",
+        "import esper, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
+    ],
+)
+def test_it_is_registered_whichever_is_imported_first(order: str) -> None:
+    code = f"{order}; print('Esper/Growth-v0' in gymnasium.registry)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+def test_importing_esper_imports_neither_gymnasium_nor_torch() -> None:
+    code = "import esper, sys; print('torch' in sys.modules, 'gymnasium' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_masks_have_the_forms_that_gymnasium_and_sb3_contrib_take() -> None:
+    env = make_env()
+    env.action_space.seed(0)
+    _, info = env.reset(seed=0)
+    for _ in range(12):
+        masks = info["action_mask"]
+        assert [mask.dtype for mask in masks] == [np.dtype(np.int8)] * 8
+        np.testing.assert_array_equal(np.concatenate(masks), env.action_masks())
+        action = env.action_space.sample(mask=masks)
+        for choice, mask in zip(action, masks, strict=True):
+            assert mask[choice] == 1
+        action[-1] = Op.WAIT if action[-1] == Op.FINISH else action[-1]
+        _, _, ended, _, info = env.step(action)
+    assert ended
+
+
+def test_masks_are_the_union_over_ops() -> None:
+    # While a seed trains in one slot the other may not germinate: only the first is open to any op.
+    env = make_env()
+    env.reset(seed=0)
+    config = env.vector.slot_config
+    for action in life_of_a_seed(config)[:2]:
+        env.step(action)
+    by_op = env.masks.slot_by_op[0]
+    union = by_op[[op for op in Op if op not in (Op.WAIT, Op.FINISH)]].any(0)
+    np.testing.assert_array_equal(env.action_masks()[: config.max_slots], union.numpy())
+    np.testing.assert_array_equal(env.masks["op"][0].numpy(), by_op.any(1).numpy())
+
+
+def test_an_illegal_combination_is_taken_as_wait_and_flagged() -> None:
+    env, twin = make_env(), make_env()
+    env.reset(seed=5)
+    twin.reset(seed=5)
+    grow = life_of_a_seed(env.vector.slot_config)[0]
+    for action in (choose(Op.FOSSILIZE, 1), choose(Op.GERMINATE, 0, 2), grow, choose(Op.PRUNE, 1)):
+        is_legal = bool((action == grow).all())
+        observation, reward, _, _, info = env.step(action)
+        expected = twin.step(action if is_legal else choose(Op.WAIT))
+        assert info["illegal_action"] is not is_legal
+        assert expected[4]["illegal_action"] is False
+        np.testing.assert_array_equal(observation, expected[0])
+        assert reward == expected[1]
+        assert info["op"] == (Op.GERMINATE if is_legal else Op.WAIT)
+
+
+def test_a_refusal_of_a_gate_is_a_wait_with_a_flag() -> None:
+    env = make_env()
+    env.reset(seed=1)
+    grow, go, *_ = life_of_a_seed(env.vector.slot_config)
+    for action in (grow, go, go):
+        *_, info = env.step(action)
+    assert info["was_refused"] is False
+    observation, *_, info = env.step(go)  # alpha is still on its way
+    assert info["was_refused"] is True
+    assert info["illegal_action"] is False
+    assert info["op"] == Op.WAIT
+    assert env.layout.host(observation[None], "was_refused")[0] == 1.0
+
+
+def test_an_episode_ends_by_itself_after_its_epochs() -> None:
+    env = make_env(n_epochs=3)
+    env.reset(seed=0)
+    ends = [env.step(choose(Op.WAIT))[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (True, False)]
+    with pytest.raises(ResetNeededError, match=r"episode is over; call reset\(\)"):
+        env.step(choose(Op.WAIT))
+    env.reset()
+    env.step(choose(Op.WAIT))
+
+
+def test_finish_ends_it_before_another_epoch() -> None:
+    env = make_env()
+    env.reset(seed=0)
+    *_, before = env.step(choose(Op.WAIT))
+    _, _, terminated, truncated, info = env.step(choose(Op.FINISH))
+    assert (terminated, truncated) == (True, False)
+    assert info["n_epochs"] == 1
+    assert info["flops"] == before["flops"]
+    assert info["reward_terms"]["flops"] == info["reward_terms"]["rent"] == 0.0
+
+
+def test_a_limit_from_outside_truncates() -> None:
+    env = make_env(max_episode_steps=2)
+    env.reset(seed=0)
+    assert env.step(choose(Op.WAIT))[2:4] == (False, False)
+    assert env.step(choose(Op.WAIT))[2:4] == (False, True)
+    with pytest.raises(ResetNeededError):
+        env.step(choose(Op.WAIT))
+    quick = make_env(episode_seconds=1e-9)
+    quick.reset(seed=0)
+    _, _, terminated, truncated, info = quick.step(choose(Op.WAIT))
+    assert (terminated, truncated) == (False, True)
+    assert np.isnan(info["final_score"])
+    both = make_env(max_episode_steps=1, n_epochs=1)
+    both.reset(seed=0)
+    assert both.step(choose(Op.WAIT))[2:4] == (True, False)
+
+
+def test_gymnasiums_own_time_limit_truncates_too() -> None:
+    env = gymnasium.make("Esper/Growth-v0", task="spirals", max_episode_steps=2, **TINY)
+    env.reset(seed=0)
+    assert env.step(choose(Op.WAIT))[2:4] == (False, False)
+    assert env.step(choose(Op.WAIT))[2:4] == (False, True)
+
+
+def test_rewards_are_the_sum_of_their_terms_and_add_up() -> None:
+    env = make_env()
+    env.reset(seed=2)
+    actions = [*life_of_a_seed(env.vector.slot_config), *[choose(Op.WAIT)] * 5]
+    total, terms = 0.0, dict.fromkeys(REWARD_TERMS, 0.0)
+    for action in actions:
+        _, reward, terminated, _, info = env.step(action)
+        assert reward == pytest.approx(sum(info["reward_terms"].values()), abs=1e-15)
+        total += reward
+        for name in REWARD_TERMS:
+            terms[name] += info["reward_terms"][name]
+    assert terminated
+    budget = env.vector.task.budget
+    rent = -terms["rent"]
+    assert terms["shaping"] == pytest.approx(0.0, abs=1e-12)
+    assert rent > 0
+    assert -terms["flops"] == pytest.approx(budget.flop_price * info["flops"], abs=1e-12)
+    expected = info["final_score"] - budget.flop_price * info["flops"] - rent
+    assert total == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_sparse_form_pays_the_same_at_the_end() -> None:
+    returns = []
+    for reward in ("dense", "sparse"):
+        env = make_env(reward=reward)
+        env.reset(seed=2)
+        paid = [env.step(a)[1] for a in life_of_a_seed(env.vector.slot_config)]
+        paid.append(env.step(choose(Op.FINISH))[1])
+        returns.append(sum(paid))
+        if reward == "sparse":
+            assert paid[:-1] == [0.0] * 7
+    assert returns[0] == pytest.approx(returns[1], abs=1e-12)
+
+
+def test_waiting_to_the_end_costs_the_price_of_a_reference_run() -> None:
+    env = make_env()
+    env.reset(seed=0)
+    costs = 0.0
+    for _ in range(12):
+        *_, info = env.step(choose(Op.WAIT))
+        costs -= info["reward_terms"]["flops"] + info["reward_terms"]["rent"]
+    assert info["flops"] == pytest.approx(1.0, abs=1e-12)
+    assert costs == pytest.approx(env.vector.task.budget.flop_price, abs=1e-12)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_committed_host_is_what_is_scored(commits: bool) -> None:
+    env = make_env(n_epochs=8)
+    env.reset(seed=3)
+    population = env.vector.growth.population
+    config = env.vector.slot_config
+    for action in life_of_a_seed(config, commits=commits):
+        env.step(action)
+    # The last epoch is trained on a copy here, by the state that the environment has now.
+    *_, terminated, _, info = env.step(choose(Op.WAIT))
+    assert terminated
+    model = population.model(0).eval()
+    assert (slots(model)["blocks.0"].seed is not None) is commits
+    assert (info["seed_parameters"] > 0) is commits
+    data = population.specs[0].data
+    assert data.final_inputs is not None
+    with torch.no_grad():
+        hits = model(data.final_inputs).argmax(1) == data.final_targets
+    assert info["final_score"] == pytest.approx(hits.double().mean().item(), abs=1e-12)
+
+
+def test_a_seed_that_is_not_committed_counts_while_it_lives() -> None:
+    env = make_env(n_epochs=8)
+    env.reset(seed=3)
+    for action in life_of_a_seed(env.vector.slot_config, commits=False):
+        observation, *_ = env.step(action)
+    measured = env.layout.slot(observation[None], "is_measured")[0]
+    assert measured.tolist() == [1.0, 0.0]
+    population = env.vector.growth.population
+    data = population.specs[0].data
+    model = population.model(0).eval()
+    with torch.no_grad():
+        on = (model(data.validation_inputs).argmax(1) == data.validation_targets).double().mean()
+        with slots(model).switched_off("blocks.0"):
+            off = (model(data.validation_inputs).argmax(1) == data.validation_targets).double()
+    worth = env.vector.growth.records.contribution[0, 0]
+    assert worth == pytest.approx((on - off.mean()).item(), abs=1e-12)
+
+
+def test_observations_describe_the_task() -> None:
+    env = make_env("digits-family")
+    observation, _ = env.reset(seed=4)
+    facts = env.vector.growth.draws[0].facts
+    n_parameters = env.vector.growth.records.n_parameters[0]
+
+    def read(name: str) -> float:
+        return float(env.layout.host(observation[None], name)[0])
+
+    def by_log(value: float, low: float, high: float) -> float:
+        return float(2 * np.log(value / low) / np.log(high / low) - 1)
+
+    assert read("task_classes") == pytest.approx(by_log(facts["n_classes"], 2, 1e3), abs=1e-6)
+    assert read("task_samples") == pytest.approx(by_log(facts["n_samples"], 10, 1e5), abs=1e-6)
+    rate = by_log(facts["learning_rate"], 1e-5, 1)
+    assert read("task_learning_rate") == pytest.approx(rate, abs=1e-6)
+    assert read("task_host_size") == pytest.approx(by_log(n_parameters, 1e2, 1e8), abs=1e-6)
+    width = int(facts["width"])
+    assert n_parameters == 65 * 16 + 2 * (17 * width + 16 * (width + 1)) + 17 * 10
+
+
+def test_mistakes_get_one_clear_line() -> None:
+    with pytest.raises(TaskError, match="Did you mean 'spirals'"):
+        GrowthEnv("spiral")
+    with pytest.raises(ConfigError, match=r"form is 'stack'.*Did you mean 'stacked'"):
+        make_env(form="stack")
+    with pytest.raises(ConfigError, match="purpose is 'play'"):
+        make_env(purpose="play")
+    with pytest.raises(ConfigError, match="final_split is 'train'"):
+        make_env(final_split="train")
+    with pytest.raises(TaskError, match="task is a int"):
+        GrowthEnv(3)  # type: ignore[arg-type]
+    env = make_env()
+    with pytest.raises(TaskError, match="options n_epochs are given with a task"):
+        GrowthEnv(env.vector.task, n_epochs=3)
+    with pytest.raises(ResetNeededError, match="before reset"):
+        env.step(choose(Op.WAIT))
+    env.reset(seed=0)
+    with pytest.raises(ShapeError, match=rf"\[1, {len(HEAD_NAMES)}\] is needed"):
+        env.step(np.zeros(3, np.int64))
+    for head, choice in ((0, 2), (0, -1), (7, 7)):
+        action = choose(Op.WAIT)
+        action[head] = choice
+        with pytest.raises(ActionSpecError, match=rf"choice {choice} of head '{HEAD_NAMES[head]}'"):
+            env.step(action)
+    with pytest.raises(DtypeError, match="whole numbers are needed"):
+        env.step(np.zeros(8))
+    with pytest.raises(ConfigError, match="seed is -1"):
+        env.vector.reset(seed=-1)

@@ -1,0 +1,185 @@
+"""What an environment remembers of its hosts is what their models give."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.environment.records import EpisodeRecords
+from esper.growth.host_slots import slots
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.stages import Stage
+from tests.environment.worlds import choose, life_of_a_seed, make_envs, random_actions, wait
+
+
+def accuracy(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    model.eval()
+    with torch.no_grad():
+        return (model(inputs).argmax(1) == targets).double().mean().item()
+
+
+@pytest.mark.parametrize("form", ["sequential", "stacked"])
+def test_scores_and_contributions_are_those_of_the_models(form: str) -> None:
+    envs = make_envs(4, "digits-family", form=form, n_epochs=14)
+    envs.reset(seed=0)
+    population, records = envs.growth.population, envs.growth.records
+    config = envs.slot_config
+    script = [*life_of_a_seed(config)[:6], *[choose(Op.WAIT)] * 4]
+    worths: list[float] = []
+    measured_stages: set[int] = set()
+    for step, row in enumerate(script):
+        late = choose(Op.WAIT) if step < 2 else script[step - 2]
+        envs.step(np.stack([row, row, late, choose(Op.WAIT)]))
+        arrays = population.slot_arrays()
+        for host in range(4):
+            data = population.specs[host].data
+            sample = data.validation_inputs, data.validation_targets
+            model = population.model(host)
+            score = accuracy(model, *sample)
+            assert records.score[host] == pytest.approx(score, abs=1e-9)
+            is_open = arrays.stage[host, 0] == Stage.HOLDING
+            assert records.is_measured[host].tolist() == [is_open, False]
+            if is_open:
+                with slots(model).switched_off(config.slot_ids[0]):
+                    worth = score - accuracy(model, *sample)
+                assert records.contribution[host, 0] == pytest.approx(worth, abs=1e-9)
+                worths.append(worth)
+                measured_stages.add(int(arrays.stage[host, 0]))
+            else:
+                assert records.contribution[host, 0] == 0.0
+            n = sum(p.numel() for p in model.parameters())
+            added = sum(p.numel() for p in slots(model)["blocks.0"].seed_parameters())
+            assert records.n_parameters[host] + records.seed_parameters[host].sum() == n
+            assert records.seed_parameters[host, 0] == added
+    assert measured_stages == {Stage.HOLDING}
+    assert len(set(worths)) > 1
+
+
+def test_a_seed_that_is_gone_contributes_nothing() -> None:
+    envs = make_envs(2, "digits-family", n_epochs=14)
+    envs.reset(seed=0)
+    script = [*life_of_a_seed(envs.slot_config)[:6], choose(Op.PRUNE)]
+    for row in script[:-1]:
+        envs.step(np.stack([row, row]))
+    assert (envs.growth.records.contribution[:, 0] != 0.0).any()
+    envs.step(np.stack([script[-1]] * 2))
+    assert (envs.growth.records.contribution == 0.0).all()
+
+
+def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | None) -> int:
+    """Count a training step (or, without targets, a forward pass) by torch's own counter."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        if targets is None:
+            with torch.no_grad():
+                model.eval()(inputs)
+        else:
+            nn.functional.cross_entropy(model.train()(inputs), targets).backward()
+    return counter.get_total_flops()
+
+
+def test_every_step_is_charged_what_torch_counts() -> None:
+    envs = make_envs(3, "digits-family", n_epochs=14, batches_per_epoch=2)
+    envs.reset(seed=1)
+    population, records = envs.growth.population, envs.growth.records
+    for row in [*life_of_a_seed(envs.slot_config), choose(Op.WAIT)]:
+        before = records.paid_flops.copy()
+        envs.step(np.stack([row, choose(Op.WAIT), row]))
+        spent = (records.paid_flops - before) * records.reference_flops
+        for host in range(3):
+            data = population.specs[host].data
+            # The epoch was trained in the stages that the slots are in after it, alphas aside.
+            model = copy.deepcopy(population.model(host))
+            batch = data.train_inputs[:32], data.train_targets[:32]
+            expected = 2 * count_flops(model, *batch)
+            expected += count_flops(model, data.validation_inputs, None)
+            if records.is_measured[host, 0]:
+                with slots(model).switched_off("blocks.0"):
+                    expected += count_flops(model, data.validation_inputs, None)
+            assert spent[host] == pytest.approx(expected, rel=0.01), row
+    assert records.n_parameters.min() < population.costs.host_parameters
+    design = population.template
+    for host in range(3):
+        data = population.specs[host].data
+        batch = data.train_inputs[:32], data.train_targets[:32]
+        watching = count_flops(design, data.validation_inputs, None)
+        reference = 14 * (2 * count_flops(design, *batch) + watching)
+        assert records.reference_flops[host] == pytest.approx(reference, rel=0.01)
+
+
+def test_histories_are_those_of_the_scores_seen() -> None:
+    envs = make_envs(3, n_epochs=12)
+    envs.reset(seed=0)
+    records, generator = envs.growth.records, np.random.default_rng(0)
+    scores, norms = [records.score.copy()], [records.gradient_norm.copy()]
+    losses = [records.validation_loss.copy()]
+    for _ in range(10):
+        envs.step(random_actions(envs, generator))
+        scores.append(records.score.copy())
+        norms.append(records.gradient_norm.copy())
+        losses.append(records.validation_loss.copy())
+        facts = records.host_facts(envs.task.budget)
+        np.testing.assert_array_equal(facts.previous_score, scores[-2])
+        np.testing.assert_array_equal(facts.older_score, scores[max(0, len(scores) - 5)])
+        np.testing.assert_array_equal(facts.best_score, np.max(scores, axis=0))
+        np.testing.assert_array_equal(facts.previous_gradient_norm, norms[-2])
+        np.testing.assert_array_equal(facts.previous_validation_loss, losses[-2])
+    assert (np.max(scores, axis=0) > scores[-1]).any()
+
+
+def test_gradients_of_seeds_are_remembered() -> None:
+    envs = make_envs(2, "digits-family")
+    envs.reset(seed=0)
+    for row in life_of_a_seed(envs.slot_config)[:3]:
+        observations, *_ = envs.step(np.stack([row, choose(Op.WAIT)]))
+    norms = envs.growth.records.seed_gradient_norm
+    assert norms[0, 0] > 0.0
+    assert norms[0, 1] == norms[1, 0] == norms[1, 1] == 0.0
+    health = envs.layout.slot(observations, "gradient_health")
+    assert health[0, 0] > -1.0
+    assert health[1].tolist() == [-1.0, -1.0]
+
+
+def test_a_host_that_the_governor_restored_is_flagged_for_one_step() -> None:
+    envs = make_envs(2, n_epochs=6, form="sequential")
+    envs.reset(seed=0)
+    inputs = envs.growth.population.specs[0].data.train_inputs
+    kept = inputs.clone()
+    inputs.fill_(torch.nan)
+    observations, *_, info = envs.step(wait(2))
+    assert info["was_restored"].tolist() == [True, False]
+    assert info["intervention"].tolist() == ["the loss is nan", ""]
+    assert envs.layout.host(observations, "was_restored").tolist() == [1.0, 0.0]
+    inputs.copy_(kept)
+    observations, *_, info = envs.step(wait(2))
+    assert info["was_restored"].tolist() == [False, False]
+    assert envs.layout.host(observations, "was_restored").tolist() == [0.0, 0.0]
+
+
+def test_finish_costs_no_rent() -> None:
+    envs = make_envs(1)
+    envs.reset(seed=0)
+    for row in life_of_a_seed(envs.slot_config):
+        *_, info = envs.step(row[None])
+    assert info["reward_terms"]["rent"][0] < 0.0
+    *_, info = envs.step(choose(Op.FINISH)[None])
+    assert info["reward_terms"]["rent"][0] == 0.0
+    assert info["final_info"]["seed_parameters"][0] > 0
+
+
+def test_clearing_forgets_everything_about_one_host() -> None:
+    records = EpisodeRecords.blank(2, 3)
+    for tensor in records.state_dict().values():
+        assert (tensor == 0).all()
+    records.score[:] = 1.0
+    records.contribution[:] = 0.5
+    records.clear(1)
+    assert records.score.tolist() == [1.0, 0.0]
+    assert records.contribution[0].tolist() == [0.5] * 3
+    assert records.contribution[1].tolist() == [0.0] * 3
+    assert records.last_op.tolist() == [0, -1]

@@ -1,0 +1,158 @@
+"""Every baseline runs on every task that ships, one episode of each host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.vector import VectorRewardWrapper
+
+from esper.environment import EpisodeResults, GrowthEnv, GrowthVectorEnv, run_episodes
+from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.growth.host_slots import slots
+from esper.lifecycle.factored_actions import Op, growth_action_spec
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import LIVE_STAGES, Stage
+from esper.simic.policy import RecurrentPolicy
+from esper.tamiyo import (
+    Controller,
+    LearnedController,
+    WaitController,
+    controller_names,
+    grow_everywhere,
+    grow_once,
+    make_controller,
+)
+from tests.environment.worlds import make_envs
+
+TASKS = {
+    "spirals": {},
+    "digits": {},
+    "digits-family": {},
+    "text": {"batches_per_epoch": 1},
+}
+N_EPOCHS = 8
+
+
+def make(task: str, num_envs: int = 2, **options: object) -> GrowthVectorEnv:
+    given = {"n_epochs": N_EPOCHS, "batches_per_epoch": 1, **TASKS[task], **options}
+    return GrowthVectorEnv(task, num_envs, autoreset=False, **given)  # type: ignore[arg-type]
+
+
+def make_named(name: str, envs: GrowthVectorEnv) -> Controller:
+    if name == "learned":
+        spec, layout = growth_action_spec(envs.slot_config), envs.layout
+        policy = RecurrentPolicy(spec, layout.size, categories=layout.categories)
+        return LearnedController(policy)
+    return make_controller(name, envs.layout)
+
+
+@pytest.mark.parametrize("name", [*controller_names(), "learned"])
+@pytest.mark.parametrize("task", list(TASKS))
+def test_every_controller_runs_on_every_task(task: str, name: str) -> None:
+    envs = make(task)
+    results = run_episodes(envs, make_named(name, envs), seed=0)
+    assert np.isfinite(results.scores).all()
+    assert np.isfinite(results.returns).all()
+    assert (results.n_illegal == 0).all()
+    assert (results.n_epochs <= N_EPOCHS).all()
+    n_finished = results.op_counts[:, Op.FINISH]
+    assert (results.op_counts.sum(1) == results.n_epochs + n_finished).all()
+
+
+def test_waiting_does_nothing_and_a_fixed_schedule_commits() -> None:
+    envs = make("spirals")
+    waiting = run_episodes(envs, WaitController(), seed=0)
+    assert (waiting.op_counts[:, Op.WAIT] == N_EPOCHS).all()
+    assert (waiting.seed_parameters == 0).all()
+    grown = run_episodes(envs, grow_once(envs.layout, blueprint="widen_large"), seed=0)
+    assert (grown.op_counts[:, Op.FOSSILIZE] == 1).all()
+    assert (grown.seed_parameters > 0).all()
+    np.testing.assert_array_equal(waiting.draw_seeds, grown.draw_seeds)
+    assert (grown.flops > waiting.flops).all()
+
+
+def test_controllers_meet_the_same_hosts_and_runs_repeat() -> None:
+    envs = make("digits-family", 3)
+    first = run_episodes(envs, make_controller("random", envs.layout), seed=5)
+    again = run_episodes(envs, make_controller("random", envs.layout), seed=5)
+    np.testing.assert_array_equal(first.returns, again.returns)
+    np.testing.assert_array_equal(first.op_counts, again.op_counts)
+
+
+def test_an_early_finish_ends_only_its_own_episode() -> None:
+    class FinishFirst(WaitController):
+        def act(self, observations: np.ndarray, masks: object, starts: np.ndarray) -> np.ndarray:
+            actions = np.zeros((len(observations), 8), np.int64)
+            actions[0, -1] = Op.FINISH
+            return actions
+
+    results = run_episodes(make("spirals"), FinishFirst(), seed=0)
+    assert results.n_epochs.tolist() == [0, N_EPOCHS]
+    assert results.op_counts[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
+
+
+def test_environments_that_start_again_by_themselves_are_refused() -> None:
+    with pytest.raises(UnsupportedEnvironmentError, match="autoreset=False"):
+        run_episodes(make_envs(2), WaitController(), seed=0)
+
+
+def test_wrappers_are_left_out() -> None:
+    class Doubled(VectorRewardWrapper):
+        def reward(self, rewards: np.ndarray) -> np.ndarray:
+            return 2.0 * rewards
+
+    envs = make("spirals")
+    plain = run_episodes(envs, WaitController(), seed=np.int64(3))  # type: ignore[arg-type]
+    wrapped = run_episodes(Doubled(envs), WaitController(), seed=3)
+    np.testing.assert_array_equal(plain.returns, wrapped.returns)
+    np.testing.assert_array_equal(plain.draw_seeds, wrapped.draw_seeds)
+
+
+def test_other_environments_are_refused() -> None:
+    message = "are a {}; a GrowthVectorEnv is needed, such as esper.make_env"
+    for envs, kind in ((GrowthEnv("spirals"), "GrowthEnv"), (5, "int"), (None, "NoneType")):
+        with pytest.raises(UnsupportedEnvironmentError, match=message.format(kind)):
+            run_episodes(envs, WaitController(), seed=0)  # type: ignore[arg-type]
+
+
+def test_a_seed_is_a_whole_number_and_a_controller_acts() -> None:
+    envs = make("spirals", 1)
+    for seed in (None, 1.5, -1, "0", True):
+        with pytest.raises(
+            ConfigError, match=r"seed is .*; it must be a whole number of at least 0"
+        ):
+            run_episodes(envs, WaitController(), seed=seed)  # type: ignore[arg-type]
+    for controller in (None, "wait", WaitController):
+        with pytest.raises(ConfigError, match=r"controller is .*; it must have start and act"):
+            run_episodes(envs, controller, seed=0)  # type: ignore[arg-type]
+
+
+def test_seeds_that_still_grow_when_an_episode_is_cut_short_are_not_committed() -> None:
+    # One seed is committed in seven decisions; the other germinates then and is cut off.
+    def run(max_episode_steps: int) -> tuple[EpisodeResults, GrowthVectorEnv]:
+        envs = make("digits", 1, max_episode_steps=max_episode_steps)
+        controller = grow_everywhere(envs.layout, blueprint="widen_small", every=0)
+        return run_episodes(envs, controller, seed=0), envs
+
+    short, envs = run(4)
+    assert short.op_counts[0, Op.FOSSILIZE] == 0
+    assert (envs.growth.population.slot_arrays().stage == Stage.BLENDING).any()
+    assert short.seed_parameters.tolist() == [0]
+    longer, envs = run(7)
+    stages = envs.growth.population.slot_arrays().stage[0]
+    assert longer.op_counts[0, Op.FOSSILIZE] == 1
+    assert np.isin(stages, list(LIVE_STAGES)).any()
+    model = slots(envs.growth.population.model(0))
+    sizes = [
+        sum(parameter.numel() for parameter in slot.seed.parameters())
+        for stage, slot in zip(stages, model.values(), strict=True)
+        if stage == Stage.FOSSILIZED and slot.seed is not None
+    ]
+    assert longer.seed_parameters.tolist() == [sum(sizes)]
+    assert sum(sizes) > 0
+
+
+def test_slots_are_those_of_the_host() -> None:
+    envs = make("text")
+    assert isinstance(envs.slot_config, SlotConfig)
+    assert envs.slot_config.slot_ids[:2] == ("blocks.0.mlp", "blocks.0")

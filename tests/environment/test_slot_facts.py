@@ -1,0 +1,75 @@
+"""Observations tell slots apart by what they are in this very host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+from esper.environment import GrowthVectorEnv
+from esper.environment.records import EpisodeRecords
+
+
+def scaled(sizes: list[int], largest: float) -> list[float]:
+    return [2 * np.log(max(size, 1)) / np.log(largest) - 1 for size in sizes]
+
+
+def layers_of(block: nn.Module) -> list[nn.Module]:
+    return [module for module in block.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+
+
+def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
+    """Compare what is seen of slots with the layers of each host; return the hidden units met."""
+    met: set[int] = set()
+    for host in range(envs.num_envs):
+        model = envs.growth.population.model(host)
+        first = [layers_of(model.get_submodule(slot))[0] for slot in envs.slot_config.slot_ids]
+        hidden = [layer.weight.shape[0] for layer in first]
+        width = [layer.weight.shape[1] for layer in first]  # a residual block gives what it takes
+        layout = envs.layout
+        assert layout.slot(observations, "hidden")[host] == pytest.approx(
+            scaled(hidden, 4096), abs=1e-6
+        )
+        assert layout.slot(observations, "width")[host] == pytest.approx(
+            scaled(width, 4096), abs=1e-6
+        )
+        met |= set(hidden)
+    return met
+
+
+@pytest.mark.parametrize("form", ["stacked", "sequential"])
+def test_hosts_with_fewer_hidden_units_than_the_design_show_theirs(form: str) -> None:
+    envs = GrowthVectorEnv("digits-family", 6, form=form, n_epochs=2, batches_per_epoch=1)
+    observations, _ = envs.reset(seed=0)
+    met = expect_sizes(envs, observations)
+    assert len(met) > 1
+    wait = np.zeros((6, 8), np.int64)
+    for _ in range(2):  # the second ends all episodes, and others begin
+        observations, *_ = envs.step(wait)
+        assert expect_sizes(envs, observations)
+    n_slots = envs.slot_config.max_slots
+    assert envs.layout.slot(observations, "on_vector").tolist() == [[1.0] * n_slots] * 6
+    assert envs.layout.host(observations, "task_slots") == pytest.approx(scaled([n_slots] * 6, 64))
+
+
+def test_convolutions_and_sequences_are_seen_as_such() -> None:
+    images = GrowthVectorEnv("digits", 1, host="cnn", n_epochs=2, batches_per_epoch=1)
+    observations, _ = images.reset(seed=0)
+    expect_sizes(images, observations)
+    assert (images.layout.slot(observations, "on_feature_map") == 1.0).all()
+    text = GrowthVectorEnv("text", 1, n_epochs=2, batches_per_epoch=1)
+    observations, _ = text.reset(seed=0)
+    assert (text.layout.slot(observations, "on_sequence") == 1.0).all()
+    assert (text.layout.slot(observations, "on_vector") == 0.0).all()
+    # A block around attention has no two layers between which there could be more units.
+    hidden = dict(
+        zip(text.slot_config.slot_ids, text.growth.records.slot_hidden[0].tolist(), strict=True)
+    )
+    block = text.growth.population.model(0).get_submodule("blocks.0.mlp")
+    assert hidden["blocks.0.mlp"] == layers_of(block)[0].weight.shape[0]
+
+
+def test_what_slots_are_is_part_of_the_state() -> None:
+    records = EpisodeRecords.blank(2, 3)
+    for name in ("slot_kind", "slot_width", "slot_hidden"):
+        assert records.state_dict()[name].shape == (2, 3)

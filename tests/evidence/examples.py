@@ -1,0 +1,64 @@
+"""Made-up results of evaluations that tests are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from esper.evidence.results import Arm, Evidence, Kind
+
+
+def make_arm(
+    name: str,
+    accuracy: Any,
+    *,
+    label: str = "",
+    kind: Kind = "simple",
+    flops: Any = 0.5,
+    parameters: Any = 1000.0,
+    grown_share: Any = 0.0,
+    tuning_runs: int = 0,
+) -> Arm:
+    """Return an arm whose other values are the same for all hosts."""
+    shape = np.shape(accuracy)
+
+    def spread(value: Any) -> Any:
+        return np.broadcast_to(np.asarray(value, float), shape)
+
+    return Arm(
+        name=name,
+        label=label or f"the {name} arm",
+        kind=kind,
+        setting=f"setting of {name}",
+        accuracy=accuracy,
+        flops=spread(flops),
+        parameters=spread(parameters),
+        n_epochs=spread(12.0),
+        grown_share=np.broadcast_to(np.asarray(grown_share, float), shape[0]),
+        tuning_runs=tuning_runs,
+    )
+
+
+def make_evidence(*arms: Arm, price: float = 0.2, **values: Any) -> Evidence:
+    """Return evidence of arms, the first of which is the one that claims are about."""
+    facts: dict[str, Any] = {
+        "task": "digits-family",
+        "task_options": {"n_epochs": 16, "host": "mlp"},
+        "price": price,
+        "seed": 3,
+        "runs": tuple(f"run{number}" for number in range(arms[0].n_runs)),
+        "arms": arms,
+        "learned": arms[0].name,
+        "created": "2030-01-02T03:04:05",
+        "versions": {"esper": "0.1.0"},
+        "command": "esper evaluate run0",
+    }
+    return Evidence(**facts | values)
+
+
+def make_hosts(n_runs: int, n_hosts: int, *, gain: float = 0.0, seed: int = 0) -> np.ndarray:
+    """Return accuracies that share what hosts have in common, with noise of their own."""
+    common = 0.7 + 0.1 * np.random.default_rng(99).normal(size=n_hosts)
+    own = 0.02 * np.random.default_rng(seed).normal(size=(n_runs, n_hosts))
+    return common + own - own.mean() + gain

@@ -1,0 +1,295 @@
+"""Evaluations compare on the same held-out hosts, go on where they were, and refuse mistakes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.config.growth import GrowthConfig
+from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MOST_TRIAL_HOSTS
+from esper.config.run import EvaluationConfig
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.errors import ConfigError, EvidenceError, RunError
+from esper.evidence.arms import ARMS, choose_arms
+from esper.evidence.campaign import EvaluationProgress, evaluate, hosts_of
+from esper.evidence.compare import compare, compare_files
+from esper.evidence.contestants import find_contestants, find_ground, find_prices
+from esper.evidence.files import EvidenceFile
+from esper.evidence.headroom import headroom
+from esper.evidence.results import Evidence
+from esper.reports.evidence_figures import save_evidence
+from esper.tamiyo import SavedController, make_controller
+from esper.tasks import make_task
+from esper.training.lookup import controller_of
+from esper.training.run import Run
+from esper.training.setup import make_run_task
+from esper.training.trials import TRIAL_SEED, trial_parts
+
+SOME = ("wait", "random", "static", "scratch_same_epochs", "shuffled")
+N_HOSTS = 6
+
+
+def evaluate_some(run: Run, folder: Path | None = None, **changes: object) -> list[Evidence]:
+    given = {"n_hosts": N_HOSTS, "tuning_runs": 8, "arms": SOME, "folder": folder, **changes}
+    return evaluate(run, **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def found(done_run: Run) -> list[Evidence]:
+    return evaluate_some(done_run, prices=(0.2, 0.5))
+
+
+def held_out_envs(run: Run) -> GrowthVectorEnv:
+    return GrowthVectorEnv(
+        make_run_task(run.config),
+        N_HOSTS,
+        purpose="evaluation",
+        final_split="test",
+        autoreset=False,
+    )
+
+
+def test_arms_are_what_controllers_do_on_held_out_hosts(
+    done_run: Run, found: list[Evidence]
+) -> None:
+    envs, evidence = held_out_envs(done_run), found[0]
+    controllers = {
+        "wait": make_controller("wait", envs.layout),
+        "learned": controller_of(done_run).make(envs.slot_config),
+    }
+    for name, controller in controllers.items():
+        results = run_episodes(envs, controller, seed=EVALUATION_HOSTS.first)
+        arm = evidence.arm(name)
+        np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
+        np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
+        np.testing.assert_array_equal(arm.n_epochs[0], results.n_epochs)
+        sizes = results.host_parameters + results.seed_parameters
+        np.testing.assert_array_equal(arm.parameters[0], sizes)
+        assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
+
+
+def test_the_other_way_of_a_controller_that_draws_is_its_likeliest_action(done_run: Run) -> None:
+    (evidence,) = evaluate_some(done_run, arms=("learned_other",))
+    envs = held_out_envs(done_run)
+    greedy = controller_of(done_run).make(envs.slot_config, deterministic=True)
+    results = run_episodes(envs, greedy, seed=evidence.seed)
+    arm = evidence.arm("learned_greedy")
+    np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
+    np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
+    assert not np.array_equal(arm.flops, evidence.own.flops)
+
+
+def test_each_price_has_its_results_and_only_those_that_see_it_differ(
+    done_run: Run, found: list[Evidence]
+) -> None:
+    assert [entry.price for entry in found] == [0.2, 0.5]
+    first, second = found
+    assert [arm.name for arm in first.arms] == ["learned", *SOME]
+    np.testing.assert_array_equal(first.arm("wait").accuracy, second.arm("wait").accuracy)
+    assert first.arm("static").tuning_runs <= 8
+    assert first.arm("static").n_epochs.max() >= second.arm("static").n_epochs.max()
+    assert first.arm("learned").tuning_runs == done_run.n_episodes > 0
+    assert first.purpose == "evaluation"
+    assert first.learned_price == done_run.config.budget.flop_price
+    assert first.split == "test"
+    assert first.arm("learned").test_reads == first.arm("static").test_reads == 1
+    assert first.arm("scratch_same_epochs").test_reads in (1, 2)
+
+
+def test_random_growth_and_networks_from_scratch_follow_the_learned_arm(
+    found: list[Evidence],
+) -> None:
+    learned = found[0].own
+    np.testing.assert_array_equal(found[0].arm("random").n_epochs, learned.n_epochs)
+    scratch = found[0].arm("scratch_same_epochs")
+    np.testing.assert_array_equal(scratch.n_epochs, learned.n_epochs)
+    np.testing.assert_array_equal(scratch.parameters, learned.parameters)
+    assert scratch.grown_share.tolist() == [0.0]
+    assert learned.grown_share[0] > 0.0
+
+
+def test_an_evaluation_that_was_interrupted_goes_on_and_ends_the_same(
+    done_run: Run, found: list[Evidence], tmp_path: Path
+) -> None:
+    works: list[str] = []
+
+    def interrupt(progress: EvaluationProgress) -> None:
+        works.append(progress.work)
+        if progress.work.startswith("scratch"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_some(done_run, tmp_path, on_progress=interrupt)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept
+    seen: list[str] = []
+    again = evaluate_some(done_run, tmp_path, on_progress=lambda one: seen.append(one.work))
+    assert kept < {path.name for path in tmp_path.iterdir()}
+    assert "hosts left alone" in works
+    assert "hosts left alone" not in seen
+    for arm, other in zip(again[0].arms, found[0].arms, strict=True):
+        assert arm.setting == other.setting
+        np.testing.assert_array_equal(arm.accuracy, other.accuracy)
+        np.testing.assert_array_equal(arm.flops, other.flops)
+
+
+def another_run(saved: SavedController) -> SavedController:
+    """Return a controller as another seed could have given it."""
+    halved = {name: tensor / 2 for name, tensor in saved.weights.items()}
+    origin = {**saved.origin, "seed": 77, "command": "esper train --seed 77"}
+    return replace(saved, name="another", weights=halved, origin=origin)
+
+
+def test_several_runs_are_rows_each_as_if_it_were_alone(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    other, arms = another_run(saved), ("random", "wrong_task")
+    (evidence,) = evaluate_some([saved, other], arms=arms)  # type: ignore[arg-type]
+    (alone,) = evaluate_some(other, arms=arms)  # type: ignore[arg-type]
+    for name in ("learned", *arms):
+        arm = evidence.arm(name)
+        assert arm.accuracy.shape == (2, N_HOSTS)
+        np.testing.assert_array_equal(arm.accuracy[1], alone.arm(name).accuracy[0])
+    assert evidence.runs == (done_run.name, "another")
+
+
+def test_one_training_run_is_not_counted_twice(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    other = another_run(saved)
+    assert find_contestants([saved, other]) == [saved, other]
+    with pytest.raises(RunError, match="done and copy are of the same training run"):
+        find_contestants([done_run, replace(saved, name="copy", origin={})])
+    later_checkpoint = replace(other, name="later", origin=saved.origin)
+    with pytest.raises(RunError, match="done and later are of the same training run"):
+        find_contestants([saved, later_checkpoint])
+    with pytest.raises(RunError, match="two runs are named done"):
+        find_contestants([saved, replace(other, name=saved.name)])
+
+
+def test_other_hosts_are_other_hosts(done_run: Run) -> None:
+    first = EVALUATION_HOSTS.first
+    usual, others = (
+        evaluate_some(done_run, arms=("wait",), seed=seed)[0] for seed in (None, first + 3)
+    )
+    wait, moved = usual.arm("wait"), others.arm("wait")
+    np.testing.assert_allclose(wait.accuracy[0, 3:], moved.accuracy[0, :3])
+    assert not np.array_equal(wait.accuracy, moved.accuracy)
+    assert (usual.seed, others.seed) == (first, first + 3)
+
+
+def test_hosts_of_one_use_are_never_those_of_another(done_run: Run) -> None:
+    evaluation, room = hosts_of({}, 512), hosts_of({}, 128, HEADROOM_HOSTS)
+    parts = trial_parts(make_run_task(done_run.config), MOST_TRIAL_HOSTS)
+    last = max(part.first + part.n_hosts for part in parts) - 1
+    assert TRIAL_SEED + last < evaluation[0]
+    assert evaluation[-1] < room[0]
+    assert EVALUATION_HOSTS.end <= HEADROOM_HOSTS.first
+    for seed, n_hosts in ((0, 6), (99_999, 6), (199_999, 6)):
+        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+            evaluate(done_run, n_hosts=n_hosts, seed=seed)
+        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+            compare([done_run, "wait"], n_hosts=n_hosts, seed=seed)
+        with pytest.raises(ConfigError, match=r"headroom are 200000 to 299999"):
+            headroom("spirals", n_hosts=n_hosts, seed=seed)
+    with pytest.raises(ConfigError, match="at most 50000"):
+        EvaluationConfig(n_final_episodes=MOST_TRIAL_HOSTS + 1)
+
+
+def test_nothing_is_kept_of_a_task_whose_draws_have_no_name(tmp_path: Path) -> None:
+    named = find_ground([], "spirals", {"batches_per_epoch": 1})
+    given = find_ground([], make_task("spirals", batches_per_epoch=1), None)
+    for ground, n_files in ((given, 0), (named, 1)):
+        ground.cache(tmp_path / "kept").get({"host": 1}, lambda: {"values": [1]})
+        assert len(list(tmp_path.rglob("*.npz"))) == n_files
+
+
+def test_a_controller_is_evaluated_on_another_task_without_retraining(done_run: Run) -> None:
+    options = {"n_epochs": 3, "batches_per_epoch": 1}
+    (evidence,) = evaluate_some(
+        done_run, task="digits", task_options=options, arms=("wait", "learned_other")
+    )
+    assert evidence.task == "digits"
+    assert evidence.task_options == options
+    assert evidence.arm("wait").n_epochs.max() == 3
+    assert {arm.name for arm in evidence.arms} == {"learned", "learned_greedy", "wait"}
+
+
+def test_results_are_saved_and_read_back(found: list[Evidence], tmp_path: Path) -> None:
+    paths = save_evidence(found, tmp_path / "evaluation")
+    text = paths[0].read_text("utf-8")
+    assert json.loads(text)["evidence_version"] == 1
+    read = EvidenceFile.from_text(text).entries
+    np.testing.assert_array_equal(read[1].own.accuracy, found[1].own.accuracy)
+    assert "the learned controller" in paths[1].read_text("utf-8").lower()
+    assert paths[2].stat().st_size > 10_000
+
+
+def test_controllers_are_compared_with_the_first(done_run: Run) -> None:
+    evidence = compare([done_run, "heuristic", "wait"], n_hosts=N_HOSTS)
+    assert evidence.learned == done_run.name
+    assert [arm.kind for arm in evidence.arms] == ["learned", "simple", "simple"]
+    envs = held_out_envs(done_run)
+    results = run_episodes(
+        envs, make_controller("heuristic", envs.layout), seed=EVALUATION_HOSTS.first
+    )
+    np.testing.assert_allclose(evidence.arm("heuristic").accuracy[0], results.scores, atol=1e-6)
+
+
+def test_files_are_compared_if_their_hosts_are_the_same(
+    found: list[Evidence], tmp_path: Path
+) -> None:
+    first, second, other = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
+    first.write_text(EvidenceFile(entries=(found[0],)).to_text())
+    second.write_text(EvidenceFile(entries=tuple(found)).to_text())
+    other.write_text(EvidenceFile(entries=(replace(found[0], seed=9),)).to_text())
+    evidence = compare([first, second], price=0.2)
+    np.testing.assert_array_equal(evidence.arms[0].accuracy, evidence.arms[1].accuracy)
+    with pytest.raises(EvidenceError, match=r"prices 0.2, 0.5; choose one"):
+        compare_files([first, second])
+    with pytest.raises(EvidenceError, match=r"seed 100000 and .* has 9"):
+        compare_files([first, other])
+    other.write_text(EvidenceFile(entries=(replace(found[0], reference="24 epochs"),)).to_text())
+    with pytest.raises(EvidenceError, match=r"reference training .* has 24 epochs; compare"):
+        compare_files([first, other])
+    with pytest.raises(RunError, match="files with files"):
+        compare([first, "wait"])
+
+
+def test_mistakes_are_refused_before_anything_is_run(done_run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"no arm 'statics'.* Did you mean 'static'"):
+        choose_arms(["statics"])
+    assert choose_arms(["wait"]) == ("learned", "wait")
+    assert choose_arms(None) == tuple(ARMS)
+    with pytest.raises(RunError, match="no learned controller"):
+        find_contestants(["heuristic"])
+    with pytest.raises(RunError, match="no run is given"):
+        find_contestants([])
+    with pytest.raises(ConfigError, match="n_hosts is 1"):
+        evaluate(done_run, n_hosts=1)
+    with pytest.raises(ConfigError, match=r"price is -1"):
+        find_prices([-1.0], 0.2)
+    with pytest.raises(ConfigError, match="name two controllers"):
+        compare([done_run])
+    with pytest.raises(RunError, match="name one with task"):
+        compare(["wait", "random"])
+
+
+def test_controllers_of_different_tasks_or_ways_need_to_be_told_apart(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    moved = replace(saved, name="moved", origin={**saved.origin, "task": "digits"})
+    with pytest.raises(RunError, match="learned on different tasks"):
+        find_ground([saved, moved], None, None)
+    named = find_ground([saved, saved], "spirals", {"batches_per_epoch": 1})
+    assert named.task.budget == saved.budget
+    assert named.options == {"batches_per_epoch": 1}
+    other = find_ground([saved, moved], "text", None)
+    assert other.task.budget.n_epochs != saved.budget.n_epochs
+    with pytest.raises(RunError, match="different rules of growth"):
+        find_ground([saved, replace(saved, growth=GrowthConfig(embargo_epochs=9))], "digits", None)
+    with pytest.raises(RunError, match="does not say what it learned on"):
+        find_ground([replace(saved, origin={})], None, None)
+    with pytest.raises(RunError, match="some act greedily"):
+        find_contestants([saved, replace(saved, deterministic=True)])

@@ -1,0 +1,200 @@
+"""Evidence is kept whole, comes back as it was, and refuses what does not fit together."""
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.errors import EvidenceError
+from esper.evidence.files import EvidenceFile
+from esper.evidence.results import Arm, Evidence
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
+
+
+def example(price: float = 0.2) -> Evidence:
+    return make_evidence(
+        make_arm("learned", make_hosts(3, 12), kind="learned", grown_share=0.5, tuning_runs=9000),
+        make_arm("heuristic", make_hosts(1, 12, seed=1), kind="tuned", tuning_runs=4096),
+        price=price,
+    )
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    for field in fields(one):
+        first, second = getattr(one, field.name), getattr(other, field.name)
+        if field.name in ("arms", "entries"):
+            assert len(first) == len(second)
+            for a, b in zip(first, second, strict=True):
+                assert_same(a, b)
+        elif isinstance(first, np.ndarray):
+            assert second.dtype == np.float64
+            np.testing.assert_array_equal(first, second, strict=True)
+        else:
+            assert first == second, field.name
+
+
+def test_a_file_comes_back_as_it_was() -> None:
+    file = EvidenceFile(entries=(example(), replace(example(0.4), learned_price=0.2)))
+    assert_same(EvidenceFile.from_text(file.to_text()), file)
+    assert json.loads(file.to_text()) == file.to_json()
+    assert json.loads(file.to_text())["evidence_version"] == 1
+
+
+def test_a_row_of_numbers_is_one_line() -> None:
+    lines = EvidenceFile(entries=(example(),)).to_text().splitlines()
+    assert len(lines) < 200
+    row = json.dumps(example().own.accuracy[1].tolist())
+    assert any(line.strip().rstrip(",") == row for line in lines)
+
+
+def test_values_are_rounded_once_and_cannot_be_changed() -> None:
+    given = np.array([[1 / 3, 2 / 3]])
+    arm = make_arm("x", given)
+    assert arm.accuracy.tolist() == [[0.333333, 0.666667]]
+    given[:] = 0.0
+    assert arm.accuracy[0, 0] == 0.333333
+    with pytest.raises(ValueError, match="read-only"):
+        arm.accuracy[0, 0] = 1.0
+
+
+def test_the_score_is_accuracy_minus_the_price_of_the_computing() -> None:
+    arm = make_arm("x", [[0.9, 0.8]], flops=[[0.5, 1.0]])
+    np.testing.assert_allclose(arm.score(0.2), [[0.8, 0.6]])
+
+
+def test_arms_are_found_by_name() -> None:
+    evidence = example()
+    assert evidence.own is evidence.arm("learned")
+    assert [arm.name for arm in evidence.others] == ["heuristic"]
+    assert evidence.n_hosts == 12
+    with pytest.raises(EvidenceError, match="Did you mean 'heuristic'"):
+        evidence.arm("heuristik")
+
+
+ARM: dict[str, Any] = {
+    "name": "x",
+    "label": "the x",
+    "accuracy": [[0.5, 0.6]],
+    "flops": [[1.0, 1.0]],
+    "parameters": [[10.0, 10.0]],
+    "n_epochs": [[3.0, 3.0]],
+    "grown_share": [0.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"accuracy": [[0.5, math.nan]]}, "arm x has accuracy that are not finite"),
+        ({"flops": [[1.0, math.inf]]}, "flops that are not finite"),
+        ({"flops": [[1.0, -0.1]]}, "flops down to -0.1"),
+        ({"accuracy": [0.5, 0.6]}, r"accuracy of shape \(2,\)"),
+        ({"accuracy": [[]]}, r"accuracy of shape \(1, 0\)"),
+        ({"n_epochs": [[3.0]]}, r"n_epochs of shape \(1, 1\) and accuracy of \(1, 2\)"),
+        ({"grown_share": [0.1, 0.2]}, "for each of 1 runs"),
+        ({"grown_share": [1.5]}, "from 0 to 1"),
+        ({"kind": "tunde"}, "Did you mean 'tuned'"),
+        ({"name": ""}, "name it in both"),
+        ({"tuning_runs": -1}, "count from 0"),
+        ({"test_reads": 0}, "arm x has 0 test_reads; count from 1"),
+    ],
+)
+def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: str) -> None:
+    Arm(**ARM)
+    with pytest.raises(EvidenceError, match=words):
+        Arm(**ARM | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"price": math.nan}, "price is nan"),
+        ({"price": -1.0}, "price is -1.0"),
+        ({"learned_price": math.inf}, "learned_price is inf"),
+        ({"learned_price": -0.1}, "learned_price is -0.1"),
+        ({"learned": "greedy"}, "no arm 'greedy'"),
+        ({"runs": ("a",)}, "has 3 runs and 1 are named"),
+        ({"runs": ("a", "b", "a")}, "run a is there twice"),
+        ({"arms": (example().own, example().own)}, "learned is there twice"),
+        ({"arms": (example().own, make_arm("x", make_hosts(2, 12)))}, "2 runs on 12 hosts"),
+        ({"arms": (example().own, make_arm("x", make_hosts(1, 11)))}, "1 runs on 11 hosts"),
+    ],
+)
+def test_arms_that_do_not_fit_together_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(EvidenceError, match=words):
+        replace(example(), **change)
+
+
+def test_a_file_is_about_one_task_and_has_each_price_once() -> None:
+    with pytest.raises(EvidenceError, match="no entries"):
+        EvidenceFile(entries=())
+    with pytest.raises(EvidenceError, match="each price once"):
+        EvidenceFile(entries=(example(), example()))
+    for change in ({"task": "spirals"}, {"task_options": {}}):
+        with pytest.raises(EvidenceError, match="keep one task"):
+            EvidenceFile(entries=(example(), replace(example(0.4), **change)))
+
+
+def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
+    """Return a file with a value at a path put in, or left out, or a field renamed."""
+    plain = EvidenceFile(entries=(example(),)).to_json()
+    inner: Any = plain
+    for step in path[:-1]:
+        inner = inner[step]
+    if name is not None:
+        inner[name] = inner.pop(path[-1])
+    elif value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a.json is no JSON"),
+        ("[]", "no evidence_version"),
+        (spoil("evidence_version", value=2), "evidence_version is 2 and this Esper reads 1"),
+        (spoil("entries"), "a list of entries"),
+        (spoil("entries", 0, value=[]), r"an entry is \[\]; a JSON object"),
+        (spoil("entries", 0, "seed"), "an entry has no seed"),
+        (spoil("entries", 0, "price", name="prize"), "Did you mean 'price'"),
+        (spoil("entries", 0, "price", value=math.nan), "a number is NaN"),
+        (spoil("entries", 0, "price", value="0.2"), "price of an entry is '0.2'; int or float"),
+        (spoil("entries", 0, "arms", 0, "test_reads", value=True), "test_reads of an arm is True"),
+        (spoil("entries", 0, "learned_price", value="0.1"), "'0.1'; int or float or null"),
+        (spoil("entries", 0, "runs", value=[1, 2, 3]), "a list of names"),
+        (spoil("entries", 0, "arms", 0, "flops"), "an arm has no flops"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value=math.inf), "a number is Infinity"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value="1"), "numbers are needed"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0), "numbers are needed, as many"),
+        (spoil("entries", 0, "arms", 0, "grown_share", value=[True] * 3), "numbers are needed"),
+    ],
+)
+def test_a_file_that_is_not_what_was_written_is_refused(text: str, words: str) -> None:
+    with pytest.raises(EvidenceError, match=words) as raised:
+        EvidenceFile.from_text(text, name="a.json")
+    assert str(raised.value).startswith("a.json ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [Arm, Evidence])
+def test_every_field_is_in_the_file_and_missed_when_it_is_not(kind: type[Any]) -> None:
+    for field in fields(kind):
+        path = ("entries", 0) if kind is Evidence else ("entries", 0, "arms", 1)
+        with pytest.raises(EvidenceError, match=f"has no {field.name}"):
+            EvidenceFile.from_text(spoil(*path, field.name))
+
+
+def test_nan_put_into_plain_values_is_refused_too() -> None:
+    plain = example().to_json()
+    plain["arms"][0]["accuracy"][0][0] = math.nan
+    with pytest.raises(EvidenceError, match="not finite"):
+        Evidence.from_json(plain)
+    with pytest.raises(EvidenceError, match="price of an entry is nan"):
+        Evidence.from_json(example().to_json() | {"price": math.nan})

@@ -1,0 +1,159 @@
+"""Controllers of evaluations do what their names say, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.environment.episodes import GrowthEpisodes
+from esper.evidence.bench import Bench
+from esper.evidence.following import derange, run_random, run_shuffled, run_wrong_task
+from esper.evidence.steering import MatchedRandom, Replay, Shuffled, Side
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
+from tests.evidence.test_host_runs import make_bench
+
+OP = HEAD_NAMES.index("op")
+HOSTS = range(6)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return make_bench()
+
+
+def test_controllers_side_by_side_do_what_each_does_alone(bench: Bench) -> None:
+    planting = Planting(slot="blocks.0", blueprint="widen_large")
+
+    def schedule(growth: GrowthEpisodes) -> FixedSchedule:
+        return FixedSchedule(growth.layout, [planting])
+
+    together = bench.run(
+        HOSTS, lambda growth, _: Side([schedule(growth), WaitController()], [4, len(HOSTS) - 4])
+    )
+    grown = bench.run(HOSTS, lambda growth, _: schedule(growth))
+    left_alone = bench.run(HOSTS, lambda *_: WaitController())
+    np.testing.assert_allclose(together.flops[:4], grown.flops[:4])
+    np.testing.assert_allclose(together.accuracy[:4], grown.accuracy[:4])
+    np.testing.assert_allclose(together.flops[4:], left_alone.flops[4:])
+    np.testing.assert_allclose(together.accuracy[4:], left_alone.accuracy[4:])
+
+
+def test_a_replay_on_the_same_hosts_gives_the_same_results(bench: Bench) -> None:
+    random = RandomController(op_weights={Op.FINISH: 0.2})
+    first = bench.run(HOSTS, lambda *_: random)
+    again = bench.run(HOSTS, lambda *_: Replay(first.actions))
+    np.testing.assert_array_equal(again.actions, first.actions)
+    np.testing.assert_array_equal(again.accuracy, first.accuracy)
+    np.testing.assert_array_equal(again.n_epochs, first.n_epochs)
+
+
+def test_the_wrong_task_gets_the_actions_of_another_host_where_they_are_legal(
+    bench: Bench,
+) -> None:
+    random = RandomController(op_weights={Op.FINISH: 0.2})
+    own = bench.run(HOSTS, lambda *_: random)
+    wrong = run_wrong_task(bench, own, HOSTS)
+    source = derange(len(HOSTS), seed=0)
+    for host in HOSTS:
+        theirs, taken = own.actions[source[host]], wrong.actions[host]
+        n_steps = int((taken[:, 0] >= 0).sum())
+        differs = (taken[:n_steps] != theirs[:n_steps]).any(1)
+        assert (taken[:n_steps][differs, OP] == Op.WAIT).all()
+        assert wrong.n_epochs[host] >= own.n_epochs[source[host]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(2, 40), seed=st.integers(0, 9))
+def test_in_a_derangement_nothing_is_in_its_place_and_nothing_is_lost(n: int, seed: int) -> None:
+    numbers = derange(n, seed=seed)
+    assert sorted(numbers.tolist()) == list(range(n))
+    assert (numbers != np.arange(n)).all()
+
+
+class _Seen:
+    """Waits, and keeps what it was shown."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.shown: list[np.ndarray] = []
+        self._waiting = WaitController()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        self._waiting.start(n_hosts)
+
+    def act(self, observations: np.ndarray, masks: object, starts: np.ndarray) -> np.ndarray:
+        self.shown.append(observations.copy())
+        return self._waiting.act(observations, masks, starts)  # type: ignore[arg-type]
+
+
+def test_shuffling_permutes_what_running_hosts_look_like_and_leaves_the_others() -> None:
+    seen, is_running = _Seen(), np.array([True, True, False, True])
+    shuffled = Shuffled(seen, lambda: is_running)
+    bench = make_bench()
+    growth = bench.start(range(4))
+    observations = growth.observe()
+    shuffled.start(4, seed=3)
+    for _ in range(6):
+        shuffled.act(observations, growth.masks(), np.zeros(4, np.bool_))
+    orders = set()
+    for shown in seen.shown:
+        order = [int(np.flatnonzero((observations == row).all(1))[0]) for row in shown]
+        assert order[2] == 2
+        assert sorted(order) == [0, 1, 2, 3]
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+
+def test_a_controller_that_looks_at_nothing_does_the_same_when_shuffled(bench: Bench) -> None:
+    plain = bench.run(HOSTS, lambda *_: RandomController())
+    shuffled = run_shuffled(bench, lambda *_: RandomController(), HOSTS)
+    np.testing.assert_array_equal(shuffled.actions, plain.actions)
+
+
+def test_random_growth_has_as_many_actions_and_epochs_as_it_is_told(bench: Bench) -> None:
+    planting = Planting(slot="blocks.1", blueprint="widen_small")
+    followed = bench.run(HOSTS, lambda growth, _: FixedSchedule(growth.layout, [planting]))
+    n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
+    wanted = followed.op_counts.sum(1) - n_waits
+    assert (wanted == 5).all()
+    runs = run_random(bench, followed, HOSTS)
+    np.testing.assert_array_equal(runs.n_epochs, followed.n_epochs)
+    n_waits = runs.op_counts[:, Op.WAIT] + runs.op_counts[:, Op.FINISH]
+    done = runs.op_counts.sum(1) - n_waits
+    assert (done <= wanted).all()
+    assert (done == wanted).sum() >= 5
+    # Where the last epochs refused, it was asked for until the end.
+    last = runs.actions[np.arange(len(HOSTS)), followed.n_epochs - 1, OP]
+    assert (last[done < wanted] != Op.WAIT).all()
+
+
+def test_what_is_refused_is_not_counted_as_done() -> None:
+    growth, done = make_bench().start(range(2)), np.full(2, -1)
+    controller = MatchedRandom(np.array([1, 1]), np.array([12, 12]), lambda: done)
+    controller.start(2, seed=1)
+    asked = np.zeros(2, np.int64)
+    for step in range(12):
+        actions = controller.act(growth.observe(), growth.masks(), np.full(2, step == 0))
+        asked += actions[:, OP] == Op.GERMINATE
+        done = np.array([Op.WAIT, actions[1, OP]])
+    assert asked[0] > 1
+    assert asked[1] == 1
+
+
+def test_random_actions_are_spread_over_the_epochs() -> None:
+    bench, n = make_bench(), 100
+    n_actions, n_epochs = np.ones(n, np.int64), np.full(n, 4)
+    runs = bench.run(
+        range(n),
+        lambda growth, part: MatchedRandom(
+            n_actions[part], n_epochs[part], lambda: growth.records.last_op[:n]
+        ),
+    )
+    acts = (runs.actions[:, :4, OP] != Op.WAIT).sum(0)
+    assert acts.sum() == n
+    # Each of the four epochs has a quarter of the actions; five deviations leave room for chance.
+    assert (np.abs(acts - n / 4) < 5 * np.sqrt(n * 0.25 * 0.75)).all()

@@ -1,0 +1,135 @@
+"""Evidence is told with every arm, every sentence and how it was measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from esper.evidence.claims import verdict_sentences, weigh
+from esper.evidence.files import EvidenceFile
+from esper.evidence.results import Evidence
+from esper.evidence.text import (
+    facts,
+    file_to_markdown,
+    results_table,
+    settings_table,
+    to_markdown,
+)
+from esper.statistics import nested_interval
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
+
+
+def example(*, n_runs: int = 3, price: float = 0.2, **values: object) -> Evidence:
+    return make_evidence(
+        make_arm("learned", make_hosts(n_runs, 30), kind="learned", tuning_runs=12_345),
+        make_arm("heuristic", make_hosts(1, 30, gain=-0.02), kind="tuned", tuning_runs=4096),
+        make_arm("wait", make_hosts(1, 30, gain=0.01), flops=1.0),
+        price=price,
+        **values,
+    )
+
+
+def test_a_row_holds_an_arms_means_and_its_difference() -> None:
+    evidence = example()
+    table, found = results_table(evidence), weigh(evidence)[0]
+    assert [row[0] for row in table.rows] == ["learned", "heuristic", "wait"]
+    assert {len(row) for row in table.rows} == {len(table.headers)}
+    cells = dict(zip(table.headers, table.rows[1], strict=True))
+    score = nested_interval(evidence.arm("heuristic").score(0.2))
+    assert cells == {
+        "arm": "heuristic",
+        "score": f"{score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]",
+        "accuracy": f"{score.mean + 0.1:.3f}",
+        "FLOPs": "0.500",
+        "parameters": "1,000",
+        "epochs": "12.0",
+        "difference, points": (f"+2.0 [{100 * found.score.low:.1f}, {100 * found.score.high:.1f}]"),
+        "IQM, points": (
+            f"{100 * found.interquartile.mean:+.1f} "
+            f"[{100 * found.interquartile.low:.1f}, {100 * found.interquartile.high:.1f}]"
+        ),
+        "P(improvement)": f"{found.improvement.mean:.2f}",
+        "p (Holm)": f"{found.corrected_p:.3f}",
+        "tuning runs": "4,096",
+    }
+    assert table.rows[0][6:] == ("", "", "", "", "12,345")
+
+
+def test_markdown_has_the_verdict_every_arm_and_how_it_was_measured() -> None:
+    evidence = example()
+    text = to_markdown(evidence)
+    assert text.startswith("# digits-family at price 0.2\n\n**")
+    for sentence in (*verdict_sentences(evidence), *facts(evidence)):
+        assert sentence in text
+    for row in (*results_table(evidence).rows, *settings_table(evidence).rows):
+        assert f"| {' | '.join(row)} |" in text
+    for words in ("n_epochs = 16", "`esper evaluate run0`", "2030-01-02", "esper 0.1.0"):
+        assert words in text
+
+
+def test_cells_cannot_break_a_table() -> None:
+    arm = make_arm("a|b", make_hosts(1, 30))
+    row = results_table(make_evidence(arm)).to_markdown().splitlines()[2]
+    assert row.startswith("| a\\|b | ")
+
+
+@pytest.mark.parametrize(
+    ("n_runs", "words"),
+    [(3, "3 training runs (run0, run1 and run2)"), (1, "about this run and no other")],
+)
+def test_what_intervals_are_over_is_told(n_runs: int, words: str) -> None:
+    told = " ".join(facts(example(n_runs=n_runs)))
+    assert words in told
+    assert "30 hosts of digits-family" in told
+    assert "drawn for evaluation (seed 3)" in told
+    assert "Hosts are scored on the test split." in told
+    assert "corrected for all comparisons at this price (Holm), not for those at other" in told
+
+
+def test_reads_of_the_test_split_are_told_of_arms_that_counted_them() -> None:
+    counts = {"learned": 1, "heuristic": 1, "wait": 3}
+    evidence = example()
+    arms = tuple(replace(arm, test_reads=counts[arm.name]) for arm in evidence.arms)
+    assert (
+        "Hosts are scored on the test split; each host once by learned and heuristic, "
+        "up to 3 times by wait."
+    ) in facts(replace(evidence, arms=arms))
+    assert "each host once by learned." in " ".join(
+        facts(replace(evidence, arms=(arms[0], *evidence.others)))
+    )
+
+
+def test_the_price_of_learning_is_told_where_it_is_known() -> None:
+    told = {price: " ".join(facts(example(learned_price=price))) for price in (None, 0.2, 0.1)}
+    assert "learned at" not in told[None]
+    assert "Controllers learned at this price." in told[0.2]
+    assert "learned at price 0.1 and were not trained again; what is tuned was tuned" in told[0.1]
+
+
+def test_a_row_of_the_same_architecture_has_both_of_its_p_values() -> None:
+    own = make_arm("learned", make_hosts(3, 30), kind="learned")
+    same = make_arm("scratch", make_hosts(3, 30, seed=4), kind="same_epochs", flops=0.6)
+    evidence = make_evidence(own, same)
+    (found,) = weigh(evidence)
+    assert found.corrected_flops_p == 0.0
+    cells = dict(zip(results_table(evidence).headers, results_table(evidence).rows[1], strict=True))
+    assert cells["p (Holm)"] == f"{found.corrected_p:.3f}, <0.001".replace("0.000", "<0.001")
+
+
+def test_a_file_of_several_prices_is_one_page() -> None:
+    entries = (example(), example(price=0.4))
+    page = file_to_markdown(EvidenceFile(entries=entries))
+    assert page.startswith("# digits-family at 2 prices\n")
+    for entry in entries:
+        assert to_markdown(entry, level=2) in page
+    assert file_to_markdown(EvidenceFile(entries=entries[:1])) == to_markdown(entries[0])
+
+
+def test_words_in_a_file_are_not_believed() -> None:
+    file = EvidenceFile(entries=(example(),))
+    plain = file.to_json()
+    assert plain["verdicts"][0]["sentences"] == list(verdict_sentences(example()))
+    plain["verdicts"][0]["sentences"] = ["Better than everything."]
+    read = EvidenceFile.from_text(json.dumps(plain))
+    assert verdict_sentences(read.entries[0]) == verdict_sentences(example())
+    assert EvidenceFile.from_text(read.to_text()).to_json() == file.to_json()

@@ -1,0 +1,449 @@
+"""A user's model is grown by one call: better or as it was, plain, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper import Budget
+from esper.config.growth import GrowthConfig
+from esper.errors import (
+    BadDataError,
+    ConfigError,
+    ControllerError,
+    EsperError,
+    RunError,
+    SlotError,
+    UnsupportedHostError,
+)
+from esper.growing.grow import Grown, grow
+from esper.growing.timeline import TimelineStep
+from esper.growth.export.exporter import comes_from_esper
+from esper.tamiyo import WaitController, save_controller
+from esper.tamiyo.controllers import saved as saved_files
+from esper.tasks.task import bits_per_character
+from tests.growing.own_models import CNN, MLP, Transformer, digits
+from tests.tamiyo.fresh_controllers import fresh_controller
+
+TRAIN, VAL = digits()
+
+
+pytestmark = pytest.mark.usefixtures("fresh_shipped")
+
+
+def made(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Return a model with the first weights of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.modules():
+            for name in ("reset_parameters", "_reset_parameters"):
+                getattr(module, name, lambda: None)()
+    return model
+
+
+def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """Return the share of samples that a model gets right, one by one."""
+    twin = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        right = [int(twin(x[None]).argmax()) == int(y) for x, y in zip(*data, strict=True)]
+    return sum(right) / len(right)
+
+
+def require_sound(grown: Grown, model: nn.Module) -> None:
+    """Check what must hold of every result."""
+    summary = grown.summary
+    assert summary.before == pytest.approx(accuracy(model, VAL), abs=1e-9)
+    assert summary.after == pytest.approx(accuracy(grown.model, VAL), abs=1e-9)
+    assert summary.after >= summary.before
+    assert summary.was_kept == (summary.grown > summary.before)
+    assert not any(type(m).__module__.startswith("esper") for m in grown.model.modules())
+    assert not any(
+        comes_from_esper(value) for m in grown.model.modules() for value in vars(m).values()
+    )
+    count = sum(parameter.numel() for parameter in grown.model.parameters())
+    assert summary.parameters_after == count
+    assert summary.parameters_before == sum(p.numel() for p in model.parameters())
+    assert [m.training for m in grown.model.modules()] == [grown.model.training] * len(
+        list(grown.model.modules())
+    )
+    assert grown.model.training == model.training
+    assert all(parameter.grad is None for parameter in grown.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "n_slots"),
+    [
+        (lambda: MLP(1), 1),
+        (lambda: MLP(3), 3),
+        (lambda: MLP(12, width=8, hidden=2), 12),
+        (CNN, 2),
+        (Transformer, 2),
+    ],
+    ids=["1 slot", "3 slots", "12 slots", "cnn", "transformer"],
+)
+def test_any_model_grows_with_the_shipped_controller(make: Any, n_slots: int) -> None:
+    model, told = made(make()), list[TimelineStep]()
+    before = copy.deepcopy(model.state_dict())
+    grown = grow(model, TRAIN, VAL, learning_rate=3e-3, seed=1, on_step=told.append)
+    require_sound(grown, model)
+    assert grown.summary.was_kept
+    assert told == list(grown.timeline)
+    assert grown.summary.budget_epochs == 14  # the shipped controller's own
+    assert grown.summary.n_epochs == grown.timeline[-1].epoch
+    assert grown.summary.flops == grown.timeline[-1].flops
+    assert {step.op for step in told} >= {"germinate", "advance"}
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(SlotError):
+        esper.slots(model)
+    used = {step.slot for step in told if step.slot}
+    assert 1 <= len(used) <= n_slots
+
+
+def test_what_was_committed_is_told_and_adds_its_parameters() -> None:
+    model = made(MLP(3))
+    grown = grow(model, TRAIN, VAL, 30, learning_rate=3e-3, seed=1)
+    require_sound(grown, model)
+    ends = grown.timeline[-1].stages
+    assert len(grown.summary.seeds) > 1
+    assert dict(grown.summary.seeds).keys() == {s for s in ends if ends[s] == "fossilized"}
+    planted = {s.slot: s.blueprint for s in grown.timeline if s.op == "germinate"}
+    assert {slot: planted[slot] for slot, _ in grown.summary.seeds} == dict(grown.summary.seeds)
+    added = grown.summary.parameters_after - grown.summary.parameters_before
+    assert added == grown.timeline[-1].seed_parameters > 0
+    for slot, blueprint in grown.summary.seeds:
+        assert f"{blueprint} in {slot}" in str(grown.summary)
+
+
+def test_the_result_can_be_exported_by_torch(tmp_path: Path) -> None:
+    grown = grow(made(CNN()), TRAIN, VAL, learning_rate=3e-3, seed=2)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(grown.model.eval(), (VAL[0],), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "grown.pt2")
+    loaded = torch.export.load(tmp_path / "grown.pt2").module()
+    torch.testing.assert_close(loaded(VAL[0][:7]), grown.model(VAL[0][:7]))
+
+
+class Perfect(nn.Module):
+    """Knows every image by heart, and has a block that could grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10))
+        self.register_buffer("images", VAL[0].flatten(1))
+        self.register_buffer("labels", nn.functional.one_hot(VAL[1], 10).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = (x.flatten(1)[:, None] - self.images).abs().sum(2) < 1e-3
+        return self.block(x.flatten(1)) + 1e3 * known.to(x.dtype) @ self.labels
+
+
+@pytest.mark.parametrize("controller", ["shipped", "wait"])
+def test_a_model_that_cannot_be_bettered_comes_back_as_it_is(controller: str) -> None:
+    model = made(Perfect()).eval()
+    grown = grow(model, TRAIN, VAL, 6, controller=controller)
+    require_sound(grown, model)
+    assert grown.summary.before == grown.summary.after == 1.0
+    assert not grown.summary.was_kept
+    assert grown.summary.seeds == ()
+    assert grown.model is not model
+    assert type(grown.model) is Perfect
+    assert grown.model.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in grown.model.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+        assert tensor.data_ptr() != model.state_dict()[name].data_ptr()
+    assert "is returned as it was given" in str(grown.summary)
+
+
+def test_a_model_that_training_ruins_comes_back_as_it_was() -> None:
+    good = grow(made(MLP(2)), TRAIN, VAL, 12, controller="wait", learning_rate=1e-2).model
+    ruined = grow(good, TRAIN, VAL, 1, controller="wait", learning_rate=0.3)
+    require_sound(ruined, good)
+    assert ruined.summary.grown < ruined.summary.before - 0.2
+    assert all(
+        torch.equal(tensor, good.state_dict()[name])
+        for name, tensor in ruined.model.state_dict().items()
+    )
+
+
+def test_the_default_generators_are_left_as_they_were() -> None:
+    model, loader = made(MLP(2)), DataLoader(TensorDataset(*TRAIN), batch_size=50, shuffle=True)
+    torch.manual_seed(5)
+    random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    grow(model, loader, VAL, 4, learning_rate=3e-3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+def test_a_seed_decides_everything() -> None:
+    model = made(MLP(2))
+    one, same, other = (grow(model, TRAIN, VAL, 6, seed=seed) for seed in (3, 3, 4))
+    assert one.timeline == same.timeline
+    assert one.summary == same.summary
+    weights = same.model.state_dict()
+    assert all(torch.equal(tensor, weights[n]) for n, tensor in one.model.state_dict().items())
+    assert one.timeline != other.timeline
+
+
+def test_dtype_and_modes_are_those_of_the_given_model() -> None:
+    model = made(CNN()).double().train()
+    model.early[1].eval()  # type: ignore[index]
+    grown = grow(model, TRAIN, VAL, 8, controller="wait", learning_rate=3e-3)
+    assert {p.dtype for p in grown.model.parameters()} == {torch.float64}
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert {name: module.training for name, module in grown.model.named_modules()} == modes
+
+
+def test_frozen_parameters_do_not_learn() -> None:
+    model = made(MLP(2))
+    model.stem.requires_grad_(False)  # type: ignore[union-attr]
+    grown = grow(model, TRAIN, VAL, 6, learning_rate=3e-3, weight_decay=0.1)
+    assert grown.summary.was_kept
+    assert torch.equal(grown.model.stem.weight, model.stem.weight)  # type: ignore[union-attr]
+    assert not grown.model.stem.weight.requires_grad  # type: ignore[union-attr]
+
+
+def test_the_controller_can_be_any(tmp_path: Path) -> None:
+    model = made(MLP(2))
+    folder = save_controller(fresh_controller(n_epochs=3), tmp_path / "kept")
+    for controller, n_epochs, name in (
+        (folder, 3, "fresh"),
+        (str(folder), 3, "fresh"),
+        (fresh_controller(n_epochs=4), 4, "fresh"),
+        ("wait", 16, "wait"),
+        (WaitController(finish_after=2, name="mine"), 16, "mine"),
+    ):
+        summary = grow(model, TRAIN, VAL, controller=controller).summary
+        assert (summary.budget_epochs, summary.controller) == (n_epochs, name)
+    assert grow(model, TRAIN, VAL, Budget(n_epochs=2)).summary.budget_epochs == 2
+    with pytest.raises(RunError, match=r"or one of shipped, wait, .* Did you mean 'shipped'"):
+        grow(model, TRAIN, VAL, controller="shiped")
+
+
+def test_without_a_shipped_controller_it_is_said_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "elsewhere")
+    with pytest.raises(ControllerError, match="has no controller in"):
+        grow(made(MLP(1)), TRAIN, VAL)
+
+
+def test_training_settings_reach_the_training() -> None:
+    model = made(MLP(1))
+    still = grow(model, TRAIN, VAL, 2, controller="wait", optimizer="sgd", learning_rate=1e-12)
+    assert still.summary.grown == still.summary.before
+    once = grow(model, TRAIN, VAL, 3, controller="wait", batches_per_epoch=1)
+    assert once.summary.flops == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": 3}, "model is a int; it must be a torch.nn.Module"),
+        ({"model": nn.Flatten()}, "no parameter of this Flatten learns"),
+        ({"train_data": (TRAIN[0][:, :, :4], TRAIN[1])}, "cannot be run on two inputs of train_da"),
+        (
+            {"val_data": (VAL[0].flatten(1)[:, :9], VAL[1])},
+            "val_data: inputs of a sample are float32 of shape",
+        ),
+        ({"train_data": (TRAIN[0], TRAIN[1] + 1)}, r"a target of train_data is 10; .* in 0\.\.9"),
+        ({"train_data": (TRAIN[0], TRAIN[1] - 1)}, "a target of train_data is -1"),
+        ({"val_data": (VAL[0], VAL[1].float())}, "targets of val_data are float32"),
+        ({"val_data": (VAL[0], VAL[1][:-1])}, "val_data: there are 100 inputs and 99 targets"),
+        ({"val_data": (VAL[0][:1], VAL[1][:1])}, "val_data has 1 sample; at least 2"),
+        ({"val_data": (VAL[0][:3], VAL[1][:3])}, "the validation split has 3 samples; at least 4"),
+        ({"val_data": (VAL[0] / 0.0, VAL[1])}, "val_data: 6400 inputs are not finite"),
+        (
+            {"train_data": (TRAIN[0], TRAIN[1][:, None])},
+            r"shape \[200, 1\]; they must be \[n\]",
+        ),
+        ({"train_data": TRAIN[0]}, "train_data has a Tensor for samples"),
+        ({"at": ["block.0"]}, "has no submodule 'block.0'"),
+        ({"budget": 0}, "n_epochs is 0; it must be"),
+        ({"budget": "many"}, "budget is 'many'; it must be an esper.Budget"),
+        ({"learning_rat": 1.0}, "no setting 'learning_rat'; .* Did you mean 'learning_rate'"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"metric": "accuracy"}, "metric is a str; it must be an esper.Metric"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_what_cannot_be_grown_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    wanted: dict[str, Any] = {"model": MLP(1), "train_data": TRAIN, "val_data": VAL, "budget": 2}
+    with pytest.raises((BadDataError, ConfigError, EsperError), match=message) as refused:
+        grow(**wanted | change)
+    assert "\n" not in str(refused.value)
+    assert not re.search(r"host 0|task 'own", str(refused.value))
+
+
+def test_a_class_may_be_missing_from_the_validation_data() -> None:
+    kept = VAL[1] != 3
+    grown = grow(made(MLP(1)), TRAIN, (VAL[0][kept], VAL[1][kept]), 2)
+    assert grown.summary.after >= grown.summary.before
+
+
+class Twofold(nn.Module):
+    """Returns its input beside its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.block(x.flatten(1)), x
+
+
+def test_a_model_that_returns_several_things_is_refused() -> None:
+    with pytest.raises(BadDataError, match="the model returns a tuple of"):
+        grow(Twofold(), TRAIN, VAL, 2)
+
+
+class Broken(MLP):
+    """Gives no numbers at all before it has learned something."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.register_buffer("n_seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.n_seen += 1
+        return super().forward(x) + (0.0 if self.n_seen else float("nan"))
+
+
+def test_any_number_is_better_than_none() -> None:
+    """A metric that is not a number, of a loss for example, loses against every number."""
+    metric = bits_per_character(10)
+    model = made(Broken())
+    grown = grow(model, TRAIN, VAL, 3, controller="wait", metric=metric)
+    assert math.isnan(grown.summary.before)
+    assert grown.summary.was_kept
+    assert 0.0 < grown.summary.after < math.log2(10) + 1
+
+
+def test_a_metric_of_which_less_is_better_is_brought_down() -> None:
+    model = made(MLP(2))
+    grown = grow(model, TRAIN, VAL, 6, metric=bits_per_character(10), learning_rate=3e-3)
+    assert grown.summary.was_kept
+    assert grown.summary.after < grown.summary.before
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(grown.model.eval()(VAL[0]), VAL[1])
+    assert grown.summary.after == pytest.approx(float(loss) / math.log(2), rel=1e-5)
+
+
+class TokenModel(nn.Module):
+    """Says the next token of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 8)
+        self.block = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        return self.head(y + self.block(y))
+
+
+def test_a_sequence_of_predictions_can_be_learned() -> None:
+    tokens = torch.randint(5, (120, 7), generator=torch.Generator().manual_seed(0))
+    data = (tokens, (tokens + 1) % 5)
+    train, val = (data[0][:80], data[1][:80]), (data[0][80:], data[1][80:])
+    grown = grow(made(TokenModel()), train, val, 8, learning_rate=1e-2)
+    assert grown.summary.after > max(grown.summary.before, 0.6)
+
+
+def test_more_slots_than_twelve_can_be_named() -> None:
+    model = made(MLP(15, width=8, hidden=2))
+    names = [f"blocks.{i}" for i in range(15)]
+    grown = grow(model, TRAIN, VAL, 8, at=names, learning_rate=3e-3)
+    require_sound(grown, model)
+    assert {step.slot for step in grown.timeline if step.slot} <= set(names)
+
+
+class Keeper(nn.Sequential):
+    """A block whose argument no graph can write down."""
+
+    def forward(self, x: Tensor, how: Any = object()) -> Tensor:  # noqa: B008
+        return super().forward(x)
+
+
+def test_what_could_not_be_exported_does_not_grow_and_costs_nothing() -> None:
+    bad, good = Keeper(nn.Linear(64, 64), nn.ReLU()), nn.Sequential(nn.Linear(64, 10), nn.ReLU())
+    model = made(nn.Sequential(nn.Flatten(), bad, good))
+    told: list[TimelineStep] = []
+    with pytest.raises(UnsupportedHostError, match="the seed at '1' cannot be exported"):
+        grow(model, TRAIN, VAL, 8, at=["1", "2"], on_step=told.append)
+    assert not told
+    grown = grow(model, TRAIN, VAL, 8)
+    assert {step.slot for step in grown.timeline} == {"", "2"}
+    require_sound(grown, model)
+
+
+def test_a_model_that_is_frozen_altogether_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameter of this MLP learns"):
+        grow(MLP(1).requires_grad_(False), TRAIN, VAL, 2)
+
+
+def test_a_host_of_esper_comes_back_without_esper() -> None:
+    host = esper.make_host(esper.MLPHostConfig(n_features=64, n_classes=10, width=8, hidden=4))
+    flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
+    for lr in (3e-3, 1e-12):
+        grown = grow(host, *flat, 6, learning_rate=lr)
+        assert grown.summary.was_kept == (lr > 1e-6)
+        assert not any(type(m).__module__.startswith("esper") for m in grown.model.modules())
+
+
+def test_a_compiled_model_is_grown_as_what_it_was_compiled_from() -> None:
+    model = made(MLP(1))
+    compiled = torch.compile(model, backend="eager")
+    grown = grow(compiled, TRAIN, VAL, 3, controller="wait", learning_rate=3e-3)
+    assert type(grown.model) is MLP
+    assert grown.summary.was_kept
+
+
+class Counting(MLP):
+    """Counts how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return super().forward(x)
+
+
+def test_the_given_model_is_not_even_called() -> None:
+    model = made(Counting())
+    grow(model, TRAIN, VAL, 2)
+    assert model.n_calls == 0
+
+
+def test_a_model_of_one_layer_grows_inside_another() -> None:
+    flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
+    model = made(nn.Linear(64, 10))
+    with pytest.raises(SlotError, match=r"no block of this Linear .* as nn\.Sequential\(model\)"):
+        grow(model, *flat, 2)
+    grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3)
+    assert {step.slot for step in grown.timeline} == {"", "0"}
+
+
+def test_seeds_live_by_the_rules_that_the_controller_learned_with() -> None:
+    model, refusals = made(MLP(2)), []
+    for epochs in (0, 5):
+        saved = fresh_controller(growth=GrowthConfig(min_training_epochs=epochs))
+        timeline = grow(model, TRAIN, VAL, 8, controller=saved).timeline
+        refusals.append(any("epochs" in step.note for step in timeline))
+    assert refusals == [False, True]

@@ -1,0 +1,256 @@
+"""The two forms of a population do the same: decisions exactly, numbers to rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config.growth import PopulationConfig
+from esper.errors import IllegalActionError
+from esper.growth.hosts.factory import slot_names
+from esper.lifecycle.factored_actions import (
+    ALPHA_CURVES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGETS,
+    STYLES,
+    TEMPO_EPOCHS,
+    WAIT,
+    BlendStyle,
+    GrowthAction,
+    Op,
+)
+from esper.populations import Population, SequentialPopulation, StackedPopulation
+from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
+
+SIZES = (40, 40, 24, 7)
+
+
+def make_pair(
+    design: str, config: PopulationConfig, dtype: torch.dtype, sizes: tuple[int, ...] = SIZES
+) -> tuple[SequentialPopulation, StackedPopulation]:
+    specs = make_specs(CONFIGS[design], sizes)
+    specs = to_double(specs) if dtype == torch.float64 else specs
+    build = Builder(CONFIGS[design], dtype)
+    return SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config)
+
+
+def assert_same_state(first: Population, second: Population, tolerance: float) -> None:
+    for host in range(first.n_hosts):
+        a, b = first.get_state(host), second.get_state(host)
+        for fact in ("lives", "n_germinated", "batch_order", "is_finished"):
+            assert a.facts[fact] == b.facts[fact]
+        assert a.tensors.keys() == b.tensors.keys()
+        for name, tensor in a.tensors.items():
+            torch.testing.assert_close(
+                tensor, b.tensors[name], atol=tolerance, rtol=0, msg=f"{host}: {name}"
+            )
+
+
+def run_together(
+    pair: tuple[Population, Population], script: list[list[GrowthAction]], tolerance: float
+) -> None:
+    for actions in script:
+        outcomes = [population.apply_all(actions) for population in pair]
+        assert outcomes[0] == outcomes[1]
+        reports = [population.train_epoch() for population in pair]
+        np.testing.assert_allclose(reports[0].losses, reports[1].losses, atol=tolerance)
+        np.testing.assert_allclose(
+            reports[0].gradient_norms, reports[1].gradient_norms, atol=10 * tolerance
+        )
+        np.testing.assert_allclose(
+            reports[0].seed_gradient_norms, reports[1].seed_gradient_norms, atol=10 * tolerance
+        )
+        np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
+        for slot in (None, *pair[0].slot_config.slot_ids):
+            judged = [population.evaluate(without_slot=slot) for population in pair]
+            np.testing.assert_allclose(judged[0].losses, judged[1].losses, atol=tolerance)
+            np.testing.assert_allclose(judged[0].metrics, judged[1].metrics)
+            np.testing.assert_array_equal(judged[0].flops, judged[1].flops)
+        assert_same_state(*pair, tolerance)
+
+
+def act(op: Op, slot: str, **fields: object) -> GrowthAction:
+    return GrowthAction(op=op, slot=slot, **fields)  # type: ignore[arg-type]
+
+
+def life_script(slots: list[str], blueprints: tuple[str, str]) -> list[list[GrowthAction]]:
+    """Germinate, blend, fossilize and prune, each host at its own stage."""
+    first, second = slots[0], slots[-1]
+    gate, multiply = BlendStyle.LEARNED_GATE, BlendStyle.MULTIPLY_LINEAR
+    go_first, go_second = act(Op.ADVANCE, first), act(Op.ADVANCE, second)
+    return [
+        [
+            act(Op.GERMINATE, first, blueprint=blueprints[0]),
+            act(Op.GERMINATE, second, blueprint=blueprints[1], style=gate, alpha_target=0.7),
+            act(Op.GERMINATE, first, blueprint=blueprints[0], style=multiply),
+            WAIT,
+        ],
+        [go_first, go_second, go_first, act(Op.GERMINATE, first, blueprint=blueprints[0])],
+        [go_first, go_second, WAIT, go_first],
+        [WAIT, WAIT, act(Op.PRUNE, first), go_first],
+        [WAIT, WAIT, WAIT, WAIT],
+        [go_first, go_second, WAIT, WAIT],
+        [
+            act(Op.FOSSILIZE, first),
+            act(Op.SET_ALPHA_TARGET, second, alpha_target=0.5, alpha_speed_epochs=3),
+            WAIT,
+            go_first,
+        ],
+        [WAIT, WAIT, act(Op.GERMINATE, second, blueprint=blueprints[1]), WAIT],
+        [WAIT, WAIT, WAIT, act(Op.PRUNE, first, alpha_speed_epochs=3)],
+        [WAIT, act(Op.PRUNE, second, alpha_speed_epochs=3), WAIT, WAIT],
+    ]
+
+
+BLUEPRINT_PAIRS = {
+    "mlp": [("widen_medium", "mlp_small"), ("low_rank", "norm")],
+    "cnn": [
+        ("widen_medium", "attention"),
+        ("norm", "conv_light"),
+        ("depthwise", "bottleneck"),
+    ],
+    "gpt": [("widen_medium", "self_attention"), ("lora_small", "mlp_large")],
+}
+
+
+@pytest.mark.parametrize(
+    ("design", "blueprints", "optimizer"),
+    [(design, pair, "adamw") for design, pairs in BLUEPRINT_PAIRS.items() for pair in pairs]
+    + [("mlp", BLUEPRINT_PAIRS["mlp"][0], optimizer) for optimizer in ("sgd", "adam")],
+)
+def test_a_whole_life_gives_the_same_numbers_in_double_precision(
+    design: str, blueprints: tuple[str, str], optimizer: str
+) -> None:
+    config = PopulationConfig(
+        optimizer=optimizer,  # type: ignore[arg-type]
+        batch_size=8,
+        weight_decay=0.01,
+        seed_lr_factor=0.5,
+    )
+    pair = make_pair(design, config, torch.float64)
+    script = life_script(slot_names(CONFIGS[design]), blueprints)
+    run_together(pair, script, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+def test_five_epochs_agree_to_one_in_ten_thousand_in_single_precision(design: str) -> None:
+    pair = make_pair(design, PopulationConfig(batch_size=8), torch.float32)
+    script = life_script(slot_names(CONFIGS[design]), BLUEPRINT_PAIRS[design][0])
+    run_together(pair, script[:5], tolerance=1e-4)
+
+
+def draw_action(population: Population, rng: np.random.Generator) -> GrowthAction:
+    """Return an action drawn blindly; most are illegal."""
+    config = population.slot_config
+    return GrowthAction(
+        op=Op(int(rng.integers(len(Op) - 1))),
+        slot=str(rng.choice(config.slot_ids)),
+        blueprint=str(rng.choice(config.blueprints)),
+        style=STYLES[rng.integers(len(STYLES))],
+        tempo_epochs=TEMPO_EPOCHS[rng.integers(len(TEMPO_EPOCHS))],
+        alpha_target=ALPHA_TARGETS[rng.integers(len(ALPHA_TARGETS))],
+        alpha_speed_epochs=ALPHA_SPEED_EPOCHS[rng.integers(len(ALPHA_SPEED_EPOCHS))],
+        alpha_curve=ALPHA_CURVES[rng.integers(len(ALPHA_CURVES))],
+    )
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+def test_random_walks_are_accepted_and_refused_alike(design: str) -> None:
+    rng = np.random.default_rng(5)
+    config = PopulationConfig(batch_size=8, learning_rate=0.01)
+    pair = make_pair(design, config, torch.float64, sizes=(9, 16, 20))
+    n_done = 0
+    for _ in range(25):
+        for host in range(3):
+            for _ in range(6):
+                action = draw_action(pair[0], rng)
+                answers: list[object] = []
+                for population in pair:
+                    try:
+                        answers.append(population.apply(host, action))
+                    except IllegalActionError as error:
+                        answers.append(str(error))
+                assert answers[0] == answers[1]
+                n_done += not isinstance(answers[0], str)
+        reports = [population.train_epoch() for population in pair]
+        np.testing.assert_allclose(reports[0].losses, reports[1].losses, atol=1e-7)
+        assert_same_state(*pair, tolerance=1e-6)
+    assert n_done > 60
+
+
+@pytest.mark.parametrize("source", [SequentialPopulation, StackedPopulation])
+@pytest.mark.parametrize("target", [SequentialPopulation, StackedPopulation])
+def test_a_state_continues_in_either_form(
+    source: type[Population], target: type[Population]
+) -> None:
+    specs = make_specs(MLP, SIZES)
+    config = PopulationConfig(batch_size=8)
+    script = life_script(slot_names(MLP), BLUEPRINT_PAIRS["mlp"][0])
+    first = source(Builder(MLP), specs, config)
+    for actions in script[:4]:
+        first.apply_all(actions)
+        first.train_epoch()
+    second = target(Builder(MLP), specs, config)
+    second.load_state_dict(first.state_dict())
+    for actions in script[4:]:
+        assert first.apply_all(actions) == second.apply_all(actions)
+        first.train_epoch()
+        second.train_epoch()
+    # The same form goes on to the bit; the other adds in another order.
+    assert_same_state(first, second, tolerance=0.0 if source is target else 1e-5)
+
+
+def test_gradmax_starts_widening_seeds_alike() -> None:
+    config = PopulationConfig(batch_size=8, widen_start="gradmax")
+    pair = make_pair("mlp", config, torch.float64)
+    script = life_script(slot_names(MLP), ("widen_medium", "widen_small"))
+    run_together(pair, script[:6], tolerance=1e-7)
+
+
+def test_styles_and_stages_mix_freely_within_a_slot() -> None:
+    blueprints = (
+        "mlp_small",
+        "widen_medium",
+        "mlp_large",
+        "low_rank",
+        "widen_small",
+        "norm",
+        "noop",
+    )
+    specs = to_double(make_specs(MLP, (16,) * 14))
+    config = PopulationConfig(batch_size=8, learning_rate=0.02)
+    build = Builder(MLP, torch.float64)
+    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    slot = pair[0].slot_config.slot_ids[0]
+    germinate = [
+        act(Op.GERMINATE, slot, blueprint=blueprints[host % 7], style=STYLES[host % 4])
+        for host in range(14)
+    ]
+    go_on = act(Op.ADVANCE, slot)
+    script = [germinate]
+    # Each host stays in a stage of its own for a while.
+    for epoch in range(6):
+        script.append(
+            [go_on if epoch >= host % 3 and epoch < 3 + host % 2 else WAIT for host in range(14)]
+        )
+    run_together(pair, script, tolerance=1e-8)
+    n_restyled = 0
+    for host in range(14):
+        style = STYLES[(host + 2) % 4]
+        action = act(Op.SET_ALPHA_TARGET, slot, style=style, alpha_target=0.7)
+        if pair[0].lives(host).is_legal(action):
+            assert pair[0].apply(host, action) == pair[1].apply(host, action)
+            n_restyled += 1
+    assert n_restyled > 4
+    run_together(pair, [[WAIT] * 14] * 2, tolerance=1e-8)
+
+
+def test_sgd_without_momentum_remembers_nothing_in_either_form() -> None:
+    config = PopulationConfig(optimizer="sgd", momentum=0.0, batch_size=8, learning_rate=0.05)
+    pair = make_pair("mlp", config, torch.float64)
+    run_together(pair, life_script(["blocks.0", "blocks.1"], ("mlp_small", "norm")), 1e-9)
+    assert not [name for name in pair[0].get_state(0).tensors if name.startswith("moments/")]
+    for source, target in (pair, pair[::-1]):
+        target.load_state_dict(source.state_dict())
+        assert_same_state(*pair, tolerance=1e-9)

@@ -1,0 +1,169 @@
+"""Whatever makes hosts, their seed decides them, and a host that does not belong is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ConfigError
+from esper.growth.attach import add_slots, attach_slots
+from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints import registry as blueprint
+from esper.growth.footprint import forward_flops, training_step_flops
+from esper.growth.host_slots import slots
+from esper.growth.hosts import make_host
+from esper.growth.sites import TensorKind
+from esper.lifecycle.slot_config import SlotConfig
+from esper.populations import (
+    HostData,
+    HostSpec,
+    Population,
+    SequentialPopulation,
+    StackedPopulation,
+    make_population,
+)
+from tests.populations.worlds import MLP, Builder, make_specs
+
+FORMS = [SequentialPopulation, StackedPopulation]
+
+
+def build_plain(seed: int) -> nn.Module:
+    """Draw from torch's default generator, as a user's model does."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    return add_slots(model, ["0"], torch.zeros(2, 6))
+
+
+def build_seeding(seed: int) -> nn.Module:
+    torch.manual_seed(5)
+    return build_plain(seed)
+
+
+@pytest.mark.parametrize("build", [build_plain, build_seeding])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_seed_decides_a_host_that_draws_from_the_default_generator(
+    form: type[Population], build: Callable[[int], nn.Module]
+) -> None:
+    specs = make_specs(MLP, (8, 8))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = form(build, specs)
+    first.restart(0, replace(specs[0], seed=7))
+    first.model(1)
+    make_population(build, specs)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second = form(build, [replace(specs[0], seed=7), specs[1]])
+    for host in range(2):
+        for name, tensor in first.get_state(host).tensors.items():
+            assert torch.equal(tensor, second.get_state(host).tensors[name])
+    weights = [first.get_state(host).tensors["host/0.weight"] for host in range(2)]
+    assert torch.equal(*weights) == (build is build_seeding)
+
+
+class _Recurrent(nn.Module):
+    """A model of sequences whose cost follows their length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(x).mean(-2))
+
+
+def _sequences(length: int, seed: int) -> HostSpec:
+    inputs, targets = torch.randn(8, length, 4), torch.arange(8) % 3
+    return HostSpec(seed=seed, data=HostData(inputs, targets, inputs, targets))
+
+
+def test_a_host_costs_what_its_own_samples_cost() -> None:
+    def build(seed: int) -> nn.Module:
+        return add_slots(_Recurrent(), ["block"], torch.zeros(2, 5, 4))
+
+    specs = [_sequences(5, 0), _sequences(10, 1)]
+    population = SequentialPopulation(build, specs)
+    population.restart(0, _sequences(20, 2))
+    for host, length in enumerate((20, 10)):
+        sample = torch.zeros(2, length, 4)
+        table = population.costs_of(host)
+        assert table.host_forward == forward_flops(build(0), sample) / 2
+        assert table.host_training == training_step_flops(build(0), sample) / 2
+
+
+def test_seeds_of_hosts_of_one_size_cost_what_their_own_places_ask_for() -> None:
+    class _Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.block = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6))
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.block(self.second(self.first(x))))
+
+    def build(seed: int) -> nn.Module:
+        return add_slots(_Model(), ["block"], torch.zeros(2, 6))
+
+    def build_narrow(seed: int) -> nn.Module:
+        # The same tensors, with a site that says of less that it passes.
+        (site,) = slots(build(seed)).sites
+        model = _Model()
+        attach_slots(model, [replace(site, path=None)])
+        slots(model).lives.slot_config = slots(build(seed)).slot_config
+        return model
+
+    specs = make_specs(MLP, (8, 8))
+    population = SequentialPopulation(build, [specs[0], replace(specs[1], build=build_narrow)])
+    assert population.costs_of(0) is not population.costs_of(1)
+    assert population.costs_of(0)._sites != population.costs_of(1)._sites
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_blueprint_that_came_after_the_population_is_refused_with_its_host(
+    form: type[Population], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    specs = make_specs(MLP, (8, 8))
+    population = form(Builder(MLP), specs)
+    before = population.get_state(0).tensors
+    blueprint.register_blueprint(
+        blueprint.Blueprint(
+            name="late",
+            kinds=frozenset({TensorKind.VECTOR}),
+            form=SeedForm.SERIAL,
+            build=lambda site: nn.Linear(site.width, site.width),
+            summary="came late",
+        )
+    )
+    with pytest.raises(ConfigError, match=r"host 0 has slots of which blueprints is .*'late'"):
+        population.restart(0, specs[1])
+    for name, tensor in population.get_state(0).tensors.items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("change", ["seed_limit", "enabled", "allow_finish"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_with_other_settings_of_its_slots_is_refused_by_name(
+    form: type[Population], change: str
+) -> None:
+    values = {"seed_limit": 1, "enabled": frozenset({"blocks.1"}), "allow_finish": False}
+
+    def build(seed: int) -> nn.Module:
+        model = make_host(MLP, seed=seed)
+        lives = slots(model).lives
+        config: SlotConfig = replace(lives.slot_config, **{change: values[change]})
+        lives.slot_config = config
+        return model
+
+    specs = make_specs(MLP, (8, 8))
+    form(build, specs)
+    with pytest.raises(ConfigError, match=f"host 1 has slots of which {change} is"):
+        form(Builder(MLP), [specs[0], replace(specs[1], build=build)])
+    population = form(Builder(MLP), specs)
+    with pytest.raises(ConfigError, match=f"host 0 has slots of which {change} is"):
+        population.restart(0, replace(specs[1], build=build))

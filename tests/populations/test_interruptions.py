@@ -1,0 +1,170 @@
+"""Copies, failures, removals and interruptions leave a population in a state of its own making."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from esper.config.growth import PopulationConfig
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.populations import (
+    CrossEntropy,
+    Population,
+    SequentialPopulation,
+    StackedPopulation,
+)
+from tests.populations.test_slot_arrays import assert_arrays_follow
+from tests.populations.worlds import CNN, MLP, Builder, make_specs
+
+FORMS = [SequentialPopulation, StackedPopulation]
+CONFIG = PopulationConfig(batch_size=8)
+
+
+def act(op: Op, blueprint: str = "mlp_small") -> GrowthAction:
+    return GrowthAction(op=op, slot="blocks.0", blueprint=blueprint)
+
+
+def assert_same(first: Population, second: Population, tolerance: float = 0.0) -> None:
+    for host in range(first.n_hosts):
+        a, b = first.get_state(host), second.get_state(host)
+        assert a.facts == b.facts
+        assert a.tensors.keys() == b.tensors.keys()
+        for name, tensor in a.tensors.items():
+            torch.testing.assert_close(tensor, b.tensors[name], atol=tolerance, rtol=0)
+
+
+class _Failing(CrossEntropy):
+    """An objective that fails at a chosen call of its loss."""
+
+    def __init__(self) -> None:
+        self.calls_left = -1
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise KeyboardInterrupt
+        return super().losses(outputs, targets)
+
+
+@pytest.mark.parametrize("has_acted", [False, True])
+def test_an_epoch_that_is_interrupted_has_not_been(has_acted: bool) -> None:
+    def make() -> StackedPopulation:
+        specs, failing = make_specs(CNN, (32, 40, 7)), _Failing()
+        population = StackedPopulation(Builder(CNN), specs, CONFIG, objective=failing)
+        population.apply(1, act(Op.GERMINATE, "conv_small"))
+        population.train_epoch()
+        population.apply(1, act(Op.ADVANCE))
+        population.train_epoch()
+        if has_acted:
+            population.apply(0, act(Op.GERMINATE, "conv_small"))
+            population.apply(0, act(Op.ADVANCE))
+        return population
+
+    hit, calm = make(), make()
+    lives = [hit.lives(host) for host in range(3)]
+    objective = hit.objective
+    assert isinstance(objective, _Failing)
+    for call in (1, 3, 5):
+        objective.calls_left = call
+        with pytest.raises(KeyboardInterrupt):
+            hit.train_epoch()
+        assert_same(hit, calm)
+        assert_arrays_follow(hit)
+        assert [hit.lives(host) for host in range(3)] == lives
+    hit.apply(2, act(Op.GERMINATE, "conv_small"))
+    calm.apply(2, act(Op.GERMINATE, "conv_small"))
+    for _ in range(2):
+        reports = [population.train_epoch() for population in (hit, calm)]
+        np.testing.assert_array_equal(reports[0].losses, reports[1].losses)
+    assert_same(hit, calm)
+    assert_arrays_follow(hit)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_of_a_population_lives_by_itself(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 24)), CONFIG)
+    population.apply(0, act(Op.GERMINATE))
+    population.apply(0, act(Op.ADVANCE))
+    population.train_epoch()
+    twin = copy.deepcopy(population)
+    assert_same(population, twin)
+    assert_arrays_follow(twin)
+    before, stages = population.state_dict(), population.slot_arrays().stage.copy()
+    twin.apply(1, act(Op.GERMINATE))
+    twin.apply(0, act(Op.ADVANCE))
+    twin.train_epoch()
+    assert_arrays_follow(twin)
+    assert twin.slot_arrays().stage.tolist() == [[Stage.BLENDING, 0], [Stage.GERMINATED, 0]]
+    np.testing.assert_array_equal(population.slot_arrays().stage, stages)
+    for name, tensor in population.state_dict()["tensors"].items():
+        assert torch.equal(tensor, before["tensors"][name])
+    population.apply(1, act(Op.GERMINATE))
+    population.apply(0, act(Op.ADVANCE))
+    population.train_epoch()
+    assert_same(population, twin)
+
+
+def spoil_data(population: Population, host: int) -> None:
+    population.specs[host].data.train_inputs[:] = torch.nan
+    if isinstance(population, StackedPopulation):
+        population._pools.clear()  # which hold copies
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_removed_does_not_come_back_when_the_host_fails(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
+    population.apply(0, act(Op.GERMINATE))
+    population.apply(0, act(Op.ADVANCE))
+    population.train_epoch()
+    population.remove_uncommitted(0)
+    good = population.get_state(0)
+    spoil_data(population, 0)
+    report = population.train_epoch()
+    assert report.interventions[0].pruned == ()
+    now = population.get_state(0)
+    assert now.tensors.keys() == good.tensors.keys()
+    assert population.lives(0)["blocks.0"].stage == Stage.EMBARGOED
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hosts_that_there_are_not_are_neither_finished_nor_cleared(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
+    for host in (-1, 2):
+        for change in (population.finish, population.remove_uncommitted):
+            with pytest.raises(ConfigError, match=f"there is no host {host}; there are 0 to 1"):
+                change(host)
+    assert not population.is_finished.any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_restarted_host_that_fails_goes_back_to_its_own_start(form: type[Population]) -> None:
+    specs = make_specs(MLP, (16, 16))
+    population = form(Builder(MLP), specs, CONFIG)
+    population.train_epoch()
+    other = make_specs(MLP, (16, 16, 24))[2]
+    population.restart(0, other)
+    start = population.get_state(0).tensors
+    spoil_data(population, 0)
+    assert list(population.train_epoch().interventions) == [0]
+    now = population.get_state(0).tensors
+    assert now.keys() == start.keys()
+    for name, tensor in now.items():
+        assert torch.equal(tensor, start[name])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_that_fails_costs_its_steps_up_to_the_failure(form: type[Population]) -> None:
+    specs = make_specs(MLP, (32, 32))
+    population = form(Builder(MLP), specs, CONFIG)
+    order = copy.deepcopy(population.orders[0]).draw_epoch()
+    specs[0].data.train_inputs[order[2]] = torch.nan
+    report = population.train_epoch()
+    assert list(report.interventions) == [0]
+    by_step = 8 * population.costs.host_training
+    assert report.flops.tolist() == [3 * by_step, 4 * by_step]

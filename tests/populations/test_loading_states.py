@@ -1,0 +1,120 @@
+"""A state of another design is refused by name and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config.growth import PopulationConfig
+from esper.errors import ConfigError
+from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.populations import HostState, Population, SequentialPopulation, StackedPopulation
+from tests.populations.worlds import MLP, Builder, make_specs
+
+FORMS = [SequentialPopulation, StackedPopulation]
+CONFIG = PopulationConfig(batch_size=8)
+
+
+def grown(form: type[Population], hidden: int = MLP.hidden) -> Population:
+    population = form(Builder(replace(MLP, hidden=hidden)), make_specs(MLP, (16, 24)), CONFIG)
+    for host in range(2):
+        population.apply(
+            host, GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="mlp_small")
+        )
+        population.apply(host, GrowthAction(op=Op.ADVANCE, slot="blocks.0"))
+    population.train_epoch()
+    return population
+
+
+def assert_untouched(population: Population, before: dict[str, Any], stages: np.ndarray) -> None:
+    now = population.state_dict()
+    assert now["facts"] == before["facts"]
+    assert now["tensors"].keys() == before["tensors"].keys()
+    for name, tensor in now["tensors"].items():
+        assert torch.equal(tensor, before["tensors"][name]), name
+    np.testing.assert_array_equal(population.slot_arrays().stage, stages)
+
+
+@pytest.mark.parametrize("hidden", [1, 6])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_of_another_width_is_refused_and_changes_nothing(
+    form: type[Population], hidden: int
+) -> None:
+    population, other = grown(form), grown(form, hidden)
+    before, stages = population.state_dict(), population.slot_arrays().stage.copy()
+    message = rf"host 1 .*blocks\.0\..* has shape \[{hidden}, 5\]; the host's has \[4, 5\]"
+    with pytest.raises(ConfigError, match=message):
+        population.set_state(1, other.get_state(1))
+    assert_untouched(population, before, stages)
+    mixed = population.state_dict()
+    for name, tensor in other.state_dict()["tensors"].items():
+        if name.startswith("1/"):
+            mixed["tensors"][name] = tensor
+    mixed["facts"][0]["is_finished"] = True
+    with pytest.raises(ConfigError, match="host 1 cannot be put into this state"):
+        population.load_state_dict(mixed)
+    assert_untouched(population, before, stages)
+
+
+def _drop_weight(state: HostState) -> None:
+    del state.tensors["host/head.weight"]
+
+
+def _drop_seed(state: HostState) -> None:
+    for name in [name for name in state.tensors if name.startswith("seed/")]:
+        del state.tensors[name]
+
+
+def _add_weight(state: HostState) -> None:
+    state.tensors["host/tail.weight"] = torch.zeros(1)
+
+
+def _widen_moment(state: HostState) -> None:
+    state.tensors["moments/exp_avg/host/head.weight"] = torch.zeros(3, 1)
+
+
+def _drop_fact(state: HostState) -> None:
+    del state.facts["losses"]
+
+
+def _rename_slot(state: HostState) -> None:
+    state.facts["lives"]["blocks.9"] = state.facts["lives"].pop("blocks.1")
+
+
+CHANGES: list[tuple[Callable[[HostState], None], str]] = [
+    (_drop_weight, r"has no tensor host/head\.weight; it has shape \[3, 5\]"),
+    (_drop_seed, r"has no tensor seed/blocks\.0/"),
+    (_add_weight, r"has a tensor host/tail\.weight, which the host has not"),
+    (_widen_moment, r"moments/exp_avg/host/head\.weight has shape \[3, 1\]; .* \[3, 5\]"),
+    (_drop_fact, "host 0 does not say losses"),
+    (_rename_slot, r"the slots blocks\.0, blocks\.9; the host has blocks\.0, blocks\.1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_that_lacks_or_adds_something_is_refused_by_name(
+    form: type[Population], change: Callable[[HostState], None], message: str
+) -> None:
+    population = grown(form)
+    state = deepcopy(population.get_state(0))
+    population.train_epoch()
+    before, stages = population.state_dict(), population.slot_arrays().stage.copy()
+    change(state)
+    with pytest.raises(ConfigError, match=message):
+        population.set_state(0, state)
+    assert_untouched(population, before, stages)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_that_there_is_not_is_put_into_no_state(form: type[Population]) -> None:
+    population = grown(form)
+    for host in (-1, 2):
+        with pytest.raises(ConfigError, match=f"there is no host {host}"):
+            population.set_state(host, population.get_state(0))

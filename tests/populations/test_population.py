@@ -1,0 +1,430 @@
+"""What every population does: it isolates hosts from one another, finishes and restarts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esper.config.growth import PopulationConfig
+from esper.errors import (
+    ConfigError,
+    IllegalActionError,
+    ShapeError,
+    SlotError,
+    UnsupportedHostError,
+)
+from esper.growth.attach import add_slots
+from esper.growth.blueprints import registry as blueprint
+from esper.growth.host_slots import slots
+from esper.growth.hosts import make_host
+from esper.growth.modules import count_parameters
+from esper.growth.sites import TensorKind
+from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.populations import (
+    HostData,
+    HostSpec,
+    Population,
+    SequentialPopulation,
+    StackedPopulation,
+)
+from tests.populations.worlds import CNN, MLP, Builder, make_data, make_specs
+
+FORMS = [SequentialPopulation, StackedPopulation]
+CONFIG = PopulationConfig(batch_size=8)
+
+
+def germinate(slot: str, blueprint: str = "widen_medium") -> GrowthAction:
+    return GrowthAction(op=Op.GERMINATE, slot=slot, blueprint=blueprint)
+
+
+def advance(slot: str) -> GrowthAction:
+    return GrowthAction(op=Op.ADVANCE, slot=slot)
+
+
+def snapshot(population: Population, host: int) -> dict[str, torch.Tensor]:
+    return population.get_state(host).tensors
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_training_improves_every_host(form: type[Population]) -> None:
+    config = PopulationConfig(batch_size=8, learning_rate=0.01)
+    population = form(Builder(MLP), make_specs(MLP, (64, 48, 64)), config)
+    before = population.evaluate("train")
+    for _ in range(15):
+        report = population.train_epoch()
+    after = population.evaluate("train")
+    assert (after.losses < before.losses).all()
+    assert (after.metrics > before.metrics).all()
+    assert (report.flops > 0).all()
+    assert not report.interventions
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_does_not_depend_on_its_neighbours(form: type[Population]) -> None:
+    specs = make_specs(CNN, (24, 16, 24))
+    together = form(Builder(CNN), specs, CONFIG)
+    alone = form(Builder(CNN), specs[1:2], CONFIG)
+    together.apply(0, germinate("blocks.0"))
+    for population, host in ((together, 1), (alone, 0)):
+        population.apply(host, germinate("blocks.1", "conv_small"))
+        population.train_epoch()
+        population.apply(host, advance("blocks.1"))
+        population.train_epoch()
+        population.train_epoch()
+    for name, tensor in snapshot(together, 1).items():
+        torch.testing.assert_close(tensor, snapshot(alone, 0)[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["data", "weight", "seed weight"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_that_fails_is_restored_and_the_others_go_on(
+    form: type[Population], kind: str
+) -> None:
+    specs = make_specs(CNN, (24, 24, 24))
+    populations = [form(Builder(CNN), specs, CONFIG) for _ in range(2)]
+    for population in populations:
+        population.apply(1, germinate("blocks.0"))
+        for _ in range(2):
+            population.apply(1, advance("blocks.0"))
+            population.train_epoch()
+    hit, calm = populations
+    assert hit.lives(1)["blocks.0"].stage == Stage.BLENDING
+    good = snapshot(hit, 1)
+    if kind == "data":
+        specs[1].data.train_inputs.data[:] = torch.nan
+        if isinstance(hit, StackedPopulation):
+            hit._pools.clear()  # which hold copies
+    else:
+        part, name = ("host", "head.weight") if kind == "weight" else ("seed", "second.weight")
+        _spoil(hit, 1, part, name)
+    report = hit.train_epoch()
+    calm.finish(1)
+    calm.train_epoch()
+    assert report.interventions.keys() == {1}
+    assert report.interventions[1].pruned == ("blocks.0",)
+    assert "nan" in report.interventions[1].reason or "finite" in report.interventions[1].reason
+    assert hit.lives(1)["blocks.0"].stage == Stage.EMBARGOED
+    now = snapshot(hit, 1)
+    host_part = {name: tensor for name, tensor in good.items() if "blocks.0/" not in name}
+    host_part = {name: t for name, t in host_part.items() if not name.startswith("steps/seed")}
+    assert_same(now, host_part)
+    for host in (0, 2):
+        for name, tensor in snapshot(hit, host).items():
+            torch.testing.assert_close(tensor, snapshot(calm, host)[name], atol=1e-6, rtol=0)
+
+
+def _spoil(population: Population, host: int, part: str, name: str) -> None:
+    """Put NaN into a present weight, past everything that looks at states."""
+    if isinstance(population, StackedPopulation):
+        groups = population.state.groups.values()
+        store = population.state.hosts if part == "host" else next(iter(groups))
+        column = sum(store.sizes[: list(store.shapes).index(name)])
+        store.values[store.hosts.index(host), column] = torch.nan
+        return
+    assert isinstance(population, SequentialPopulation)
+    held = population._hosts[host]
+    module = held.model if part == "host" else held.slots["blocks.0"].seed
+    assert module is not None
+    module.get_parameter(name).data.view(-1)[0] = torch.nan
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_finished_host_stays_as_it_is_and_costs_nothing(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
+    population.train_epoch()
+    population.finish(2)
+    before, score = snapshot(population, 2), population.evaluate(hosts=[2])
+    report = population.train_epoch()
+    assert_same(snapshot(population, 2), before)
+    assert report.flops[2] == report.losses[2] == 0.0
+    assert report.flops[0] > 0.0
+    np.testing.assert_array_equal(population.evaluate(hosts=[2]).losses, score.losses)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_restarted_host_is_a_new_one_and_leaves_nothing_of_the_old(
+    form: type[Population],
+) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
+    population.apply(1, germinate("blocks.0"))
+    population.apply(2, germinate("blocks.0"))
+    for _ in range(2):
+        population.apply(1, advance("blocks.0"))
+        population.train_epoch()
+    population.finish(1)
+    spec = HostSpec(seed=77, data=make_data(MLP, 40, seed=5), learning_rate=0.02)
+    population.restart(1, spec)
+    fresh = form(Builder(MLP), [spec], CONFIG)
+    assert_same(snapshot(population, 1), snapshot(fresh, 0))
+    assert population.get_state(1).facts == fresh.get_state(0).facts
+    population.train_epoch()
+    fresh.train_epoch()
+    for name, tensor in snapshot(population, 1).items():
+        torch.testing.assert_close(tensor, snapshot(fresh, 0)[name], atol=1e-6, rtol=0)
+    assert population.lives(2)["blocks.0"].stage == Stage.GERMINATED
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_host_can_be_taken_out_as_a_model(form: type[Population]) -> None:
+    config = PopulationConfig(batch_size=8, learning_rate=0.05)
+    population = form(Builder(CNN), make_specs(CNN, (24, 16)), config)
+    population.apply(0, germinate("blocks.0"))
+    for _ in range(3):
+        if population.lives(0)["blocks.0"].stage < Stage.BLENDING:
+            population.apply(0, advance("blocks.0"))
+        population.train_epoch()
+    model = population.model(0).eval()
+    data = population.specs[0].data
+    assert slots(model)["blocks.0"].stage == Stage.BLENDING
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(data.validation_inputs), data.validation_targets)
+        with slots(model).switched_off("blocks.0"):
+            without = nn.functional.cross_entropy(
+                model(data.validation_inputs), data.validation_targets
+            )
+    assert population.evaluate(hosts=[0]).losses[0] == pytest.approx(loss.item(), abs=1e-5)
+    judged = population.evaluate(hosts=[0], without_slot="blocks.0").losses[0]
+    assert judged == pytest.approx(without.item(), abs=1e-5)
+    assert abs(loss.item() - without.item()) > 1e-4
+    before = snapshot(population, 0)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert_same(snapshot(population, 0), before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hosts_are_judged_in_the_order_asked_for(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (24, 60, 9, 24)), CONFIG)
+    population.train_epoch()
+    all_hosts = population.evaluate()
+    some = population.evaluate(hosts=[2, 0, 3])
+    np.testing.assert_allclose(some.losses, all_hosts.losses[[2, 0, 3]], rtol=1e-5)
+    with pytest.raises(SlotError, match=r"Did you mean 'blocks\.0'"):
+        population.evaluate(without_slot="block.0")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_slot_arrays_say_what_the_lives_say(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
+    population.apply(1, germinate("blocks.1"))
+    for _ in range(2):
+        population.apply(1, advance("blocks.1"))
+        population.train_epoch()
+    arrays = population.slot_arrays()
+    life = population.lives(1)["blocks.1"]
+    assert arrays.stage.tolist() == [[0, 0], [0, Stage.BLENDING]]
+    assert arrays.age_epochs[1, 1] == 2
+    assert arrays.alpha[1, 1] == life.alpha > 0.5
+    assert arrays.alpha_at_rest.tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_mistakes_get_a_clear_line(form: type[Population]) -> None:
+    specs = make_specs(MLP, (16, 16))
+    with pytest.raises(ConfigError, match="specs is empty"):
+        form(Builder(MLP), [], CONFIG)
+    population = form(Builder(MLP), specs, CONFIG)
+    with pytest.raises(SlotError, match="there are 1 actions; there are 2 hosts"):
+        population.apply_all([WAIT])
+    with pytest.raises(IllegalActionError, match="fossilize is not legal"):
+        population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot="blocks.0"))
+    with pytest.raises(ConfigError, match="the state has 1 hosts; the population 2"):
+        population.load_state_dict(form(Builder(MLP), specs[:1], CONFIG).state_dict())
+    with pytest.raises(ConfigError, match="there is no host 7; there are 0 to 1"):
+        population.apply(7, WAIT)
+    with pytest.raises(ConfigError, match="there is no host -1"):
+        population.evaluate(hosts=[-1])
+    assert len(population.evaluate(hosts=[]).losses) == 0
+    bad = HostData(torch.zeros(4, 9), torch.zeros(4).long(), torch.zeros(2, 9), torch.zeros(2))
+    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model: mat1"):
+        form(Builder(MLP), [specs[0], HostSpec(seed=1, data=bad)], CONFIG)
+    wrong = HostData(torch.zeros(4, 6), torch.full((4,), 3), torch.zeros(2, 6), torch.zeros(2))
+    with pytest.raises(
+        ConfigError, match="host 0 do not fit the model: a target is 3; there are 3"
+    ):
+        form(Builder(MLP), [HostSpec(seed=1, data=wrong)], CONFIG)
+    before = snapshot(population, 1)
+    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model"):
+        population.restart(1, HostSpec(seed=5, data=bad))
+    assert_same(snapshot(population, 1), before)
+    with pytest.raises(ShapeError, match="3 inputs and 2 targets"):
+        HostData(torch.zeros(3, 1), torch.zeros(2), torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(ConfigError, match="Did you mean 'adamw'"):
+        PopulationConfig(optimizer="adamww")  # type: ignore[arg-type]
+
+
+def test_one_host_more_or_less_does_not_change_the_parameters_of_a_design() -> None:
+    population = StackedPopulation(Builder(MLP), make_specs(MLP, (16, 16, 16)), CONFIG)
+    assert population.state.hosts.values.shape == (3, count_parameters(make_host(MLP)))
+
+
+class _Noisy(nn.Module):
+    """A model that draws at random while it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(self.stem(x)))
+
+
+def build_noisy(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return add_slots(_Noisy(), ["stem"], torch.randn(2, 6))
+
+
+def test_dropout_draws_from_the_hosts_own_numbers_and_goes_on_after_a_save() -> None:
+    specs = make_specs(MLP, (24, 24))
+    first = SequentialPopulation(build_noisy, specs, CONFIG)
+    second = SequentialPopulation(build_noisy, specs[1:], CONFIG)
+    torch.manual_seed(1)
+    first.train_epoch()
+    torch.manual_seed(2)
+    second.train_epoch()
+    assert_same(snapshot(first, 1), snapshot(second, 0))
+    resumed = SequentialPopulation(build_noisy, specs, CONFIG)
+    resumed.load_state_dict(first.state_dict())
+    for population in (first, resumed):
+        population.train_epoch()
+    assert_same(snapshot(first, 1), snapshot(resumed, 1))
+    with pytest.raises(UnsupportedHostError, match="cannot be computed for many hosts at once"):
+        StackedPopulation(build_noisy, specs, CONFIG)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finishing_is_an_action_and_the_last(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
+    assert population.apply(0, GrowthAction(op=Op.FINISH)).was_done
+    assert population.is_finished.tolist() == [True, False]
+    assert population.apply(0, WAIT).was_done
+    with pytest.raises(IllegalActionError, match="host 0 has finished"):
+        population.apply(0, germinate("blocks.0"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_commitment_stands_when_the_next_epoch_fails(form: type[Population]) -> None:
+    specs = make_specs(MLP, (16, 16))
+    population = form(Builder(MLP), specs, CONFIG)
+    population.apply(0, germinate("blocks.0"))
+    for _ in range(4):
+        population.apply(0, advance("blocks.0"))
+        population.train_epoch()
+    assert population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot="blocks.0")).was_done
+    before = snapshot(population, 0)
+    specs[0].data.train_inputs.data[:] = torch.nan
+    if isinstance(population, StackedPopulation):
+        population._pools.clear()  # which hold copies
+    report = population.train_epoch()
+    assert report.interventions[0].pruned == ()
+    assert population.lives(0)["blocks.0"].stage == Stage.FOSSILIZED
+    assert_same(snapshot(population, 0), before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_new_seed_is_pruned_when_its_host_fails_whatever_else_happened(
+    form: type[Population],
+) -> None:
+    specs = make_specs(MLP, (16, 16))
+    population = form(Builder(MLP), specs, CONFIG)
+    population.train_epoch()
+    population.apply(0, germinate("blocks.0"))
+    population.restart(1, specs[1])
+    resumed = form(Builder(MLP), specs, CONFIG)
+    resumed.load_state_dict(population.state_dict())
+    specs[0].data.train_inputs.data[:] = torch.nan
+    for one in (population, resumed):
+        if isinstance(one, StackedPopulation):
+            one._pools.clear()
+        assert one.train_epoch().interventions[0].pruned == ("blocks.0",)
+        assert one.lives(0)["blocks.0"].stage == Stage.EMBARGOED
+        assert one.get_state(0).facts["n_germinated"] == 1
+
+
+class _SquaredError:
+    """An objective with several numbers in each prediction."""
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean(-1)
+
+    def metrics(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -self.losses(outputs, targets)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: type[Population]) -> None:
+    data = HostData(torch.randn(9, 6), torch.randn(9, 3), torch.randn(5, 6), torch.randn(5, 3))
+    specs = [HostSpec(seed=seed, data=data) for seed in range(2)]
+    population = form(Builder(MLP), specs, CONFIG, objective=_SquaredError())
+    population.train_epoch()
+    judged = population.evaluate()
+    for host in range(2):
+        with torch.no_grad():
+            outputs = population.model(host).eval()(data.validation_inputs)
+        expected = nn.functional.mse_loss(outputs, data.validation_targets).item()
+        assert judged.losses[host] == pytest.approx(expected, rel=1e-5)
+        assert judged.metrics[host] == pytest.approx(-expected, rel=1e-5)
+
+
+def test_gradmax_does_not_depend_on_what_was_asked_before() -> None:
+    config = PopulationConfig(batch_size=8, widen_start="gradmax")
+    first, second = (
+        SequentialPopulation(Builder(CNN), make_specs(CNN, (16,)), config) for _ in range(2)
+    )
+    for population in (first, second):
+        population.train_epoch()
+    first.evaluate()
+    for population in (first, second):
+        population.apply(0, germinate("blocks.0"))
+    assert_same(snapshot(first, 0), snapshot(second, 0))
+
+
+class _Scale(nn.Module):
+    """A blueprint's seed that the stacked form knows nothing of."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(width))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y * self.factor
+
+
+def test_blueprints_of_others_grow_in_stacked_populations_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
+    blueprint.register_blueprint(
+        blueprint.Blueprint(
+            name="scale",
+            kinds=frozenset({TensorKind.VECTOR}),
+            form=blueprint.SeedForm.SERIAL,
+            build=lambda site: _Scale(site.width),
+            summary="a factor for each feature",
+        )
+    )
+    specs = make_specs(MLP, (16, 24))
+    pair = [form(Builder(MLP), specs, CONFIG) for form in FORMS]
+    for population in pair:
+        population.apply(0, germinate("blocks.0", "scale"))
+        population.apply(1, germinate("blocks.0", "mlp_small"))
+        for _ in range(4):
+            population.apply(0, advance("blocks.0"))
+            population.apply(1, advance("blocks.0"))
+            population.train_epoch()
+    first, second = (snapshot(population, 0) for population in pair)
+    assert first["seed/blocks.0/factor"].abs().max() > 0
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)

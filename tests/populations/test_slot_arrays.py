@@ -1,0 +1,145 @@
+"""Arrays of slot states follow the slots through everything that can change them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from esper.config.growth import PopulationConfig
+from esper.lifecycle.factored_actions import (
+    ALPHA_CURVES,
+    STYLES,
+    GrowthAction,
+    Op,
+    decode_action,
+    growth_action_spec,
+)
+from esper.populations import Population, SequentialPopulation, StackedPopulation
+from tests.populations.worlds import MLP, Builder, make_specs
+
+FORMS = [SequentialPopulation, StackedPopulation]
+
+
+def assert_arrays_follow(population: Population) -> None:
+    """Compare every entry with the life it is about, read one by one."""
+    arrays, config = population.slot_arrays(), population.slot_config
+    for host in range(population.n_hosts):
+        for column, (_, life) in enumerate(population.lives(host).items()):
+            at = host, column
+            schedule = life.schedule
+            assert arrays.stage[at] == life.stage
+            assert arrays.age_epochs[at] == life.age_epochs
+            assert arrays.stage_epochs[at] == life.stage_epochs
+            assert arrays.alpha[at] == life.alpha
+            assert arrays.alpha_at_rest[at] == schedule.is_at_rest
+            assert (arrays.ramp_epochs_left[at] == 0) == schedule.is_at_rest
+            assert STYLES[arrays.style[at]] == life.style
+            assert ALPHA_CURVES[arrays.curve[at]] == schedule.curve
+            name = config.blueprints[arrays.blueprint[at]] if arrays.blueprint[at] >= 0 else ""
+            assert name == (life.blueprint if life.has_seed else "")
+            if life.has_seed and life.alpha > 0:
+                assert arrays.alpha_target[at] == schedule.target
+
+
+def act_at_random(population: Population, generator: np.random.Generator) -> None:
+    sizes = growth_action_spec(population.slot_config).sizes
+    rare = (Op.FINISH, Op.WAIT, Op.PRUNE)
+    for host in range(population.n_hosts):
+        for _ in range(10):
+            action = decode_action(generator.integers(sizes), population.slot_config)
+            if action.op == Op.PRUNE and generator.random() < 0.1:
+                break
+            if action.op not in rare and population.lives(host).is_legal(action):
+                break
+        if population.lives(host).is_legal(action) and action.op != Op.FINISH:
+            population.apply(host, action)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_follow_a_random_walk_with_failures_restarts_and_loaded_states(
+    form: type[Population],
+) -> None:
+    specs = make_specs(MLP, (16, 16, 24))
+    population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
+    generator = np.random.default_rng(3)
+    seen: set[int] = set()
+    for epoch in range(70):
+        act_at_random(population, generator)
+        assert_arrays_follow(population)
+        seen |= set(population.slot_arrays().stage.flatten().tolist())
+        if epoch == 20:
+            population.restart(1, specs[0])
+            assert_arrays_follow(population)
+        if epoch == 30:
+            population.load_state_dict(population.state_dict())
+            assert_arrays_follow(population)
+        if epoch == 40:
+            population.set_state(2, population.get_state(0))
+            assert_arrays_follow(population)
+        population.train_epoch()
+        assert_arrays_follow(population)
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_follow_the_governor(form: type[Population]) -> None:
+    specs = make_specs(MLP, (16, 16))
+    specs[0].data.train_inputs.fill_(torch.nan)
+    population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
+    population.apply(0, GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="norm"))
+    assert population.slot_arrays().stage[0, 0] == 1
+    report = population.train_epoch()
+    assert list(report.interventions) == [0]
+    assert_arrays_follow(population)
+    assert population.slot_arrays().blueprint.tolist() == [[-1, -1], [-1, -1]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_committed_seeds_stay_when_the_others_are_removed(form: type[Population]) -> None:
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
+    grow = GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="widen_large")
+    go = GrowthAction(op=Op.ADVANCE, slot="blocks.0")
+    keep = GrowthAction(op=Op.FOSSILIZE, slot="blocks.0")
+    wait = GrowthAction()
+    for action in (grow, go, go, wait, wait, go):
+        population.apply_all([action, action])
+        population.train_epoch()
+    population.apply(0, keep)
+    before = population.evaluate().losses
+    for host in range(2):
+        population.remove_uncommitted(host)
+    assert_arrays_follow(population)
+    after = population.evaluate().losses
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    without = population.evaluate(without_slot="blocks.0").losses
+    assert after[1] == without[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_a_host_does_not_write_into_the_arrays(form: type[Population]) -> None:
+    from esper.growth.host_slots import slots
+
+    population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
+    slots(population.model(0)).germinate("blocks.0", "norm")
+    assert population.slot_arrays().stage.tolist() == [[0, 0], [0, 0]]
+    assert_arrays_follow(population)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_seed_gradient_norms_are_those_of_autograd(form: type[Population]) -> None:
+    specs = make_specs(MLP, (8, 8))
+    population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
+    population.apply(1, GrowthAction(op=Op.GERMINATE, slot="blocks.1", blueprint="mlp_small"))
+    population.apply(1, GrowthAction(op=Op.ADVANCE, slot="blocks.1"))
+    model = population.model(1)
+    report = population.train_epoch()
+    data = specs[1].data
+    torch.nn.functional.cross_entropy(model(data.train_inputs), data.train_targets).backward()
+    seed = dict(model.named_parameters())
+    grads = [
+        p.grad.flatten() for name, p in seed.items() if ".seed." in name and p.grad is not None
+    ]
+    expected = torch.cat(grads).norm().item()
+    np.testing.assert_allclose(report.seed_gradient_norms, [[0, 0], [0, expected]], rtol=1e-4)

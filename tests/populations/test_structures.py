@@ -1,0 +1,166 @@
+"""A host that computes otherwise than the design is noticed, whatever it differs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.errors import UnsupportedHostError
+from esper.growth.attach import add_slots
+from esper.populations import (
+    SequentialPopulation,
+    StackedPopulation,
+    make_population,
+    stacked_design,
+)
+from esper.populations.stacking import structure_of
+from tests.populations.worlds import GPT, MLP, Builder, make_specs
+
+
+class _Model(nn.Module):
+    """A model with a setting that no layer shows."""
+
+    def __init__(self, setting: Any) -> None:
+        super().__init__()
+        self.block = nn.Linear(MLP.n_features, 4)
+        self.head = nn.Linear(4, MLP.n_classes)
+        self.setting = setting
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block(x)
+        factor = self.setting(y) if callable(self.setting) else self.setting
+        while isinstance(factor, (tuple, list, dict, _Factor)):
+            factor = _first(factor)
+        return self.head(y * float(factor if not isinstance(factor, Tensor) else factor.mean()))
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, _Factor):
+        return value.factor
+    return next(iter(value.values())) if isinstance(value, dict) else value[0]
+
+
+@dataclass
+class _Factor:
+    """A setting with a comparison of its own."""
+
+    factor: float
+
+
+def build(setting: Any) -> Callable[[int], nn.Module]:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return add_slots(_Model(setting), ["block"], torch.randn(2, MLP.n_features))
+
+    return make
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "number": (1.0, 2.0),
+    "whole number": (1, 2),
+    "bool": (True, False),
+    "string": ("1", "2"),
+    "tuple": ((1.0, 3.0), (2.0, 3.0)),
+    "nested": ({"a": [1.0]}, {"a": [2.0]}),
+    "function": (lambda y: 1.0, lambda y: 2.0),
+    "tensor": (torch.tensor([1.0]), torch.tensor([2.0])),
+    "array": (np.float64(1.0), np.float64(2.0)),
+    "data": (_Factor(1.0), _Factor(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_setting_that_no_layer_shows_is_noticed(kind: str) -> None:
+    first, second = SETTINGS[kind]
+    specs = make_specs(MLP, (8, 8))
+    StackedPopulation(build(first), [specs[0], replace(specs[1], build=build(first))])
+    other = replace(specs[1], build=build(second))
+    with pytest.raises(UnsupportedHostError, match=r"host 1 cannot be computed .* differs by"):
+        StackedPopulation(build(first), [specs[0], other])
+    population = StackedPopulation(build(first), specs)
+    with pytest.raises(UnsupportedHostError, match="host 0 cannot be computed"):
+        population.restart(0, other)
+    assert isinstance(make_population(build(first), [specs[0], other]), SequentialPopulation)
+
+
+def test_a_design_whose_settings_follow_the_seed_is_noticed() -> None:
+    with pytest.raises(UnsupportedHostError, match="host 1 cannot be computed"):
+        StackedPopulation(lambda seed: build(1.0 + seed)(seed), make_specs(MLP, (8, 8)))
+
+
+def test_attention_with_other_heads_is_noticed() -> None:
+    assert GPT.n_heads != 1
+    specs = make_specs(GPT, (8, 8))
+    specs[1] = replace(specs[1], build=Builder(replace(GPT, n_heads=1)))
+    with pytest.raises(UnsupportedHostError, match="host 1 cannot be computed"):
+        StackedPopulation(Builder(GPT), specs)
+    assert "n_heads=1" in repr(Builder(replace(GPT, n_heads=1))(0))
+
+
+def test_hooks_and_modes_of_a_model() -> None:
+    model, other = build(1.0)(0), build(1.0)(1)
+    assert structure_of(model) == structure_of(other.eval())
+    other.register_forward_hook(lambda module, given, y: 2.0 * y)
+    assert structure_of(model) != structure_of(other)
+
+
+def test_a_structure_is_tried_once_and_not_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    population = StackedPopulation(build(1.0), make_specs(MLP, (8, 8)))
+    tried: list[nn.Module] = []
+    monkeypatch.setattr(stacked_design, "find_difference", lambda model, *_: tried.append(model))
+    for seed in range(3):
+        population.restart(seed % 2, make_specs(MLP, (8, 8))[1])
+    assert not tried
+    for number in range(200):
+        population.restart(0, replace(make_specs(MLP, (8, 8))[1], build=build(2.0 + number)))
+    assert len(tried) == 200
+    assert len(population.design._problems) <= stacked_design.MAX_STRUCTURES
+
+
+@pytest.mark.parametrize("kind", ["frozen", "tied"])
+def test_a_host_with_frozen_or_tied_parameters_is_refused_by_name(kind: str) -> None:
+    class _Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(6, 6)
+            self.second = nn.Linear(6, 6)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.second(self.block(x)))
+
+    def make(seed: int) -> nn.Module:
+        return add_slots(_Twice(), ["block"], torch.randn(2, 6))
+
+    def spoil(seed: int) -> nn.Module:
+        model = _Twice()
+        if kind == "frozen":
+            model.head.weight.requires_grad_(False)
+        else:
+            model.second.weight = model.block.weight
+        return add_slots(model, ["block"], torch.randn(2, 6))
+
+    specs = make_specs(MLP, (8, 8))
+    specs[1] = replace(specs[1], build=spoil)
+    message = "head.weight is frozen" if kind == "frozen" else "are the same parameter"
+    with pytest.raises(UnsupportedHostError, match=f"host 1 .*{message}"):
+        StackedPopulation(make, specs)
+    assert isinstance(make_population(make, specs), SequentialPopulation)
+
+
+def test_batch_norm_on_vectors_trains_with_one_host_alone() -> None:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        layers = (nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+        return add_slots(nn.Sequential(*layers), ["0"], torch.randn(2, 6))
+
+    specs = make_specs(MLP, (24,))
+    pair = [form(make, specs) for form in (SequentialPopulation, StackedPopulation)]
+    losses = [population.train_epoch().losses for population in pair]
+    np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -1,0 +1,344 @@
+"""The compiled kernel trains and judges hosts as tensor operations do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esper.config.growth import GrowthConfig, MLPHostConfig, PopulationConfig
+from esper.growth.attach import add_slots
+from esper.growth.hosts import HostMaker
+from esper.lifecycle.factored_actions import STYLES, BlendStyle, GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.populations import (
+    HostData,
+    HostSpec,
+    Population,
+    SequentialPopulation,
+    StackedPopulation,
+    vector_hosts,
+    vector_programs,
+)
+from esper.populations.rows import shapes_of
+from esper.populations.vector_programs import NoProgramError, RowLayout, write_program
+from tests.populations.test_forms_agree import assert_same_state
+from tests.populations.worlds import MLP, Builder, make_specs, to_double
+
+needs_kernel = pytest.mark.skipif(
+    not vector_hosts.is_kernel_available(), reason="the kernel was not built"
+)
+BLUEPRINTS = ("widen_small", "widen_large", "mlp_small", "mlp_large", "low_rank", "norm", "noop")
+STAGES = {Stage.TRAINING: 1, Stage.BLENDING: 2, Stage.HOLDING: 3, Stage.FOSSILIZED: 3}
+FREE = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
+
+
+@contextmanager
+def without_kernel() -> Generator[None]:
+    """Let populations that are made meanwhile use tensor operations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vector_hosts, "_kernel", None)
+        yield
+
+
+def make_pair(
+    sizes: tuple[int, ...], config: PopulationConfig, dtype: torch.dtype = torch.float64
+) -> tuple[StackedPopulation, StackedPopulation]:
+    """Return the same hosts, computed by the kernel and by tensor operations."""
+    specs = make_specs(MLP, sizes)
+    specs = to_double(specs) if dtype == torch.float64 else specs
+    compiled = StackedPopulation(Builder(MLP, dtype), specs, config, growth_config=FREE)
+    with without_kernel():
+        plain = StackedPopulation(Builder(MLP, dtype), specs, config, growth_config=FREE)
+    assert all(compiled.vector_hosts.has_program(host) for host in range(len(sizes)))
+    assert not plain.vector_hosts.has_program(0)
+    return compiled, plain
+
+
+def grow(population: Population, host: int, slot: str, blueprint: str, style: BlendStyle) -> None:
+    """Bring a seed into the stage that the host's number stands for."""
+    stage = list(STAGES)[host % len(STAGES)]
+    target = (0.5, 0.7, 1.0)[host % 3]
+    actions = [
+        GrowthAction(
+            op=Op.GERMINATE,
+            slot=slot,
+            blueprint=blueprint,
+            style=style,
+            tempo_epochs=0,
+            alpha_target=target,
+        ),
+        *[GrowthAction(op=Op.ADVANCE, slot=slot)] * STAGES[stage],
+    ]
+    if stage == Stage.FOSSILIZED:
+        actions.append(GrowthAction(op=Op.FOSSILIZE, slot=slot))
+    for action in actions:
+        assert population.apply(host, action).was_done
+
+
+def assert_same_numbers(
+    first: StackedPopulation, second: StackedPopulation, tolerance: float
+) -> None:
+    reports = [population.train_epoch() for population in (first, second)]
+    for name in ("losses", "gradient_norms", "seed_gradient_norms"):
+        numbers = [getattr(report, name) for report in reports]
+        np.testing.assert_allclose(*numbers, atol=tolerance, rtol=0, err_msg=name)
+    np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
+    asked = [{"without_slot": slot} for slot in first.slot_config.slot_ids]
+    for options in ({}, {"committed_only": True}, {"split": "train"}, *asked):
+        judged = [population.evaluate(**options) for population in (first, second)]  # type: ignore[arg-type]
+        np.testing.assert_allclose(judged[0].losses, judged[1].losses, atol=tolerance, rtol=0)
+        np.testing.assert_array_equal(judged[0].metrics, judged[1].metrics)
+        np.testing.assert_array_equal(judged[0].flops, judged[1].flops)
+    assert_same_state(first, second, tolerance)
+
+
+@needs_kernel
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("blueprint", BLUEPRINTS)
+def test_every_seed_in_every_style_and_stage_gives_the_same_numbers(
+    blueprint: str, style: BlendStyle
+) -> None:
+    config = PopulationConfig(batch_size=9, weight_decay=0.01, seed_lr_factor=0.5)
+    pair = make_pair((31, 20, 9, 40), config)
+    for population, host in product(pair, range(4)):
+        grow(population, host, "blocks.0", blueprint, style)
+    for _ in range(3):
+        assert_same_numbers(*pair, tolerance=1e-10)
+
+
+@needs_kernel
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_every_optimizer_moves_weights_alike(optimizer: str, momentum: float) -> None:
+    config = PopulationConfig(
+        optimizer=optimizer,  # type: ignore[arg-type]
+        momentum=momentum,
+        weight_decay=0.02,
+        batch_size=8,
+    )
+    pair = make_pair((24, 16), config)
+    for population in pair:
+        grow(population, 0, "blocks.1", "mlp_small", BlendStyle.ADD_LINEAR)
+    for _ in range(4):
+        assert_same_numbers(*pair, tolerance=1e-10)
+
+
+@needs_kernel
+@pytest.mark.parametrize("batch_size", [2, 5, 8, 16, 33, 300])
+def test_batches_of_any_size_give_the_same_numbers(batch_size: int) -> None:
+    specs = to_double(make_specs(MLP, (310, 40)))
+    config = PopulationConfig(batch_size=batch_size)
+    compiled = StackedPopulation(Builder(MLP, torch.float64), specs, config)
+    with without_kernel():
+        plain = StackedPopulation(Builder(MLP, torch.float64), specs, config)
+    assert compiled.vector_hosts.has_program(1)
+    assert compiled.vector_hosts.has_program(0) == (batch_size < 300)
+    assert_same_numbers(compiled, plain, tolerance=1e-10)
+
+
+@needs_kernel
+def test_smaller_hosts_of_a_design_give_the_same_numbers() -> None:
+    design = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=9, has_skips=False)
+    makers = [HostMaker(replace(design, hidden=n), design=design) for n in (1, 4, 9)]
+    data = [spec.data for spec in make_specs(MLP, (30, 30, 30))]
+    specs = [
+        HostSpec(seed=n, data=own, build=build)
+        for n, (own, build) in enumerate(zip(data, makers, strict=True))
+    ]
+    config = PopulationConfig(batch_size=8, learning_rate=0.01)
+    compiled = StackedPopulation(HostMaker(design), specs, config, growth_config=FREE)
+    with without_kernel():
+        plain = StackedPopulation(HostMaker(design), specs, config, growth_config=FREE)
+    for population, host in product((compiled, plain), range(3)):
+        grow(population, host, "blocks.0", "widen_small", BlendStyle.ADD_LINEAR)
+    assert compiled.vector_hosts.has_program(0)
+    for _ in range(3):
+        assert_same_numbers(compiled, plain, tolerance=2e-5)
+
+
+@needs_kernel
+def test_every_instruction_set_agrees_with_tensor_operations() -> None:
+    kernel = vector_hosts._kernel
+    assert kernel is not None
+    names = kernel.variants()
+    try:
+        for index in range(len(names)):
+            kernel.choose(index)
+            for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-10)):
+                pair = make_pair((31, 20, 9, 40), PopulationConfig(batch_size=9), dtype)
+                for population, host in product(pair, range(4)):
+                    blueprint = ("mlp_large", "widen_large", "norm", "low_rank")[host]
+                    grow(population, host, "blocks.0", blueprint, STYLES[host])
+                for _ in range(2):
+                    assert_same_numbers(*pair, tolerance=tolerance)
+    finally:
+        kernel.choose(len(names) - 1)
+
+
+@needs_kernel
+def test_two_threads_give_the_same_bits_as_one() -> None:
+    specs = make_specs(MLP, (40, 33, 21, 40, 16))
+    n_threads = torch.get_num_threads()
+    states = []
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            population = StackedPopulation(Builder(MLP), specs, PopulationConfig(batch_size=8))
+            for _ in range(3):
+                population.train_epoch()
+            states.append(population.state_dict()["tensors"])
+    finally:
+        torch.set_num_threads(n_threads)
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+
+
+@needs_kernel
+def test_hosts_with_and_without_program_are_trained_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = make_pair((31, 20, 9, 40), PopulationConfig(batch_size=9))
+    monkeypatch.delitem(vector_programs._LAYERS, nn.GELU)
+    for population, host in product(pair, range(4)):
+        blueprint = "mlp_small" if host % 2 else "widen_small"
+        grow(population, host, "blocks.0", blueprint, BlendStyle.LEARNED_GATE)
+    assert [pair[0].vector_hosts.has_program(host) for host in range(4)] == [True, False] * 2
+    for _ in range(3):
+        assert_same_numbers(*pair, tolerance=1e-10)
+
+
+@needs_kernel
+def test_a_host_that_fails_is_restored_and_leaves_the_others_alone() -> None:
+    pair = make_pair((32, 32, 32), PopulationConfig(batch_size=8))
+    for population in pair:
+        # The two forms share their data; neither has read them yet.
+        population.specs[1].data.train_inputs[3] = torch.inf
+        grow(population, 1, "blocks.0", "mlp_small", BlendStyle.ADD_LINEAR)
+    reports = [population.train_epoch() for population in pair]
+    assert list(reports[0].interventions) == [1]
+    assert reports[0].interventions[1].pruned == ("blocks.0",)
+    assert reports[0].interventions == reports[1].interventions
+    np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
+    assert_same_state(*pair, tolerance=1e-10)
+
+
+@needs_kernel
+def test_a_ruined_host_is_judged_like_one_whose_every_answer_is_the_first() -> None:
+    pair = make_pair((32, 32), PopulationConfig(batch_size=8))
+    for population in pair:
+        population.state.hosts.values[:] = torch.nan
+    judged = [population.evaluate() for population in pair]
+    assert np.isnan(judged[0].losses).all()
+    np.testing.assert_array_equal(judged[0].metrics, judged[1].metrics)
+
+
+def own_model(activation: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 6))
+    model = nn.Sequential(block, activation, nn.LayerNorm(6), nn.Linear(6, 3))
+    return add_slots(model, ["0"], torch.randn(2, 6))
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("activation", "has_program"),
+    [(nn.ReLU, True), (nn.GELU, True), (nn.Identity, True), (nn.Tanh, False)],
+)
+def test_a_model_of_ones_own_is_trained_the_same(
+    activation: Callable[[], nn.Module], has_program: bool
+) -> None:
+    specs = make_specs(MLP, (24, 40))
+
+    def build(seed: int) -> nn.Module:
+        return own_model(activation())
+
+    config = PopulationConfig(batch_size=8)
+    stacked = StackedPopulation(build, specs, config)
+    sequential = SequentialPopulation(build, specs, config)
+    assert stacked.vector_hosts.has_program(0) == has_program
+    for _ in range(2):
+        losses = [population.train_epoch().losses for population in (stacked, sequential)]
+        np.testing.assert_allclose(*losses, atol=1e-5)
+    assert_same_state(stacked, sequential, tolerance=1e-4)
+
+
+class Doubled(nn.Linear):
+    """A layer that computes something else than its base."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * super().forward(x)
+
+
+class Unused(nn.Sequential):
+    """A chain with a parameter that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 3))
+        self.other = nn.Parameter(torch.zeros(2))
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(6, 3)
+    layer.register_forward_hook(lambda module, inputs, output: output + 1.0)
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(Doubled(6, 3)),
+        Unused(),
+        hooked(),
+        nn.Sequential(nn.Linear(6, 3), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.Linear(6, 3), nn.GELU(approximate="tanh")),
+        nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3, bias=False)),
+        nn.Sequential(nn.Linear(6, 3), nn.Softplus()),
+        nn.Identity(),
+    ],
+    ids=["override", "unused", "hook", "inplace", "tanh", "no bias", "unknown", "nothing"],
+)
+def test_what_no_op_computes_has_no_program(module: nn.Module) -> None:
+    shapes = shapes_of(dict(module.named_parameters()))
+    with pytest.raises(NoProgramError):
+        write_program(module, RowLayout(0, shapes, shapes), 6, {})
+
+
+def test_a_program_lists_each_parameter_where_its_row_has_it() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
+    shapes = shapes_of(dict(module.named_parameters()))
+    own = {"0.weight": (2, 6), "0.bias": (2,), "2.weight": (3, 2)}
+    program = write_program(module, RowLayout(5, shapes, own), 6, {})
+    assert program.parameters.tolist() == [(5, 0, 2, 6, 6), (5, 24, 1, 2, 4), (5, 28, 3, 2, 4)]
+    assert program.sizes.tolist() == [6, 2, 2, 3]
+    assert program.n_outputs == 3
+
+
+def test_samples_that_do_not_lie_in_one_piece_are_learned_from_all_the_same() -> None:
+    specs = make_specs(MLP, (24, 24))
+    apart = [
+        HostSpec(
+            seed=spec.seed,
+            data=HostData(
+                *(
+                    torch.stack([part, part], -1)[..., 0]
+                    for split in ("train", "validation")
+                    for part in spec.data.split(split)  # type: ignore[arg-type]
+                )
+            ),
+            learning_rate=spec.learning_rate,
+        )
+        for spec in specs
+    ]
+    assert not apart[0].data.train_inputs.is_contiguous()
+    reports = [
+        StackedPopulation(Builder(MLP), own, PopulationConfig(batch_size=8)).train_epoch()
+        for own in (specs, apart)
+    ]
+    np.testing.assert_array_equal(reports[0].losses, reports[1].losses)

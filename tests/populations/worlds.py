@@ -1,0 +1,82 @@
+"""Small populations that several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.config.growth import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.growth.hosts import make_host, sample_input
+from esper.populations import HostData, HostSpec
+
+MLP = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=4)
+CNN = CNNHostConfig(image_size=5, n_classes=3, width=4, hidden=4)
+GPT = GPTHostConfig(vocabulary=7, context=6, width=8, hidden=8, n_blocks=1)
+CONFIGS: dict[str, HostConfig] = {"mlp": MLP, "cnn": CNN, "gpt": GPT}
+
+
+def make_data(config: HostConfig, n_samples: int, seed: int) -> HostData:
+    """Return samples whose labels a host can learn."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = sample_input(config, n_samples + 12)
+    if isinstance(config, GPTHostConfig):
+        inputs = inputs.clone()[torch.randperm(len(inputs), generator=generator)]
+        targets = inputs.roll(-1, 1)
+    else:
+        inputs = torch.randn(inputs.shape, generator=generator)
+        targets = label(inputs, config.n_classes)
+    train, rest = slice(0, n_samples), slice(n_samples, None)
+    return HostData(inputs[train], targets[train], inputs[rest], targets[rest])
+
+
+def label(inputs: Tensor, n_classes: int) -> Tensor:
+    flat = inputs.flatten(1)
+    weights = torch.randn(flat.shape[1], n_classes, generator=torch.Generator().manual_seed(9))
+    return (flat @ weights).argmax(1)
+
+
+def make_specs(config: HostConfig, sizes: Sequence[int]) -> list[HostSpec]:
+    """Return hosts with data and learning rates of their own."""
+    rates = [None, 0.004, 0.002]
+    return [
+        HostSpec(
+            seed=index,
+            data=make_data(config, size, seed=index),
+            learning_rate=rates[index % len(rates)],
+        )
+        for index, size in enumerate(sizes)
+    ]
+
+
+class Builder:
+    """Builds hosts of one size, in one dtype."""
+
+    def __init__(self, config: HostConfig, dtype: torch.dtype = torch.float32) -> None:
+        self.config = config
+        self.dtype = dtype
+
+    def __call__(self, seed: int) -> nn.Module:
+        return make_host(self.config, seed=seed).to(self.dtype)
+
+
+def to_double(specs: list[HostSpec]) -> list[HostSpec]:
+    """Return the same hosts with data in double precision."""
+
+    def double(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    return [
+        HostSpec(
+            seed=spec.seed,
+            data=HostData(
+                double(spec.data.train_inputs),
+                spec.data.train_targets,
+                double(spec.data.validation_inputs),
+                spec.data.validation_targets,
+            ),
+            learning_rate=spec.learning_rate,
+        )
+        for spec in specs
+    ]

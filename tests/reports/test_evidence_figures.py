@@ -1,0 +1,112 @@
+"""The chart shows every arm at every price where it lies, and the front of them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.errors import ConfigError, EvidenceError, StorageError
+from esper.evidence.results import KINDS, Evidence
+from esper.reports.evidence_figures import MARKERS, pareto_figure, pareto_front, plot_pareto
+from esper.statistics import nested_interval
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
+
+SMALL = st.integers(0, 4).map(float)
+
+
+@given(st.lists(st.tuples(SMALL, SMALL), min_size=1, max_size=8))
+def test_the_front_is_what_no_point_is_superior_to(points: list[tuple[float, float]]) -> None:
+    def is_beaten(own: tuple[float, float]) -> bool:
+        return any(
+            cost <= own[0] and gain >= own[1] and (cost, gain) != own for cost, gain in points
+        )
+
+    front = pareto_front([cost for cost, _ in points], [gain for _, gain in points])
+    assert [points[index] for index in front] == sorted(
+        {point for point in points if not is_beaten(point)}
+    )
+    assert all(points.index(points[index]) == index for index in front)
+
+
+def example(price: float = 0.2) -> Evidence:
+    return make_evidence(
+        make_arm("learned", make_hosts(3, 20), kind="learned", flops=0.4 - price / 2),
+        make_arm("static", make_hosts(1, 20, gain=0.02), kind="tuned", flops=0.5),
+        make_arm("wait", make_hosts(1, 20, gain=-0.1), flops=0.6, parameters=500.0),
+        price=price,
+    )
+
+
+def lines(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines
+    }
+
+
+def test_every_arm_lies_where_its_means_are_at_every_price() -> None:
+    pytest.importorskip("matplotlib")
+    entries = [example(0.4), example(0.2)]
+    axes = pareto_figure(entries).axes
+    assert [axis.get_title(loc="left") for axis in axes] == [
+        "Accuracy against training FLOPs",
+        "Accuracy against parameters",
+        "Score at price 0.2 against training FLOPs",
+        "Score at price 0.2 against parameters",
+        "Score at price 0.4 against training FLOPs",
+        "Score at price 0.4 against parameters",
+    ]
+    accuracy, score = lines(axes[0]), lines(axes[5])
+    for name in ("learned", "static", "wait"):
+        cheap, dear = entries[1].arm(name), entries[0].arm(name)
+        assert accuracy[name][0] == pytest.approx([cheap.flops.mean(), dear.flops.mean()])
+        assert accuracy[name][1] == pytest.approx([cheap.accuracy.mean()] * 2)
+        assert score[name][0] == pytest.approx([dear.parameters.mean()])
+        assert score[name][1] == pytest.approx([dear.score(0.4).mean()])
+    bars = [bar.lines[2][1].get_segments()[0][:, 1] for bar in axes[5].containers]
+    expected = nested_interval(entries[0].own.score(0.4))
+    assert bars[0] == pytest.approx([expected.low, expected.high])
+
+
+def test_the_front_runs_from_the_cheapest_arm_to_the_best() -> None:
+    pytest.importorskip("matplotlib")
+    axis = pareto_figure([example()]).axes[0]
+    (front,) = (value for name, value in lines(axis).items() if name.startswith("front"))
+    own, static = example().own, example().arm("static")
+    assert front[0][:-1] == pytest.approx([0.3, 0.3, 0.5])
+    assert front[1][1:] == pytest.approx([own.accuracy.mean()] + [static.accuracy.mean()] * 2)
+
+
+def test_arms_are_told_apart_by_marker_or_colour_and_named_in_words() -> None:
+    pytest.importorskip("matplotlib")
+    kinds = [kind for kind in KINDS for _ in range(5)]
+    arms = [make_arm(f"a{i}", make_hosts(1, 10), kind=kind) for i, kind in enumerate(kinds)]
+    figure = pareto_figure([make_evidence(*arms)])
+    drawn = [line for line in figure.axes[0].lines if line.get_label().startswith("a")]
+    looks = {(line.get_marker(), line.get_color()) for line in drawn}
+    assert len(looks) == len(arms)
+    assert set(MARKERS) == set(KINDS)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:-1] == [arm.label for arm in arms]
+
+
+def test_pictures_are_written_as_their_ending_says(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_pareto([example()], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(EvidenceError, match=r"end it in \.png"):
+        plot_pareto([example()], tmp_path / "a.picture")
+    with pytest.raises(StorageError, match="cannot be written"):
+        plot_pareto([example()], tmp_path / "missing" / "a.png")
+    with pytest.raises(EvidenceError, match="no entries"):
+        plot_pareto([], tmp_path / "a.png")
+
+
+def test_without_matplotlib_the_way_to_install_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r'pip install "esper-lite\[plot\]"'):
+        plot_pareto([example()], tmp_path / "a.png")

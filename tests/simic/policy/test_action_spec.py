@@ -1,0 +1,134 @@
+"""An action specification cannot contradict itself, and reads masks in the forms users have."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.errors import (
+    ActionSpecError,
+    DtypeError,
+    ShapeError,
+    UnknownHeadError,
+    ValueRangeError,
+)
+from esper.simic.policy.action_spec import ActionSpec
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[tuple[tuple[bool, ...], ...], int]:
+    """A random relevance table and the column of its op head."""
+    n_ops, n_heads = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    row = st.tuples(*[st.booleans()] * n_heads)
+    return draw(st.tuples(*[row] * n_ops)), draw(st.integers(0, n_heads - 1))
+
+
+def build(table: tuple[tuple[bool, ...], ...], op: int) -> ActionSpec:
+    names = tuple(f"h{i}" for i in range(len(table[0])))
+    sizes = tuple(len(table) if i == op else 3 for i in range(len(names)))
+    return ActionSpec(names=names, sizes=sizes, op_head=names[op], relevance=table)
+
+
+@given(tables())
+def test_a_specification_exists_exactly_if_its_op_always_matters(
+    drawn: tuple[tuple[tuple[bool, ...], ...], int],
+) -> None:
+    table, op = drawn
+    if all(row[op] for row in table):
+        ops = torch.arange(len(table))
+        assert build(table, op).relevant_heads(ops).sum(dim=-1).min() >= 1
+    else:
+        with pytest.raises(ActionSpecError, match="the op matters at every step"):
+            build(table, op)
+
+
+@given(tables())
+def test_any_table_becomes_a_specification_once_its_op_row_is_true(
+    drawn: tuple[tuple[tuple[bool, ...], ...], int],
+) -> None:
+    table, op = drawn
+    mended = tuple(tuple(value or i == op for i, value in enumerate(row)) for row in table)
+    build(mended, op)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": ("op", "op")}, "named twice"),
+        ({"sizes": (2,)}, "2 names and 1 sizes"),
+        ({"sizes": (2, 0)}, "'a' has 0 choices"),
+        ({"sizes": (2, 1.5)}, r"'a' has 1\.5 choices"),
+        ({"op_head": "opp"}, "Did you mean 'op'"),
+        ({"relevance": ((True, True),)}, "has 1 rows"),
+        ({"relevance": ((True,), (True, True))}, "row 0 has 1 entries"),
+    ],
+)
+def test_a_contradiction_is_named(changes: dict[str, object], message: str) -> None:
+    valid: dict[str, object] = {
+        "names": ("op", "a"),
+        "sizes": (2, 3),
+        "op_head": "op",
+        "relevance": ((True, False), (True, True)),
+    }
+    ActionSpec(**valid)  # type: ignore[arg-type]
+    with pytest.raises(ActionSpecError, match=message):
+        ActionSpec(**{**valid, **changes})  # type: ignore[arg-type]
+
+
+def test_lists_and_arrays_are_taken_too() -> None:
+    table = np.array([[True, False], [True, True]])
+    spec = ActionSpec(names=["op", "a"], sizes=np.array([2, 3]), op_head="op", relevance=table)  # type: ignore
+    assert spec == ActionSpec(
+        names=("op", "a"), sizes=(2, 3), op_head="op", relevance=((True, False), (True, True))
+    )
+    assert isinstance(hash(spec), int)
+
+
+def test_gymnasium_spaces_become_independent_heads() -> None:
+    spec = ActionSpec.from_space(spaces.MultiDiscrete([3, 5]))
+    assert spec.sizes == (3, 5)
+    assert all(all(row) for row in spec.relevance)
+    assert ActionSpec.from_space(spaces.Discrete(4)).sizes == (4,)
+    with pytest.raises(ActionSpecError, match="Box"):
+        ActionSpec.from_space(spaces.Box(0, 1, (2,)))
+    with pytest.raises(ActionSpecError, match="start at 0"):
+        ActionSpec.from_space(spaces.Discrete(4, start=1))
+    with pytest.raises(ActionSpecError, match="empty"):
+        ActionSpec.independent([])
+
+
+SPEC = ActionSpec.independent([2, 3], ["move", "door"])
+
+
+def test_masks_by_name_in_order_and_as_arrays_mean_the_same() -> None:
+    move, door = torch.tensor([[True, False]]), torch.tensor([[False, True, True]])
+    expected = torch.tensor([[[True, False, False], [False, True, True]]])
+    assert torch.equal(SPEC.pad_masks({"door": door, "move": move}), expected)
+    assert torch.equal(SPEC.pad_masks([move, door]), expected)
+    arrays = [move.numpy().astype(np.int8), door.numpy().astype(np.int8)]
+    assert torch.equal(SPEC.pad_masks(arrays), expected)
+
+
+def test_masks_that_do_not_fit_are_refused_by_name() -> None:
+    move, door = torch.ones(4, 2, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool)
+    with pytest.raises(UnknownHeadError, match=r"no head 'dor'.*Did you mean 'door'"):
+        SPEC.pad_masks({"move": move, "dor": door})
+    with pytest.raises(ShapeError, match=r"without \['door'\]"):
+        SPEC.pad_masks({"move": move})
+    with pytest.raises(ShapeError, match=r"'door' has shape \(4, 2\)"):
+        SPEC.pad_masks([move, move])
+    with pytest.raises(ShapeError, match=r"'door' has shape \(3, 3\)"):
+        SPEC.pad_masks([move, door[:3]])
+
+
+def test_ops_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueRangeError, match=r"0 to 2; the ops are 0 to 1"):
+        SPEC.relevant_heads(torch.tensor([0, 2]))
+    with pytest.raises(DtypeError, match=r"torch\.float32"):
+        SPEC.relevant_heads(torch.tensor([0.0]))
+    with pytest.raises(ShapeError, match="the 2 ops"):
+        SPEC.available_heads(torch.ones(4, 3, dtype=torch.bool))
+    with pytest.raises(DtypeError, match=r"torch\.int64"):
+        SPEC.available_heads(torch.ones(4, 2, dtype=torch.int64))

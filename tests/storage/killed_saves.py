@@ -1,0 +1,131 @@
+"""Processes that save checkpoints and are killed: run as a script by test_kills.
+
+Each killed process is a fork of this one, which has torch imported already.
+
+    killed_saves.py calls FOLDER   a process for every call to the operating system, killed there
+    killed_saves.py times FOLDER   processes that save in a loop, killed at random times
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esper.storage.checkpoint_folder import CheckpointFolder
+from tests.storage.states import exact, state_of
+
+START = [(1, 0, True), (3, 0, False)]
+PLAN = [(4, 0, False), (4, 1, False), (5, 0, True)]
+"""Saves as (step, version, is_best): the second replaces a checkpoint, the last is the best."""
+
+CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlink", "rmdir"]
+
+
+def save_all(folder: CheckpointFolder, saves: list[tuple[int, int, bool]]) -> None:
+    """Save these checkpoints, and say of each in a file beside the folder when it is done."""
+    write, opened = os.write, os.open
+    done = opened(folder.path.with_suffix(".done"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for step, version, is_best in saves:
+        folder.save(state_of(10 * step + version), step=step, is_best=is_best)
+        write(done, b"x")
+
+
+def die_at(moment: int) -> None:
+    """Make this process kill itself before a call to the operating system, or inside of a write.
+
+    After a call is before the next one: the disk is the same.
+    """
+    passed = -1
+
+    def is_due() -> bool:
+        nonlocal passed
+        passed += 1
+        return passed == moment
+
+    def watch(call: Callable[..., Any], is_write: bool) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if is_due():
+                os.kill(os.getpid(), signal.SIGKILL)
+            if is_write and is_due():
+                call(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return watched
+
+    for name in CALLS:
+        setattr(os, name, watch(getattr(os, name), name == "write"))
+
+
+def run_forked(job: Callable[[], None]) -> int:
+    """Run a job in another process and return that process's id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            job()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    return child
+
+
+def kill_at_every_call(path: Path) -> int:
+    """Return how many moments there were at which a process was killed."""
+    moment = 0
+    while True:
+        folder = CheckpointFolder(path / f"{moment:04d}", keep_last=1)
+        save_all(folder, START)
+
+        def job(folder: CheckpointFolder = folder, moment: int = moment) -> None:
+            die_at(moment)
+            save_all(folder, PLAN)
+
+        _, status = os.waitpid(run_forked(job), 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            return moment
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        moment += 1
+
+
+def kill_at_random_times(path: Path, *, n_kills: int = 15) -> int:
+    """Return how many checkpoints outlived; each process goes on where the one before died."""
+    folder, chance = CheckpointFolder(path / "run", keep_last=1), random.Random(0)
+    done = 0
+
+    def job(first: int, tell: int) -> None:
+        for step in range(first, 10**6):
+            folder.save(state_of(step, numel=200_000), step=step)
+            os.write(tell, step.to_bytes(4, "little"))
+
+    for _ in range(n_kills):
+        told, tell = os.pipe()
+        child = run_forked(partial(job, done + 1, tell))
+        os.close(tell)
+        first = os.read(told, 4)
+        time.sleep(0.03 * chance.random())
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), "the process ended by itself"
+        acknowledged = int.from_bytes((first + os.read(told, 10**6))[-4:], "little")
+        os.close(told)
+        loaded = folder.latest()
+        assert loaded.step in (acknowledged, acknowledged + 1), (loaded.step, acknowledged)
+        assert exact(loaded.state) == exact(state_of(loaded.step, numel=200_000))
+        done = loaded.step
+    return done
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    kind = {"calls": kill_at_every_call, "times": kill_at_random_times}[sys.argv[1]]
+    print(kind(Path(sys.argv[2])))

@@ -1,0 +1,83 @@
+"""States for tests: of every dtype, and made from a number."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.storage.state import State
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+]
+
+
+def state_of(step: int, *, numel: int = 300) -> State:
+    """Return a small state that another step does not share a tensor with."""
+    generator = torch.Generator().manual_seed(step)
+    tensors = {
+        "policy/weight": torch.randn(numel, generator=generator),
+        "policy/bias": torch.randn(3, generator=generator).bfloat16(),
+        "generator": generator.get_state(),
+    }
+    return State(tensors, {"step": step, "rates": [step / 3, -0.0], "name": f"étape {step}"})
+
+
+def bits_of(tensor: Tensor) -> tuple[torch.dtype, torch.Size, list[int]]:
+    """Return what makes two tensors the same, NaNs and zeros of either sign told apart."""
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return tensor.dtype, tensor.shape, flat.view(torch.uint8).tolist() if flat.numel() else []
+
+
+def exact(value: Any) -> Any:
+    """Return a value in a form in which equality means the same types, orders and bits."""
+    if isinstance(value, Tensor):
+        return ("tensor", *bits_of(value))
+    if isinstance(value, State):
+        return exact({"tensors": value.tensors, "facts": value.facts})
+    if isinstance(value, dict):
+        return ("dict", [(exact(key), exact(item)) for key, item in value.items()])
+    if isinstance(value, (list, tuple)):
+        return (type(value), [exact(item) for item in value])
+    if isinstance(value, float):
+        return ("float", "nan" if value != value else struct.pack("<d", value))
+    return (type(value), value)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Draw a tensor of any dtype and any bits, of 0 to 3 axes, some of them views."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    n_bytes = torch.Size(shape).numel() * dtype.itemsize
+    raw = draw(st.binary(min_size=n_bytes, max_size=n_bytes))
+    data = torch.tensor(list(raw), dtype=torch.uint8)
+    tensor = (data & 1 if dtype == torch.bool else data).view(dtype).reshape(shape)
+    return draw(st.sampled_from([tensor, tensor.T if tensor.ndim == 2 else tensor]))
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**64), 2**64),
+    st.floats(),
+    st.text(st.characters(codec=None), max_size=5),
+)
+FACTS = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        SCALARS,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)

@@ -1,0 +1,228 @@
+"""A folder of checkpoints gives back what was saved, keeps the right ones and tells of damage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from esper.errors import CheckpointError, ConfigError
+from esper.storage.checkpoint import CheckpointWarning, load_checkpoint
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import State
+from tests.storage.states import FACTS, exact, state_of, tensors
+
+TENSOR_NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
+
+
+@given(named=st.dictionaries(TENSOR_NAMES, tensors(), max_size=4), facts=FACTS)
+def test_tensors_of_all_dtypes_and_facts_come_back_bit_for_bit(
+    named: dict[str, Tensor], facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
+    state = State(named, facts)
+    path = folder.save(state, step=7)
+    assert path.name == "step-000000007"
+    assert exact(folder.latest().state) == exact(state)
+    assert exact(load_checkpoint(path).state) == exact(state)
+
+
+def test_views_shared_and_learning_tensors_come_back_as_plain_ones(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    named = {
+        "base": base,
+        "again": base,
+        "column": base[:, 1],
+        "spread": torch.ones(1).expand(5),
+        "conj": torch.tensor([1 + 2j], dtype=torch.complex64).conj(),
+        "channels_last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "scalar": torch.tensor(3, dtype=torch.int16),
+        "none": torch.zeros(0, 3),
+    }
+    folder = CheckpointFolder(tmp_path)
+    folder.save(State(named, {}), step=0)
+    loaded = folder.latest().state.tensors
+    assert exact({name: t.detach().resolve_conj() for name, t in named.items()}) == exact(loaded)
+    assert all(type(t) is Tensor and t.is_contiguous() for t in loaded.values())
+    loaded["base"].zero_()
+    assert exact(loaded["again"]) == exact(base)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (State({"a": torch.zeros(2).to_sparse()}, {}), "'a' is not an ordinary tensor"),
+        (State({"a": torch.zeros(2, dtype=torch.complex128)}, {}), "torch.complex128"),
+        (State({"a": torch.zeros(2, device="meta")}, {}), "meta"),
+        (State({"a": 1.0}, {}), "'a' is a float among the tensors"),  # type: ignore[dict-item]
+        (State({"": torch.zeros(1)}, {}), "a tensor is named ''"),
+        (State({"__metadata__": torch.zeros(1)}, {}), "a tensor is named '__metadata__'"),
+        (State({"\ud800": torch.zeros(1)}, {}), "a string of Unicode characters"),
+        (State({}, {"a": {"b": (1, 2)}}), "'a/b' is a tuple; a checkpoint holds"),
+        (State({}, {"a": [torch.zeros(1)]}), "'a/0' is a torch.Tensor"),
+        (State({}, {"a": {1: 2}}), "'a' has the key 1, a int"),
+        (State({}, {"a": 2**5000}), "'a' is a whole number of more than 4096 bits"),
+    ],
+)
+def test_a_state_that_would_not_come_back_is_refused_and_nothing_is_written(
+    tmp_path: Path, state: State, said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        CheckpointFolder(tmp_path / "new").save(state, step=0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    for step in [9, 10, 100]:
+        folder.save(state_of(step), step=step)
+    loaded = folder.latest()
+    assert folder.names() == ["step-000000009", "step-000000010", "step-000000100"]
+    assert (loaded.step, loaded.path, loaded.skipped) == (
+        100,
+        tmp_path / "run/checkpoints/step-000000100",
+        (),
+    )
+    assert exact(loaded.state) == exact(state_of(100))
+    assert loaded.manifest["made_with"]["torch"] == torch.__version__
+    assert loaded.manifest["devices"] == ["cpu"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_without_checkpoints_is_an_error_and_no_fresh_start(
+    tmp_path: Path, exists: bool
+) -> None:
+    folder = CheckpointFolder(tmp_path if exists else tmp_path / "nowhere")
+    assert folder.names() == []
+    assert folder.best() is None
+    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+        folder.latest()
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    kept: list[list[int]] = []
+    for step in range(1, 10):
+        folder.save(state_of(step), step=step, is_best=step in (2, 5))
+        kept.append([int(name.removeprefix("step-")) for name in folder.names()])
+    assert kept == [
+        *([1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]),
+        *([4, 5, 6], [5, 6, 7], [5, 6, 7, 8], [5, 7, 8, 9]),
+    ]
+    best = folder.best()
+    assert best is not None
+    assert exact(best.state) == exact(state_of(5))
+    assert sorted(path.name for path in tmp_path.iterdir()) == folder.names()
+
+
+def test_one_checkpoint_is_kept_when_one_is_asked_for(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1)
+    for step in range(3):
+        folder.save(state_of(step), step=step)
+    assert folder.names() == ["step-000000002"]
+
+
+def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state_of(1), step=5)
+    folder.save(state_of(2), step=5)
+    (tmp_path / "step-000000005" / "state.json").write_bytes(b"damaged")
+    folder.save(state_of(3), step=5)
+    assert exact(folder.latest().state) == exact(state_of(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+
+
+def test_what_lies_beyond_a_saved_step_was_given_up(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (10, 20, 30):
+        folder.save(state_of(step), step=step)
+    for step in (20, 30):
+        (tmp_path / f"step-0000000{step}" / "state.json").write_bytes(b"damaged")
+    with pytest.warns(CheckpointWarning, match="is damaged"):
+        assert folder.latest().step == 10
+    folder.save(state_of(11), step=11)
+    assert folder.latest().step == 11
+    assert folder.names() == ["step-000000010", "step-000000011"]
+
+
+def test_whole_checkpoints_of_later_steps_neither_count_nor_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=4)
+    for step in (10, 12, 20, 30):
+        folder.save(state_of(step), step=step, is_best=step in (10, 30))
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    folder.save(state_of(15), step=15)
+    assert folder.names() == ["step-000000010", "step-000000012", "step-000000015"]
+    best = folder.best()
+    assert best is not None
+    assert best.step == 10
+
+
+def test_damaged_checkpoints_do_not_count_among_the_last_ones(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    folder.save(state_of(1), step=1)
+    folder.save(state_of(2), step=2)
+    (tmp_path / "step-000000002" / "state.json").write_bytes(b"damaged")
+    folder.save(state_of(3), step=3)
+    assert folder.names() == ["step-000000001", "step-000000002", "step-000000003"]
+    folder.save(state_of(4), step=4)
+    assert folder.names() == ["step-000000003", "step-000000004"]
+
+
+def test_files_and_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1)
+    hidden = ".saving-step-000000001-" + "a" * 32
+    others = ["notes.txt", "step-1", "step-0000000001", ".saving-step-000000001-mine", "step-x"]
+    for name in others[1:]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / hidden).mkdir()
+    (tmp_path / hidden / "thesis.txt").write_text("mine")
+    (tmp_path / "step-000000000").mkdir()
+    (tmp_path / "step-000000000" / "thesis.txt").write_text("mine")
+    for step in (1, 2):
+        folder.save(state_of(step), step=step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*others, hidden, "step-000000000", "step-000000002"]
+    )
+    assert (tmp_path / hidden / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "3"])
+def test_a_step_that_is_no_count_is_refused(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(ConfigError, match="step is"):
+        CheckpointFolder(tmp_path).save(State(), step=step)
+
+
+def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep_last is 0"):
+        CheckpointFolder(tmp_path, keep_last=0)
+
+
+def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state_of(1), step=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        said = f"number of threads {threads} then and {threads + 1} now.*last bits"
+        with pytest.warns(CheckpointWarning, match=said):
+            folder.latest()
+    finally:
+        torch.set_num_threads(threads)
+    folder.latest()
+
+
+def test_a_checkpoint_can_be_read_without_esper(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    path = CheckpointFolder(tmp_path).save(state_of(3), step=3)
+    plain = json.loads((path / "state.json").read_text())
+    named = load_file(path / "state.safetensors")
+    assert exact(State({name: named[name] for name in plain["tensors"]}, plain["facts"])) == exact(
+        state_of(3)
+    )

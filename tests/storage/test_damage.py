@@ -1,0 +1,221 @@
+"""No damage to a checkpoint goes unseen, and the one before it is taken, never nothing."""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.errors import CheckpointError
+from esper.storage.checkpoint import (
+    CheckpointWarning,
+    load_checkpoint,
+    read_manifest,
+    write_manifest,
+)
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import State
+from tests.storage.states import exact, state_of
+
+FILES = ["manifest.json", "state.json", "state.safetensors"]
+
+
+def _saved(path: Path, *steps: int) -> CheckpointFolder:
+    folder = CheckpointFolder(path)
+    for step in steps:
+        folder.save(_small(step), step=step)
+    return folder
+
+
+def _small(step: int) -> State:
+    state = state_of(step, numel=20)
+    del state.tensors["generator"]
+    return state
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_bit_flipped_at_any_byte_of_any_file_is_detected(tmp_path: Path, file: str) -> None:
+    _saved(tmp_path, 7)
+    path = tmp_path / "step-000000007"
+    content = bytearray((path / file).read_bytes())
+    assert 100 < len(content) < 2000
+    for position in range(len(content)):
+        content[position] ^= 1 << position % 8
+        (path / file).write_bytes(content)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_checkpoint(path)
+        content[position] ^= 1 << position % 8
+    (path / file).write_bytes(content)
+    assert exact(load_checkpoint(path).state) == exact(_small(7))
+
+
+def test_every_bit_of_a_manifest_is_watched() -> None:
+    content = write_manifest({"format": 1, "step": 3, "files": {"a": {"size": 1.5}}})
+    assert read_manifest(content)["step"] == 3
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CheckpointError):
+            read_manifest(bytes(flipped))
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _make_folder_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _make_link_of(path: Path) -> None:
+    elsewhere = path.parents[1] / path.name
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def _exchange(path: Path) -> None:
+    shutil.copy(path.parents[1] / "step-000000001" / path.name, path)
+
+
+HARMS = [_truncate, _lengthen, _empty, Path.unlink, _make_folder_of, _make_link_of, _exchange]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_newest_checkpoint_is_named_and_the_one_before_it_taken(
+    tmp_path: Path, file: str, harm: Callable[[Path], None]
+) -> None:
+    folder = _saved(tmp_path, 1, 2)
+    harm(tmp_path / "step-000000002" / file)
+    with pytest.warns(CheckpointWarning, match="step-000000002 is damaged: .*passed over") as told:
+        loaded = folder.latest()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert exact(loaded.state) == exact(_small(1))
+    assert (loaded.step, loaded.skipped) == (1, (tmp_path / "step-000000002",))
+
+
+@pytest.mark.parametrize("name", ["extra.txt", ".hidden", "state.safetensors~"])
+def test_an_additional_file_is_detected(tmp_path: Path, name: str) -> None:
+    folder = _saved(tmp_path, 1)
+    (tmp_path / "step-000000001" / name).write_text("")
+    with pytest.raises(CheckpointError, match=r"do not belong there"):
+        load_checkpoint(tmp_path / folder.names()[0])
+
+
+def test_the_whole_checkpoint_of_another_step_under_this_name_is_detected(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, 1, 2)
+    shutil.rmtree(tmp_path / "step-000000002")
+    shutil.copytree(tmp_path / "step-000000001", tmp_path / "step-000000002")
+    with pytest.warns(CheckpointWarning, match="it is the checkpoint of step 1"):
+        assert folder.latest().step == 1
+
+
+def test_a_manifest_of_another_format_is_told(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    file = tmp_path / "step-000000001" / "manifest.json"
+    manifest = {**read_manifest(file.read_bytes()), "format": 2}
+    file.write_bytes(write_manifest(manifest))
+    with pytest.raises(CheckpointError, match="has format 2; this version of esper reads 1"):
+        load_checkpoint(tmp_path / "step-000000001")
+
+
+def test_an_enormous_manifest_is_not_read(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    os.truncate(tmp_path / "step-000000001" / "manifest.json", 2**40)
+    with pytest.raises(CheckpointError, match="more than 100000 bytes"):
+        load_checkpoint(tmp_path / "step-000000001")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [[], {}, {"facts": {}}, {"facts": {}, "tensors": ["a"]}, {"facts": {}, "tensors": []}, None],
+)
+def test_a_state_that_does_not_fit_its_hashed_file_is_refused(
+    tmp_path: Path, plain: object
+) -> None:
+    folder = _saved(tmp_path, 1)
+    path = tmp_path / folder.names()[0]
+    content = json.dumps(plain).encode()
+    (path / "state.json").write_bytes(content)
+    manifest = read_manifest((path / "manifest.json").read_bytes())
+    manifest["files"]["state.json"] = {
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    (path / "manifest.json").write_bytes(write_manifest(manifest))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_checkpoint(path)
+
+
+def test_when_all_are_damaged_each_is_named_and_it_is_an_error(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, 1, 2)
+    for name in folder.names():
+        _truncate(tmp_path / name / "state.safetensors")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(CheckpointError, match="no checkpoint that is whole: step-000000002, "):
+            folder.latest()
+    assert [str(warning.message).partition(" is damaged")[0] for warning in told] == [
+        f"checkpoint {tmp_path / name}" for name in ("step-000000002", "step-000000001")
+    ]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_best_checkpoint_is_told_and_not_given(tmp_path: Path, file: str) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state_of(1), step=1, is_best=True)
+    folder.save(state_of(2), step=2)
+    _truncate(tmp_path / "step-000000001" / file)
+    with pytest.warns(CheckpointWarning, match="step-000000001 is damaged"):
+        assert folder.best() is None
+    assert folder.latest().step == 2
+
+
+def test_a_name_that_is_none_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, 1)
+    longer = shutil.move(tmp_path / "step-000000001", tmp_path / "step-0000000001")
+    assert folder.names() == []
+    for path in (tmp_path, longer):
+        with pytest.raises(CheckpointError, match="is not named like a checkpoint"):
+            load_checkpoint(path)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "step-000000001")
+
+
+def test_a_path_that_is_a_file_holds_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
+        CheckpointFolder(tmp_path / "file").latest()
+
+
+def test_large_files_are_watched_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
+    path = CheckpointFolder(tmp_path).save(State({"a": torch.rand(50_000)}, {}), step=1)
+    file = path / "state.safetensors"
+    size = file.stat().st_size
+    for position in [*range(0, size, 4_999), size - 1]:
+        with file.open("r+b") as handle:
+            handle.seek(position)
+            byte = handle.read(1)[0]
+            handle.seek(position)
+            handle.write(bytes([byte ^ 0x10]))
+            handle.flush()
+            with pytest.raises(CheckpointError, match="does not match its sha256"):
+                load_checkpoint(path)
+            handle.seek(position)
+            handle.write(bytes([byte]))
+    assert load_checkpoint(path).step == 1

@@ -1,0 +1,91 @@
+"""A process that is killed while it saves leaves whole checkpoints behind, whenever that is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.storage.checkpoint import load_checkpoint
+from esper.storage.checkpoint_folder import CheckpointFolder
+from tests.storage import killed_saves
+from tests.storage.states import exact, state_of
+
+ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+
+
+def _run(kind: str, folder: Path) -> int:
+    done = subprocess.run(
+        [sys.executable, killed_saves.__file__, kind, folder],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_after_a_kill_at_any_call_the_newest_whole_checkpoint_is_there_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    n_moments = _run("calls", tmp_path)
+    assert n_moments > 80
+    seen: set[tuple[int, int]] = set()
+    for moment in range(n_moments):
+        folder = CheckpointFolder(tmp_path / f"{moment:04d}", keep_last=1)
+        n_done = folder.path.with_suffix(".done").stat().st_size
+        saves = [*killed_saves.START, *killed_saves.PLAN]
+        loaded = folder.latest()
+        found = [
+            save
+            for save in saves[n_done - 1 : n_done + 1]
+            if exact(loaded.state) == exact(state_of(10 * save[0] + save[1]))
+        ]
+        assert len(found) == 1, moment
+        step, version, _ = found[0]
+        seen.add((step, version))
+        assert all(load_checkpoint(path) for path in folder.path.glob("step-*")), "a half one"
+        best = folder.best()
+        assert loaded.step == step
+        assert best is not None
+        assert best.step == (5 if step == 5 else 1)
+        folder.save(state_of(60), step=6)
+        assert folder.latest().step == 6
+        assert sorted(p.name for p in folder.path.iterdir()) == [best.path.name, "step-000000006"]
+    assert seen == {(3, 0), (4, 0), (4, 1), (5, 0)}
+
+
+def test_kills_at_random_times_lose_no_checkpoint_that_was_acknowledged(tmp_path: Path) -> None:
+    assert _run("times", tmp_path) >= 15
+
+
+def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_before_save_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(handle: int) -> None:
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{handle}").rpartition("/")[2]))
+        fsync(handle)
+
+    def watched_rename(source: Path, target: Path) -> None:
+        events.append(("rename", target.name))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    CheckpointFolder(tmp_path / "checkpoints").save(state_of(1), step=1)
+    hidden = next(name for _, name in events if name.startswith(".saving-"))
+    assert events == [
+        ("fsync", tmp_path.name),
+        ("fsync", "state.safetensors"),
+        ("fsync", "state.json"),
+        ("fsync", "manifest.json"),
+        ("fsync", hidden),
+        ("rename", "step-000000001"),
+        ("fsync", "checkpoints"),
+    ]

@@ -1,0 +1,155 @@
+"""Nested state dicts become states and come back exactly, whatever their keys are."""
+
+import collections
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from esper.errors import CheckpointError
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import State, from_nested, to_nested
+from tests.storage.states import SCALARS, exact, tensors
+
+KEYS = st.one_of(
+    st.sampled_from(["", "$tensor", "$dict", "$tuple", "/", "a/b", "a", "1", "__metadata__"]),
+    st.sampled_from([0, 1, -1, None, True, 1.5, (), (1, "a")]),
+    st.text(st.characters(codec=None), max_size=3),
+)
+TREES = st.recursive(
+    SCALARS | tensors(),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=4),
+    ),
+    max_leaves=10,
+)
+
+
+@given(nested=st.dictionaries(KEYS, TREES, max_size=4))
+def test_a_nested_dict_comes_back_exactly(nested: dict[Any, Any]) -> None:
+    assert exact(to_nested(from_nested(nested))) == exact(nested)
+
+
+@given(nested=st.dictionaries(KEYS, TREES, max_size=4))
+def test_a_nested_dict_comes_back_exactly_from_the_disk(
+    nested: dict[Any, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
+    folder.save(from_nested(nested), step=1)
+    assert exact(to_nested(folder.latest().state)) == exact(nested)
+
+
+def test_names_of_tensors_tell_where_they_were() -> None:
+    weight = torch.zeros(2)
+    state = from_nested({"policy": {"head.weight": weight}, "state": {0: {"step": weight}, "0": 1}})
+    assert list(state.tensors) == ["policy/head.weight", "state/0/step"]
+    assert state.tensors["policy/head.weight"] is weight
+
+
+def test_keys_that_read_alike_keep_their_own_tensors() -> None:
+    one, two, three, four = (torch.tensor(value) for value in range(4))
+    nested = {"a": {"b": one, 1: two, "1": three}, "a/b": four}
+    state = from_nested(nested)
+    assert list(state.tensors) == ["a/b", "a/1", "a/1~", "a/b~"]
+    assert exact(to_nested(state)) == exact(nested)
+
+
+def _trained(seed: int, optimizer: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    made: torch.optim.Optimizer = {
+        "adam": lambda: torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True),
+        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        "lbfgs": lambda: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
+    }[optimizer]()
+    _train(model, made)
+    return model, made
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inputs = torch.linspace(-1, 1, 15).reshape(5, 3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "lbfgs"])
+def test_an_optimizer_goes_on_as_if_it_had_never_been_saved(name: str) -> None:
+    model, optimizer = _trained(0, name)
+    nested = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = from_nested(nested)
+    saved = State({k: t.detach().clone() for k, t in state.tensors.items()}, state.facts)
+    other, other_optimizer = _trained(1, name)
+    restored = to_nested(saved)
+    other.load_state_dict(restored["model"])
+    other_optimizer.load_state_dict(restored["optimizer"])
+    _train(model, optimizer)
+    _train(other, other_optimizer)
+    assert exact(dict(other.state_dict())) == exact(dict(model.state_dict()))
+
+
+def test_mappings_of_other_types_come_back_as_dicts() -> None:
+    nested = {"a": collections.OrderedDict(b=1), "c": collections.defaultdict(int, {2: 3})}
+    assert exact(to_nested(from_nested(nested))) == exact({"a": {"b": 1}, "c": {2: 3}})
+
+
+class _Colour(enum.IntEnum):
+    RED = 1
+
+
+_ENDLESS: list[Any] = []
+_ENDLESS.append(_ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.float64(1.0), "'a/0/b' is a numpy.float64; a checkpoint holds"),
+        (np.zeros(2), "'a/0/b' is a numpy.ndarray"),
+        (_Colour.RED, "_Colour"),
+        ({1, 2}, "'a/0/b' is a set"),
+        (torch.Size([1]), "is a torch.Size"),
+        (2**5000, "more than 4096 bits"),
+        (_ENDLESS, "more than 200 levels deep, or holds itself"),
+        ({torch.zeros(1): 1}, "'a/0/b' has a tensor as a key"),
+        ({frozenset[int](): 1}, r"'a/0/b/frozenset\(\)' is a frozenset"),
+    ],
+)
+def test_a_value_that_would_not_come_back_is_refused_with_its_place(value: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        from_nested({"a": [{"b": value}]})
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="a list is no nested state"):
+        from_nested([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        State({}, {}),
+        State({}, {"nested": {}, "more": 1}),
+        State({}, {"nested": [1]}),
+        State({"w": torch.zeros(1)}, {"nested": {}}),
+        State({}, {"nested": {"a": {"$tensor": "w"}}}),
+        State({}, {"nested": {"a": {"$dict": [1]}}}),
+        State({}, {"nested": {"a": {"$dict": [[[1], 2]]}}}),
+    ],
+)
+def test_a_state_that_was_not_nested_is_refused(state: State) -> None:
+    with pytest.raises(CheckpointError, match="nested"):
+        to_nested(state)

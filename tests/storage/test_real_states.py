@@ -1,0 +1,53 @@
+"""Learners and environments go on from a checkpoint bit for bit; the page on checkpoints runs."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from esper.environment import GrowthVectorEnv
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import State, from_nested, merge, split, to_nested
+from tests.simic.helpers import fill, make_agent
+from tests.storage.states import exact
+
+
+def test_an_agent_and_its_environments_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    agent, other = make_agent(), make_agent(seed=1)
+    envs, twins = (GrowthVectorEnv("spirals", 2) for _ in range(2))
+    agent.update(fill(agent))
+    envs.reset(seed=3)
+    envs.action_space.seed(0)
+    actions = [envs.action_space.sample() for _ in range(8)]
+    for action in actions[:4]:
+        envs.step(action)
+    state = merge({"agent": from_nested(agent.state_dict()), "envs": State(**envs.state_dict())})
+
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state, step=4)
+    parts = split(folder.latest().state)
+    other.load_state_dict(to_nested(parts["agent"]))
+    twins.load_state_dict({"tensors": parts["envs"].tensors, "facts": parts["envs"].facts})
+
+    for learner in (agent, other):
+        learner.update(fill(learner, seed=5))
+    for action in actions[4:]:
+        for one, two in zip(envs.step(action)[:4], twins.step(action)[:4], strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert exact(to_nested(from_nested(other.state_dict()))) == exact(
+        to_nested(from_nested(agent.state_dict()))
+    )
+    assert exact(twins.state_dict()["tensors"]) == exact(envs.state_dict()["tensors"])
+
+
+def test_the_python_of_the_page_on_checkpoints_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "checkpoints.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 3
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), scope)
+    assert list(scope["whole"].tensors) == [  # type: ignore[attr-defined]
+        "learner/model/weight",
+        "learner/model/bias",
+    ]

@@ -1,0 +1,156 @@
+"""A user's function that makes no host is named, whoever calls it, in one line."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper import add_slots
+from esper.config.growth import MLPHostConfig, PopulationConfig
+from esper.environment import GrowthVectorEnv
+from esper.errors import SlotError, TaskError
+from esper.growth.hosts import HostMaker
+from esper.tasks import Budget, Samples, Task, TaskData, TaskDraw
+
+X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+SAMPLES = Samples(X, torch.arange(60) % 2)
+DATA = TaskData(train=SAMPLES, validation=SAMPLES, test=SAMPLES)
+CONFIG = MLPHostConfig(n_features=2, n_classes=2, width=4, hidden=2)
+
+
+def own_host(seed: int) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    for index, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed + index))
+    add_slots(model, at=["1"], sample_input=X[:2])
+    return model
+
+
+def a_task(**fields: Any) -> Task:
+    return Task(
+        **{
+            "name": "mine",
+            "make_host": own_host,
+            "data": DATA,
+            "budget": Budget(n_epochs=2),
+            "training": PopulationConfig(batch_size=20, batches_per_epoch=1),
+            **fields,
+        }
+    )
+
+
+def fail(seed: int) -> nn.Module:
+    raise KeyError("weights\nof seed")
+
+
+def leave(seed: int) -> nn.Module:
+    raise SystemExit(2)
+
+
+def slotless(seed: int) -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+WRONG = [
+    (fail, r"raised KeyError \('weights\\nof seed'\) for seed \d+; correct it\."),
+    (leave, r"raised SystemExit \(2\) for seed \d+; correct it"),
+    (lambda seed: None, "returned None; it must return a model with slots"),
+    (lambda seed: nn.Linear, "returned <class .*Linear'>; it must return a model with slots"),
+    (lambda seed: torch.zeros(9, 9), "returned a Tensor; it must return a model with slots"),
+    (slotless, "returned a model that cannot grow: this Linear has no slots; call esper.add_slots"),
+]
+
+
+@pytest.mark.parametrize("form", ["sequential", "stacked", "auto"])
+@pytest.mark.parametrize(("make_host", "message"), WRONG)
+def test_what_makes_no_host_is_one_clear_line(make_host: Any, message: str, form: Any) -> None:
+    with pytest.raises(TaskError, match=f"^make_host of task 'mine' {message}") as caught:
+        GrowthVectorEnv(a_task(make_host=make_host), 2, form=form)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("make_host", "message"), WRONG)
+def test_a_draw_that_makes_no_host_is_one_clear_line(make_host: Any, message: str) -> None:
+    def draw(seed: int) -> TaskDraw:
+        return TaskDraw(data=DATA, n_classes=2, make_host=make_host)
+
+    with pytest.raises(TaskError, match=f"^make_host of a draw of task 'mine' {message}"):
+        GrowthVectorEnv(a_task(data=None, draw=draw), 2)
+
+
+def test_a_draw_whose_function_takes_no_seed_is_refused_when_it_is_drawn() -> None:
+    task = a_task(
+        data=None, draw=lambda seed: TaskDraw(data=DATA, n_classes=2, make_host=lambda: own_host(0))
+    )
+    with pytest.raises(TaskError, match=r"make_host of a draw of task 'mine' takes \(\)"):
+        task.sample(0)
+
+
+def test_an_error_of_esper_speaks_for_itself() -> None:
+    def make_host(seed: int) -> nn.Module:
+        model = nn.Linear(2, 2)
+        add_slots(model, at=["nowhere"], sample_input=X[:2])
+        return model
+
+    with pytest.raises(SlotError, match="nowhere"):
+        a_task(make_host=make_host).make_host(0)
+
+
+@pytest.mark.parametrize(
+    "make_host",
+    [own_host, partial(own_host), lambda seed=3: own_host(seed), lambda *a: own_host(*a)],
+)
+def test_a_good_function_makes_the_hosts_that_it_makes(make_host: Any) -> None:
+    task = a_task(make_host=make_host)
+    for one, other in zip(own_host(7).parameters(), task.make_host(7).parameters(), strict=True):
+        assert torch.equal(one, other)
+    envs = GrowthVectorEnv(task, 2)
+    envs.reset(seed=0)
+    assert np.isfinite(envs.step(np.zeros((2, 8), int))[1]).all()
+
+
+def test_makers_of_esper_are_kept_as_they_are() -> None:
+    maker = HostMaker(CONFIG)
+    task = a_task(make_host=maker)
+    assert task.make_host is maker
+    drawn = TaskDraw(data=DATA, n_classes=2, make_host=maker)
+    assert a_task(data=None, draw=lambda seed: drawn).sample(0) is drawn
+
+
+def test_a_maker_that_can_redraw_still_can_and_stays_one_maker() -> None:
+    class Maker:
+        def __init__(self) -> None:
+            self.redrawn: list[int] = []
+
+        def __call__(self, seed: int) -> nn.Module:
+            return own_host(seed)
+
+        def redraw(self, host: nn.Module, seed: int) -> None:
+            self.redrawn.append(seed)
+            with torch.no_grad():
+                for mine, theirs in zip(
+                    host.parameters(), own_host(seed).parameters(), strict=True
+                ):
+                    mine.copy_(theirs)
+
+    maker = Maker()
+    task = a_task(make_host=maker)
+    host = own_host(1)
+    task.make_host.redraw(host, 5)  # type: ignore[attr-defined]
+    assert maker.redrawn == [5]
+    weights: list[Tensor] = list(own_host(5).parameters())
+    assert all(map(torch.equal, host.parameters(), weights))
+    assert not hasattr(a_task().make_host, "redraw")
+    drawing = a_task(data=None, draw=lambda seed: TaskDraw(data=DATA, n_classes=2, make_host=maker))
+    assert drawing.sample(0).make_host is drawing.sample(1).make_host
+
+
+def test_a_task_can_be_copied_and_changed() -> None:
+    task = a_task()
+    assert copy.deepcopy(task).make_host(3).training
+    assert replace(task, name="other").make_host is task.make_host

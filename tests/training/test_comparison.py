@@ -1,0 +1,165 @@
+"""A comparison says what its intervals support, and nothing more."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.statistics import mean_interval, paired_interval
+from esper.training.comparison import ArmResults, Comparison, compare_arms
+
+N = 40
+
+
+def arm(
+    scores: Any, *, returns: Any = None, flops: float = 1.0, seed_parameters: Any = 0.0
+) -> ArmResults:
+    scores = np.broadcast_to(np.asarray(scores, float), N).copy()
+    return ArmResults(
+        returns=scores - 0.2 if returns is None else np.asarray(returns, float),
+        scores=scores,
+        flops=np.full(N, flops),
+        n_epochs=np.full(N, 10.0),
+        host_parameters=np.full(N, 100.0),
+        seed_parameters=np.broadcast_to(np.asarray(seed_parameters, float), N).copy(),
+    )
+
+
+def noise(scale: float = 0.05, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(size=N)
+    return scale * (values - values.mean())
+
+
+HALF_GROWN = np.where(np.arange(N) % 2, 30.0, 0.0)
+
+
+def first_sentence(learned: ArmResults, wait: ArmResults) -> str:
+    return compare_arms({"learned": learned, "wait": wait}).sentences[0]
+
+
+def test_growth_that_raises_the_score_of_grown_hosts_helped() -> None:
+    wait = arm(0.6 + noise())
+    learned = arm(wait.scores + 0.1 + noise(0.02, 1), flops=0.8, seed_parameters=HALF_GROWN)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith(
+        "Growth helped: in the 20 of 40 hosts that it grew, the score was +0."
+    )
+    assert "20% less computing" in sentence
+
+
+def test_growth_that_lowers_it_did_not() -> None:
+    wait = arm(0.6 + noise())
+    learned = arm(wait.scores - 0.1 + noise(0.02, 1), flops=1.5, seed_parameters=HALF_GROWN)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith("Growth did not help: in the 20 of 40 hosts that it grew")
+    assert "-0.1" in sentence
+    assert "50% more computing" in sentence
+
+
+def test_a_difference_within_noise_is_called_so() -> None:
+    wait = arm(0.6 + noise())
+    sentence = first_sentence(arm(wait.scores + noise(0.2, 1), seed_parameters=30.0), wait)
+    assert sentence.startswith("Growth was not shown to help: in the 40 of 40 hosts that it grew")
+    assert "within noise" in sentence
+
+
+def test_hosts_that_were_not_grown_say_nothing_about_growth() -> None:
+    wait = arm(0.6 + noise())
+    gain = np.where(HALF_GROWN > 0, 0.0, 0.3)
+    sentence = first_sentence(arm(wait.scores + gain, seed_parameters=HALF_GROWN), wait)
+    assert sentence.startswith("Growth was not shown to help")
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [(0.1, "computing saved by stopping in time"), (0.0, "it gains nothing over them")],
+)
+def test_a_controller_that_hardly_grows_is_not_said_to_grow(gain: float, words: str) -> None:
+    wait = arm(0.6 + noise())
+    few = np.where(np.arange(N) == 3, 30.0, 0.0)
+    returns = wait.returns + gain + noise(0.02, 1)
+    sentence = first_sentence(
+        arm(wait.scores + 0.5, returns=returns, flops=0.5, seed_parameters=few), wait
+    )
+    assert sentence.startswith("Growth was not shown to help: the controller grew 1 of 40 hosts")
+    assert words in sentence
+    assert "50% less computing" in sentence
+
+
+def test_each_controller_is_compared_in_return_on_the_same_hosts() -> None:
+    wait = arm(0.6 + noise())
+    results = {
+        "learned": arm(wait.scores + 0.1, seed_parameters=30.0),
+        "wait": wait,
+        "random": arm(wait.scores + 0.2),
+        "heuristic": arm(wait.scores + 0.1 + noise(0.01, 2)),
+        "own": arm(wait.scores),
+    }
+    found = compare_arms(results)
+    assert [one.against for one in found.differences] == ["wait", "random", "heuristic", "own"]
+    learned = results["learned"]
+    for one in found.differences:
+        other = results[one.against]
+        assert one.ep_rew == paired_interval(learned.returns, other.returns)
+        assert one.score == paired_interval(learned.scores, other.scores)
+    words = found.sentences[1:]
+    assert "leaving hosts alone: better, +0.100" in words[0]
+    assert "random legal growth: worse, -0.100" in words[1]
+    assert "the heuristic: no difference that stands out from noise" in words[2]
+    assert "own: better" in words[3]
+    assert [summary.grown_share for summary in found.arms] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert found.arms[0].ep_rew == mean_interval(learned.returns)
+
+
+def test_the_best_host_is_the_one_of_the_highest_return_with_its_actions() -> None:
+    learned = arm(0.5, returns=np.where(np.arange(N) == 7, 0.9, 0.1))
+    actions = np.arange(N * 3 * 8).reshape(N, 3, 8)
+    actions[7, 2] = -1
+    best = compare_arms({"learned": learned}, actions=actions).best_host
+    assert best is not None
+    assert (best.number, best.ep_rew, best.score) == (7, 0.9, 0.5)
+    assert best.actions == actions[7, :2].tolist()
+
+
+def test_a_comparison_comes_back_from_json_as_it_was() -> None:
+    wait = arm(0.6 + noise())
+    learned = arm(wait.scores + noise(0.2, 1), seed_parameters=HALF_GROWN)
+    actions = np.zeros((N, 3, 8), np.int64)
+    for given in (actions, None):
+        found = compare_arms({"learned": learned, "wait": wait}, actions=given)
+        assert Comparison.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_growth_that_costs_more_than_it_brings_is_said_to() -> None:
+    wait = arm(0.6 + noise())
+    scores = wait.scores + 0.1 + noise(0.02, 1)
+    learned = arm(scores, returns=wait.returns - 0.05 + noise(0.02, 2), seed_parameters=HALF_GROWN)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith("Growth raised the score and cost more than it brought: in the 20")
+    assert "the return -0.0" in sentence
+
+
+def test_a_few_hosts_prove_nothing() -> None:
+    wait = arm(0.6 + noise())
+    few = np.where(np.arange(N) < 9, 30.0, 0.0)
+    learned = arm(wait.scores + 0.1, seed_parameters=few)
+    sentence = first_sentence(learned, wait)
+    assert sentence.startswith("Growth was not shown to help: in the 9 of 40 hosts that it grew")
+    assert "too few to tell" in sentence
+
+
+def test_growth_that_helps_some_hosts_and_harms_the_others_is_not_called_a_help() -> None:
+    wait = arm(0.6 + noise())
+    scores = wait.scores + np.where(HALF_GROWN > 0, 0.02, -0.2) + noise(0.002, 1)
+    sentence = first_sentence(arm(scores, seed_parameters=HALF_GROWN), wait)
+    assert sentence.startswith("Growth helped some hosts and not all of them together")
+
+
+def test_a_saving_is_named_only_where_there_is_one() -> None:
+    wait = arm(0.6 + noise())
+    better = arm(wait.scores + 0.1, flops=1.2)
+    sentence = first_sentence(better, wait)
+    assert "20% more computing" in sentence
+    assert "saved" not in sentence
+    assert "its return is +0.100" in sentence

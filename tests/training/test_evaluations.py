@@ -1,0 +1,214 @@
+"""Evaluations are on the same hosts each time, choose the best policy and may end the run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.lifecycle.factored_actions import Op
+from esper.simic.agent import PPOAgent, UpdateReport
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import split, to_nested
+from esper.tamiyo import LearnedController, WaitController
+from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
+from esper.training import trials
+from esper.training.runs import train
+from esper.training.setup import make_policy, make_run_task
+from esper.training.stopping import StopRequest
+from esper.training.trials import Trials, run_final_trials
+from tests.training.stopped_run import make_trainer
+from tests.training.tiny import Seen, liveliness, tiny_config
+
+FIRST_LOOKS = 2
+"""Trials before the first round: of hosts left alone, and of the fixed schedule."""
+
+
+def config_of(**changes: Any) -> Any:
+    small = {"budget__n_epochs": 4, "n_steps": 4, "envs": 2}
+    return tiny_config(**{**small, **changes})
+
+
+def spoil_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
+    """Let evaluations, after the first looks, have these mean returns; return what they had."""
+    found: list[EpisodeResults] = []
+
+    def run(*args: Any, **kwargs: Any) -> EpisodeResults:
+        results = run_episodes(*args, **kwargs)
+        found.append(results)
+        if 0 < len(found) - FIRST_LOOKS <= len(returns):
+            results.returns[:] = returns[len(found) - FIRST_LOOKS - 1]
+        return results
+
+    monkeypatch.setattr(trials, "run_episodes", run)
+    return found
+
+
+def test_hosts_of_evaluations_are_the_same_each_time_and_met_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = spoil_returns(monkeypatch, [0.0, 1.0])
+    seen, config = Seen(), config_of(rounds=2)
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    evaluated = [set(results.draw_seeds.tolist()) for results in found]
+    assert len(evaluated) == FIRST_LOOKS + 2
+    assert all(hosts == evaluated[0] for hosts in evaluated)
+    trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
+    final, _ = run_final_trials(config, trainer.task, lambda _: WaitController(), StopRequest())
+    assert len(trained) == 4
+    assert len(evaluated[0]) == config.evaluation.n_eval_episodes
+    assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
+    assert not evaluated[0] & trained
+    assert not evaluated[0] & set(final.draw_seeds.tolist())
+    assert not trained & set(final.draw_seeds.tolist())
+
+
+def test_final_trials_in_parts_are_those_of_all_hosts_at_once() -> None:
+    config = config_of(evaluation__n_final_episodes=5)
+    task, told = make_run_task(config), list[float]()
+    found, actions = run_final_trials(
+        config, task, lambda _: WaitController(), StopRequest(), on_share=told.append
+    )
+    envs = GrowthVectorEnv(
+        task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
+    )
+    whole = run_episodes(envs, WaitController(), seed=0)
+    assert told == sorted(told)
+    assert 0.0 == told[0] < told[-1] < 1.0
+    np.testing.assert_array_equal(found.draw_seeds, whole.draw_seeds)
+    np.testing.assert_allclose(found.returns, whole.returns, atol=1e-5)
+    assert actions.shape == (5, 5, 8)
+    assert (actions[:, :4] >= 0).all()
+    assert (actions[:, 4] == -1).all()
+
+
+def test_the_static_score_is_that_of_hosts_left_alone() -> None:
+    config = config_of(rounds=1)
+    seen = Seen()
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    n_hosts = config.evaluation.n_eval_episodes
+    envs = GrowthVectorEnv(
+        trainer.task, n_hosts, reward=config.rewards, purpose="tuning", autoreset=False
+    )
+    alone = run_episodes(envs, WaitController(), seed=trials.TRIAL_SEED)
+    first = next(record for record in seen.records if isinstance(record, EvaluationRecord))
+    assert first.arm == "wait"
+    assert trainer.parts.progress.static_score == first.score_mean == alone.scores.mean()
+
+
+def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_returns(monkeypatch, [0.0, 2.0, 2.0, 1.0])
+    policies: list[dict[str, torch.Tensor]] = []
+
+    def look(record: Any) -> None:
+        if isinstance(record, EvaluationRecord) and record.arm == "learned":
+            weights = trainer.parts.policy.state_dict()
+            policies.append({name: tensor.clone() for name, tensor in weights.items()})
+
+    seen = Seen(look)
+    trainer, _, _ = make_trainer(config_of(rounds=4), seen)
+    trainer.run()
+    parts = trainer.parts
+    assert parts.progress.best_round == 2
+    assert parts.progress.best_return == 2.0
+    assert parts.progress.evaluations_since_best == 2
+    for name, tensor in parts.best_policy.items():
+        assert torch.equal(tensor, policies[1][name]), name
+    assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
+    is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
+    assert is_best == [False, False, True, True, False, False]
+
+
+def told(results: EpisodeResults) -> tuple[float, ...]:
+    """Return what a record says of results, but their returns, which tests may have changed."""
+    return (*results.op_counts.mean(0).tolist(), results.flops.mean(), results.scores.mean())
+
+
+def said(record: EvaluationRecord) -> tuple[float, ...]:
+    return (*json.loads(record.ops).values(), record.flops_mean, record.score_mean)
+
+
+def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the update of a number lead to a policy that only waits."""
+    update, reports = PPOAgent.update, list[UpdateReport]()
+
+    def changed(agent: PPOAgent, buffer: Any) -> UpdateReport:
+        reports.append(update(agent, buffer))
+        if len(reports) == number:
+            with torch.no_grad():
+                agent.policy.outputs.bias[-1 - len(Op) : -1][Op.WAIT] = 50.0
+        return reports[-1]
+
+    monkeypatch.setattr(PPOAgent, "update", changed)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_as_told(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = {"envs": 3, "evaluation__n_eval_episodes": 3, "evaluation__n_final_episodes": 3}
+    small = {"rounds": 2, "n_steps": 3, "budget__n_epochs": 3, "checkpoints__save_freq": 100}
+    config = config_of(evaluation__deterministic=deterministic, **hosts, **small)
+    seen = Seen()
+    with monkeypatch.context() as patch, liveliness():
+        spoil_returns(patch, [1.0, 0.0])
+        wait_after_update(patch, 2)
+        run = train(config, run_dir=tmp_path / "run", watchers=[seen])
+    saved = split(CheckpointFolder(run.path / "checkpoints").latest().state)
+    best, last = saved["best_policy"].tensors, to_nested(saved["agent"])["policy"]
+    task, stop = make_run_task(config), StopRequest()
+
+    def controller(
+        envs: GrowthVectorEnv, weights: dict[str, torch.Tensor], takes_likeliest: bool
+    ) -> LearnedController:
+        policy = make_policy(config, envs.slot_config)
+        policy.load_state_dict(weights)
+        return LearnedController(policy, deterministic=takes_likeliest)
+
+    def final(weights: dict[str, torch.Tensor], takes_likeliest: bool) -> tuple[float, ...]:
+        def make(envs: GrowthVectorEnv) -> LearnedController:
+            return controller(envs, weights, takes_likeliest)
+
+        return told(run_final_trials(config, task, make, stop)[0])
+
+    records = [r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "learned"]
+    assert [record.purpose for record in records] == ["tuning", "tuning", "final"]
+    assert said(records[2]) == pytest.approx(final(best, deterministic))
+    assert said(records[2]) != pytest.approx(final(last, deterministic))
+    assert said(records[2]) != pytest.approx(final(best, not deterministic))
+    tuning = Trials(config, task, stop)
+    first, other = (
+        told(tuning.run(controller(tuning.envs[0], best, takes)))
+        for takes in (deterministic, not deterministic)
+    )
+    assert said(records[0]) == pytest.approx(first)
+    assert said(records[0]) != pytest.approx(other)
+
+
+def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spoil_returns(monkeypatch, [0.0, 1.0, 1.05, 0.5, 9.0])
+    seen = Seen()
+    config = config_of(rounds=9, evaluation__patience=2, evaluation__min_improvement=0.1)
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    assert trainer.parts.progress.phase == "done"
+    assert trainer.parts.progress.round == 4
+    notices = [record for record in seen.records if isinstance(record, NoticeRecord)]
+    assert [notice.kind for notice in notices] == ["fixed schedule", "early stop"]
+    assert "after round 4 of 9" in notices[1].message
+    assert "after round 2" in notices[1].message
+
+
+def test_evaluations_are_every_few_rounds_and_after_the_last() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(config_of(rounds=3, evaluation__eval_freq=2), seen)
+    trainer.run()
+    rounds = [r.round for r in seen.records if isinstance(r, EvaluationRecord)]
+    assert rounds == [0, 0, 2, 3]

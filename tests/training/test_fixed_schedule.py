@@ -1,0 +1,226 @@
+"""The fixed schedule of a run is the best of its kind for the hosts on which it is tried."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.config.run import RunConfig
+from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo import FixedSchedule
+from esper.telemetry.records import EvaluationRecord, NoticeRecord
+from esper.training import fixed_schedule, trials
+from esper.training.fixed_schedule import find_stop, make_fixed, plan_growth
+from esper.training.runs import train
+from esper.training.setup import make_run_task, make_trial_envs
+from esper.training.stopping import Stopped, StopRequest
+from esper.training.trials import (
+    TRIAL_SEED,
+    Trials,
+    run_final_trials,
+)
+from tests.joint_tasks import NAME
+from tests.training.stopped_run import make_trainer
+from tests.training.tiny import Seen, tiny_config
+
+COSTLY = {"budget__flop_price": 0.3, "budget__parameter_rent": 0.1}
+"""Prices at which hosts had better stop before the end."""
+LONG = {**COSTLY, "budget__n_epochs": 12, "task_options": {"batches_per_epoch": 6}}
+"""Episodes in which the schedule commits its seeds."""
+N_HOSTS = 4
+
+
+def trial_envs(config: RunConfig, part: int = 0, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
+    task, _ = make_run_task(config).spread(9, least=2)[part]
+    return make_trial_envs(config, task, n_hosts, purpose="tuning", final_split="validation")
+
+
+def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
+    """Return the best stopping epoch and the mean return of each, every one run for itself."""
+    n_epochs = envs.task.budget.n_epochs
+    means = [
+        float(run_episodes(envs, make_fixed(envs, stop), seed=seed).returns.mean())
+        for stop in range(n_epochs + 1)
+    ]
+    return int(np.argmax(means)), means
+
+
+@pytest.mark.parametrize("reward", ["dense", "sparse"])
+def test_one_training_tells_what_stopping_after_each_epoch_comes_to(
+    reward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
+    readers: list[Any] = []
+    monkeypatch.setattr(fixed_schedule, "_StopReader", kept(readers))
+    stop = find_stop(envs, seed=5, wrap=lambda controller: controller)
+    best, means = best_by_trying(envs, 5)
+    np.testing.assert_allclose(np.stack(readers[0].returns).mean(1), means, atol=1e-9)
+    assert stop == best
+    assert 0 < best < envs.task.budget.n_epochs
+    grown = run_episodes(envs, make_fixed(envs, 12), seed=5)
+    assert (grown.op_counts[:, Op.FOSSILIZE] == len(envs.slot_config.slot_ids)).all()
+
+
+def kept(made: list[Any]) -> Any:
+    """Return what makes readers and keeps them."""
+    kind: Any = fixed_schedule._StopReader  # pyright: ignore[reportPrivateUsage]
+
+    def make(*args: Any) -> Any:
+        made.append(kind(*args))
+        return made[-1]
+
+    return make
+
+
+def test_every_usable_slot_grows_a_medium_widening_or_what_is_usual_there() -> None:
+    config = SlotConfig(
+        slot_ids=("a", "b", "c", "d", "e"),
+        blueprints=("noop", "mlp_small", "widen_large", "widen_medium"),
+        enabled=frozenset("abcd"),
+        fits={
+            "a": ("noop", "mlp_small", "widen_large", "widen_medium"),
+            "b": ("noop", "mlp_small", "widen_large"),
+            "c": ("noop", "mlp_small"),
+            "d": ("noop",),
+            "e": ("widen_medium",),
+        },
+    )
+    plan = plan_growth(config)
+    assert [(one.slot, one.blueprint) for one in plan] == [
+        ("a", "widen_medium"),
+        ("b", "widen_large"),
+        ("c", "mlp_small"),
+    ]
+    assert {one.epoch for one in plan} == {0}
+
+
+def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    envs = trial_envs(tiny_config(budget__n_epochs=5))
+    forbidding = replace(envs.slot_config, allow_finish=False)
+    monkeypatch.setattr(envs.growth, "slot_config", forbidding)
+    monkeypatch.setattr(fixed_schedule, "plan_growth", lambda _: ())
+    n_epochs = envs.task.budget.n_epochs
+    assert find_stop(envs, seed=5, wrap=lambda controller: controller) == n_epochs
+    results = run_episodes(envs, make_fixed(envs, 2), seed=5)
+    assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
+
+
+def test_the_schedule_of_a_run_is_tried_before_the_first_round_and_told_with_each_trial() -> None:
+    seen, config = Seen(), tiny_config(rounds=2, evaluation__n_eval_episodes=N_HOSTS, **LONG)
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    records = [record for record in seen.records if isinstance(record, EvaluationRecord)]
+    assert [(r.arm, r.round) for r in records] == [
+        *[("wait", 0), ("fixed", 0)],
+        *[("learned", 1), ("learned", 2)],
+    ]
+    progress = trainer.parts.progress
+    best, means = best_by_trying(trial_envs(config), TRIAL_SEED)
+    assert progress.fixed_stops == [best]
+    assert progress.fixed_return == records[1].ep_rew_mean
+    assert progress.fixed_return == pytest.approx(means[best], abs=1e-9)
+    assert [r.fixed_reward for r in records] == [None, None, *[progress.fixed_return] * 2]
+
+
+def test_the_first_trial_that_does_better_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[EpisodeResults] = []
+
+    def run(*args: Any, **kwargs: Any) -> EpisodeResults:
+        found.append(run_episodes(*args, **kwargs))
+        if len(found) > 2:
+            fixed = found[1].returns.mean()
+            found[-1].returns[:] = fixed + (0.0, -0.5, 0.25, -0.5, 0.75)[len(found) - 3]
+        return found[-1]
+
+    monkeypatch.setattr(trials, "run_episodes", run)
+    seen = Seen()
+    trainer, _, _ = make_trainer(tiny_config(rounds=5, n_steps=3, budget__n_epochs=3), seen)
+    trainer.run()
+    notices = [record for record in seen.records if isinstance(record, NoticeRecord)]
+    assert [(notice.kind, notice.round) for notice in notices] == [("fixed schedule", 3)]
+    fixed = float(found[1].returns.mean())
+    assert f"({fixed + 0.25:.3f} over {fixed:.3f})" in notices[0].message
+    assert trainer.parts.progress.passed_round == 3
+
+
+def joint_config(batches: int, n_epochs: int = 7) -> RunConfig:
+    few = {"evaluation__n_eval_episodes": 5, "evaluation__n_final_episodes": 5, "envs": 5}
+    short = {"rounds": 1, "n_steps": 2, "budget__n_epochs": n_epochs, **COSTLY}
+    return tiny_config(task=NAME, task_options={"batches_per_epoch": batches}, **few | short)
+
+
+def test_hosts_of_each_task_have_a_schedule_and_a_stopping_epoch_of_their_own() -> None:
+    config, shares = joint_config(4), list[float]()
+    tried = Trials(config, make_run_task(config), StopRequest())
+    stops = tried.find_stops(shares.append)
+    own = [trial_envs(config, 0, 3), trial_envs(config, 1, 2)]
+    best = [
+        best_by_trying(envs, TRIAL_SEED + first)[0] for envs, first in zip(own, (0, 3), strict=True)
+    ]
+    assert stops == best
+    assert stops[0] != stops[1]
+    assert shares == sorted(shares)
+    results = tried.run_fixed([1, 2])
+    hand = [
+        run_episodes(envs, make_fixed(envs, stop), seed=TRIAL_SEED + first).returns
+        for envs, stop, first in zip(own, (1, 2), (0, 3), strict=True)
+    ]
+    np.testing.assert_array_equal(results.returns, np.concatenate(hand))
+    assert results.n_epochs.tolist() == [1, 1, 1, 2, 2]
+
+
+def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, seen = joint_config(1, 4), Seen()
+    monkeypatch.setattr(Trials, "find_stops", lambda *_: [1, 3])
+    run = train(config, run_dir=tmp_path / "run", watchers=[seen])
+    final = next(
+        record
+        for record in seen.records
+        if isinstance(record, EvaluationRecord)
+        and (record.arm, record.purpose) == ("fixed", "final")
+    )
+    stops = iter([1, 3])
+
+    def make(envs: GrowthVectorEnv) -> FixedSchedule:
+        return make_fixed(envs, next(stops))
+
+    hand, _ = run_final_trials(config, make_run_task(config), make, StopRequest())
+    assert final.ep_rew_mean == hand.returns.mean()
+    assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
+    assert run.summary is not None
+    assert [arm.name for arm in run.summary.arms][3] == "fixed"
+    told = [sentence for sentence in run.summary.sentences if "the fixed schedule" in sentence]
+    assert told[0].startswith("Return (score minus costs) against the fixed schedule: ")
+    first = next(r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "fixed")
+    passed = any(
+        isinstance(record, NoticeRecord) and record.kind == "fixed schedule"
+        for record in seen.records
+    )
+    how = "first passed" if passed else "did not pass"
+    end = " after round 1." if passed else "."
+    schedule = f"the fixed schedule's return ({first.ep_rew_mean:.3f})"
+    assert told[1] == f"Held-out trials {how} {schedule}{end}"
+
+
+@pytest.mark.parametrize("method", ["find_stops", "run_fixed"])
+def test_a_stop_is_heeded_between_two_steps_of_the_schedule(method: str) -> None:
+    config, stop, told = tiny_config(**COSTLY), StopRequest(), list[float]()
+
+    def tell(share: float) -> None:
+        told.append(share)
+        if len(told) == 4:
+            stop.ask("enough")
+
+    tried = Trials(config, make_run_task(config), stop)
+    stops = [[10]] if method == "run_fixed" else []
+    with pytest.raises(Stopped):
+        getattr(tried, method)(*stops, tell)
+    assert told == pytest.approx([0.0, 0.1, 0.2, 0.3])

@@ -1,0 +1,84 @@
+"""A controller is found by whatever names it, and is the same one each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.errors import CheckpointError, RunError
+from esper.growing.hosts import grow_host
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.run_folder import RunFolder
+from esper.storage.state import State, merge
+from esper.tamiyo import Heuristic, LearnedController, WaitController, load_saved, save_controller
+from esper.tamiyo.controllers import saved as saved_files
+from esper.tasks import make_task
+from esper.training.lookup import controller_of, find_controller, find_saved
+from esper.training.run import Run
+from esper.training.setup import make_run_task
+from tests.tamiyo.fresh_controllers import fresh_controller
+from tests.training.tiny import tiny_config
+
+
+def test_a_controller_is_found_by_name_by_folder_and_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done_run: Run
+) -> None:
+    envs = GrowthVectorEnv("spirals", 1, autoreset=False)
+    folder = save_controller(replace(fresh_controller(), name="kept"), tmp_path / "kept")
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", folder)
+    own = WaitController()
+    assert find_controller(own, envs) is own
+    assert find_saved(own) is None
+    assert isinstance(find_controller("heuristic", envs), Heuristic)
+    for named in ("shipped", folder, str(folder), load_saved(folder)):
+        found = find_controller(named, envs)
+        assert isinstance(found, LearnedController)
+        assert found.name == "kept"
+    for named in (done_run, done_run.path, str(done_run.path)):
+        found = find_controller(named, envs)
+        assert isinstance(found, LearnedController)
+        assert found.name == done_run.name
+
+
+def test_a_name_of_nothing_is_refused_with_what_there_is() -> None:
+    with pytest.raises(RunError, match=r"one of shipped, wait, .*\. Did you mean 'heuristic'\?"):
+        find_saved("heuristc")
+
+
+def test_a_runs_controller_saved_and_loaded_steers_as_it_did(done_run: Run, tmp_path: Path) -> None:
+    saved = controller_of(done_run)
+    save_controller(saved, tmp_path / "kept")
+    envs = GrowthVectorEnv(make_run_task(done_run.config), 6, purpose="tuning", autoreset=False)
+    results = [
+        run_episodes(envs, find_controller(named, envs), seed=4)
+        for named in (done_run, tmp_path / "kept")
+    ]
+    assert np.array_equal(results[0].returns, results[1].returns)
+    assert np.array_equal(results[0].flops, results[1].flops)
+    loaded = load_saved(tmp_path / "kept")
+    assert loaded.budget == done_run.config.budget
+    assert loaded.policy == done_run.config.policy
+    assert loaded.origin["task"] == done_run.config.task
+    assert loaded.origin["rounds"] == done_run.config.rounds
+    assert done_run.summary is not None
+    assert loaded.origin["comparison"] == list(done_run.summary.sentences)
+
+
+def test_a_runs_controller_steers_hosts_with_other_slots(done_run: Run) -> None:
+    task = make_task("digits", host="cnn", n_epochs=3, batches_per_epoch=1)
+    learned_on = make_task("spirals").make_host(0)
+    assert grow_host(task, done_run, seed=1).timeline
+    assert type(task.make_host(0)) is not type(learned_on)
+
+
+def test_a_run_that_was_not_evaluated_has_no_controller_yet(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "begun", tiny_config())
+    with pytest.raises(CheckpointError):
+        controller_of(Run(folder))
+    CheckpointFolder(folder.checkpoints).save(merge({"best_policy": State({})}), step=1)
+    with pytest.raises(RunError, match=r"'begun' has no controller yet: .* after round 1"):
+        controller_of(Run(folder))

@@ -1,0 +1,205 @@
+"""Runs begin once, go on where they were, belong to one process, and never start afresh unsaid."""
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.errors import CheckpointError, RunError, TelemetryError
+from esper.storage.checkpoint import CheckpointWarning
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.run_folder import RunFolder
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import EvaluationRecord
+from esper.training import runs as training
+from esper.training.run import Run, list_runs, load_run
+from esper.training.runs import RunInterrupted, resume, train
+from esper.training.stopping import StopRequest
+from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
+
+
+@pytest.fixture(scope="module")
+def stopped_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was asked to stop in its ninth step."""
+    stop, folder = StopRequest(), tmp_path_factory.mktemp("stopped") / "done"
+
+    def look(record: Any) -> None:
+        if getattr(record, "step", 0) == 9:
+            stop.ask("enough")
+
+    with liveliness(), pytest.raises(RunInterrupted, match="goes on") as caught:
+        train(tiny_config(), run_dir=folder, watchers=[Seen(look)], stop=stop)
+    assert caught.value.run.state == "interrupted"
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_folder: Path, tmp_path: Path) -> Path:
+    """A copy of it, of the name that the uninterrupted run has."""
+    return Path(shutil.copytree(stopped_folder, tmp_path / "done"))
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(done_run: Run) -> None:
+    before = run_digests(done_run.path)
+    with pytest.raises(RunError, match="holds a run already"):
+        train(tiny_config(), run_dir=done_run.path)
+    assert run_digests(done_run.path) == before
+
+
+def test_a_run_that_is_done_is_returned_at_once(
+    done_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "Trainer", None)
+    again = resume(done_run.path)
+    assert (again.state, again.rounds_done, again.path) == ("done", 3, done_run.path)
+
+
+def test_runs_are_found_by_path_and_by_name(done_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_RUNS", str(done_run.path.parent))
+    assert load_run("done").path == done_run.path
+    assert [run.name for run in list_runs()] == ["done"]
+    with pytest.raises(RunError, match="Did you mean 'done'"):
+        load_run("don")
+
+
+def test_a_run_uses_the_threads_of_its_settings_and_gives_them_back(tmp_path: Path) -> None:
+    stop, used, before = StopRequest(), set[int](), torch.get_num_threads()
+
+    def look(record: Any) -> None:
+        used.add(torch.get_num_threads())
+        if isinstance(record, EvaluationRecord):
+            stop.ask("enough")
+
+    config = tiny_config(threads=before + 2, budget__n_epochs=2)
+    with pytest.raises(RunInterrupted):
+        train(config, run_dir=tmp_path / "run", watchers=[Seen(look)], stop=stop)
+    assert used == {before + 2}
+    assert torch.get_num_threads() == before
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(done_run: Run) -> None:
+    folder = CheckpointFolder(done_run.path / "checkpoints")
+    with done_run.telemetry() as telemetry:
+        rounds = [e.round for e in telemetry.rows(EvaluationRecord) if e.is_best]
+    best = folder.best()
+    assert best is not None
+    assert best.step == 6 * rounds[-1]
+    steps = {16, 17, 18, best.step}
+    assert folder.names() == [f"step-{step:09d}" for step in sorted(steps)]
+    assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_run_that_another_process_works_on_is_refused(stopped: Path) -> None:
+    code = (
+        "import sys\n"
+        "from esper.storage.run_folder import RunFolder\n"
+        "with RunFolder(sys.argv[1]).locked():\n"
+        "    print('locked', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, stopped],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert load_run(stopped).state == "running"
+        with pytest.raises(RunError, match=f"being worked on by process {other.pid}"):
+            resume(stopped)
+        other.kill()
+    assert load_run(stopped).state == "interrupted"
+
+
+def test_a_run_that_was_killed_before_anything_was_saved_starts_anew_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config(rounds=1, n_steps=2, budget__n_epochs=2)
+    RunFolder.create(tmp_path / "killed", config)
+    assert load_run(tmp_path / "killed").state == "empty"
+    with pytest.warns(CheckpointWarning, match="starts from the beginning"):
+        assert resume(tmp_path / "killed").state == "done"
+
+
+def test_a_torn_checkpoint_is_passed_over_with_a_warning_and_the_run_is_the_same(
+    stopped: Path, done_run: Run
+) -> None:
+    names = CheckpointFolder(stopped / "checkpoints").names()
+    torn = stopped / "checkpoints" / names[-1] / "state.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    with liveliness(), pytest.warns(CheckpointWarning, match="step-000000009"):
+        run = resume(stopped)
+    assert run_digests(run.path) == run_digests(done_run.path)
+    with run.telemetry() as telemetry:
+        first, second = telemetry.sessions()
+    assert first.outcome == "interrupted"
+    assert "from step-000000008" in (second.message or "")
+    assert "left out: step-000000009" in (second.message or "")
+
+
+def test_a_run_without_a_whole_checkpoint_does_not_start_afresh(stopped: Path) -> None:
+    for name in CheckpointFolder(stopped / "checkpoints").names():
+        (stopped / "checkpoints" / name / "manifest.json").write_text("{}")
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(CheckpointError, match="no checkpoint that is whole"),
+    ):
+        resume(stopped)
+    shutil.rmtree(stopped / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+        resume(stopped)
+
+
+def test_telemetry_that_is_missing_or_ends_too_early_is_said_and_not_made_up(stopped: Path) -> None:
+    with TelemetryWriter(stopped / "telemetry.sqlite") as writer:
+        writer.rewind(20)
+    with pytest.raises(TelemetryError, match=r"ends at row 20 and row \d+ is needed"):
+        resume(stopped)
+    for path in stopped.glob("telemetry.sqlite*"):
+        path.unlink()
+    with pytest.raises(TelemetryError, match=r"ends at row 0 and row \d+ is needed"):
+        resume(stopped)
+
+
+def test_a_summary_that_is_damaged_is_named(done_run: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(done_run.path, tmp_path / "done"))
+    (copy / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary.json is damaged; delete it and resume"):
+        _ = load_run(copy).summary
+    (copy / "summary.json").unlink()
+    with liveliness():
+        run = resume(copy)
+    assert run_digests(run.path) == run_digests(done_run.path)
+
+
+def test_a_watcher_that_fails_is_told_about_once_and_does_not_end_the_run(tmp_path: Path) -> None:
+    def fail(_: Any) -> None:
+        raise OSError("no connection")
+
+    seen, other = Seen(fail), Seen()
+    config = tiny_config(rounds=1, n_steps=2, budget__n_epochs=2)
+    with pytest.warns(RuntimeWarning, match="Seen failed and gets no more records") as warned:
+        run = train(config, run_dir=tmp_path / "run", watchers=[seen, other])
+    assert run.state == "done"
+    assert len(warned) == 1
+    assert len(seen.records) == 1
+    assert len(other.records) > 10
+
+
+def test_looking_at_a_run_does_not_keep_others_from_working_on_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", tiny_config())
+    folder.lock_file.touch()
+    with open(folder.lock_file, "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as is_in_use does for a moment
+        letting_go = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        letting_go.start()
+        with folder.locked():
+            assert folder.is_in_use
+        letting_go.join()

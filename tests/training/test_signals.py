@@ -1,0 +1,144 @@
+"""Signals and full disks stop a run with everything saved, and it goes on as the same run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.telemetry import TelemetryWriter
+from esper.training.run import Run, load_run
+from esper.training.runs import resume
+from esper.training.signals import SIGNALS, signals_ask
+from esper.training.stopping import StopRequest
+from tests.training import signalled
+from tests.training.tiny import liveliness, run_digests
+
+ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, signalled.__file__, folder, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if found.strip() == line:
+            return
+    raise AssertionError(process.communicate()[1])
+
+
+def finish(folder: Path) -> dict[str, str]:
+    with liveliness():
+        assert resume(folder).state == "done"
+    return run_digests(folder)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_saves_the_run_and_a_second_one_changes_nothing(
+    number: signal.Signals, tmp_path: Path, done_run: Run
+) -> None:
+    folder = tmp_path / "done"
+    with start(folder) as process:
+        wait_for(process, "step 8")
+        began = time.monotonic()
+        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10.0
+    assert process.returncode == 130, errors
+    assert "finishing the step, then saving" in errors
+    assert load_run(folder).state == "interrupted"
+    assert CheckpointFolder(folder / "checkpoints").latest().step >= 8
+    assert finish(folder) == run_digests(done_run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.1, 0.3])
+def test_three_signals_in_a_row_damage_nothing(delay: float, tmp_path: Path, done_run: Run) -> None:
+    folder = tmp_path / "done"
+    with start(folder) as process:
+        wait_for(process, "step 8")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            if process.poll() is None:
+                process.send_signal(number)
+            time.sleep(delay)
+        process.communicate(timeout=60)
+    # Once train has ended, signals are handled as before it, and by default they kill.
+    assert process.returncode in (130, 0, -signal.SIGTERM, -signal.SIGINT)
+    assert load_run(folder).state in ("interrupted", "killed", "done")
+    assert finish(folder) == run_digests(done_run.path)
+
+
+def limit_for(what: str, run: Run, folder: Path) -> int:
+    """Return a size that checkpoints, or the log of telemetry, reach after some steps."""
+    newest = CheckpointFolder(run.path / "checkpoints").latest().path
+    if what == "checkpoint":
+        return (newest / "state.safetensors").stat().st_size - 2000
+    with TelemetryWriter(folder / "telemetry.sqlite") as writer:
+        writer.start_session(first_round=1, threads=1, torch_version="")
+        empty = sum(path.stat().st_size for path in folder.glob("telemetry.sqlite*"))
+    return empty + 150_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["checkpoint", "telemetry"])
+def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
+    what: str, tmp_path: Path, done_run: Run
+) -> None:
+    folder, limit = tmp_path / "done", limit_for(what, done_run, tmp_path)
+    with start(folder, what, str(limit)) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    lines = output.splitlines()
+    said = next(line for line in lines if line.startswith("StorageError: "))
+    assert ("telemetry.sqlite" if what == "telemetry" else "step-0") in said
+    assert lines[0] == "step 1"
+    assert lines[-1] == run_digests(done_run.path)["telemetry"]
+    assert run_digests(folder) == run_digests(done_run.path)
+    with load_run(folder).telemetry() as telemetry:
+        assert [session.outcome for session in telemetry.sessions()][-1] == "done"
+        assert len(telemetry.sessions()) == 2
+
+
+def test_signals_that_are_not_pythons_or_ignored_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = StopRequest(tell=lambda _: None)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr("esper.training.signals.SIGNALS", (signal.SIGUSR1, signal.SIGUSR2))
+    kept = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "getsignal", {signal.SIGUSR1: signal.SIG_IGN}.get)
+            with signals_ask(stop):
+                os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.reason is None
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, kept)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_closed_terminal_asks_for_a_stop() -> None:
+    stop = StopRequest(tell=lambda _: None)
+    before = signal.getsignal(signal.SIGHUP)
+    with signals_ask(stop):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.reason == "SIGHUP"
+    assert signal.getsignal(signal.SIGHUP) is before

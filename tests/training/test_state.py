@@ -1,0 +1,154 @@
+"""The state of a run is whole: what is left out of it is missed, and nothing else is needed."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from esper.storage.state import State
+from tests.training.stopped_run import Leaf, StoppedRun, make_trainer
+from tests.training.tiny import state_digest, tiny_config
+
+EVERY_STEP = "every step enters it anew before anything reads it"
+NOT_MISSED = {
+    "envs/records/train_loss": EVERY_STEP,
+    "envs/records/previous_validation_loss": EVERY_STEP,
+    "envs/records/previous_gradient_norm": EVERY_STEP,
+    "envs/records/last_op": EVERY_STEP,
+    "envs/records/was_refused": EVERY_STEP,
+    "envs/records/is_measured": EVERY_STEP,
+    "envs/records/seed_gradient_norm": EVERY_STEP,
+    "envs/records/seed_parameters": EVERY_STEP,
+    "envs/made_with/growth": "a missing one counts as None, which it is",
+    "envs/made_with/beside": "a missing one counts as None, which it is",
+    "envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
+    "envs/made_with/episode_seconds": "a missing one counts as None, which it is",
+    "envs/elapsed/*": "wall time, for a limit that runs do not have",
+    "buffer/bootstrap_values": "for steps that were cut short, which steps of a run are not",
+    "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",
+    "tally/n_steps": "divided by seconds, which differ anyway",
+}
+"""What may be left out of a state without being missed, and why."""
+
+SAMPLE = [
+    "agent/policy/normalize_slot.variance",
+    "agent/optimizer/state/*/square",
+    "agent/nested/optimizer/param_groups/0/count",
+    "agent/normalizer/std",
+    "agent/generator",
+    "agent/shuffler",
+    "envs/records/paid_flops",
+    "envs/records/best_score",
+    "envs/hosts/*/moments/exp_avg_sq/host/*",
+    "envs/hosts/*/seed/*/*",
+    "envs/hosts/*/lives/*/schedule/epoch",
+    "envs/hosts/*/batch_order/generator/state/state",
+    "envs/episodes/*",
+    "collector/state",
+    "collector/returns",
+    "buffer/log_probs",
+    "tally/ended_ops",
+    "tally/terms",
+    "progress/static_score",
+    "progress/fixed_return",
+    "progress/fixed_stops/0",
+    "progress/evaluations_since_best",
+    "progress/telemetry_position",
+    "best_policy/outputs.weight",
+]
+
+
+@cache
+def stopped() -> StoppedRun:
+    return StoppedRun()
+
+
+@cache
+def stopped_in_long_episodes() -> StoppedRun:
+    return StoppedRun(16, **{"budget.n_epochs": 30, "task_options.batches_per_epoch": 4})
+
+
+def is_missed(run: StoppedRun, change: Callable[[Leaf], State], leaves: list[Leaf]) -> bool:
+    return any(run.outcome_of(change(leaf)) != "same" for leaf in leaves)
+
+
+def is_missed_everywhere(run: StoppedRun, kind: str) -> bool:
+    """Return whether a leaf is missed when it is not there and when it is as at the start."""
+    leaves = run.leaves().get(kind, [])
+    changed = [leaf for leaf in leaves if run.is_changed(leaf)]
+    return is_missed(run, run.without, leaves) and (
+        not changed or is_missed(run, run.forgetting, changed)
+    )
+
+
+def test_a_stopped_run_that_goes_on_differs_in_nothing() -> None:
+    run = stopped()
+    stages = {
+        life["stage"]
+        for host in run.state.facts["envs"]["hosts"]
+        for life in host["lives"].values()
+    }
+    assert {"blending", "embargoed"} <= stages
+    assert 0 < len(run.state.tensors["buffer/rewards"]) < 6
+    assert run.state.tensors["tally/n_episodes"] > 0
+    assert run.outcome_of(run.state) == "same"
+
+
+def test_a_state_that_is_loaded_elsewhere_and_saved_again_is_the_same_to_the_bit() -> None:
+    run = stopped()
+    trainer, _, _ = make_trainer(run.trainer.config)
+    trainer.load(run.state)
+    assert state_digest(trainer.parts.save()) == state_digest(run.state)
+    assert state_digest(run.fresh) != state_digest(run.state)
+
+
+def test_a_saved_state_is_a_copy_that_the_run_does_not_change() -> None:
+    run = stopped()
+    trainer, _, _ = make_trainer(run.trainer.config)
+    trainer.load(run.state)
+    saved = trainer.parts.save()
+    before = state_digest(saved)
+    trainer.run()
+    assert state_digest(saved) == before
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_what_is_left_out_of_a_state_is_missed(kind: str) -> None:
+    run = stopped()
+    leaves = [leaf for leaf in run.leaves()[kind] if run.is_changed(leaf)]
+    assert is_missed(run, run.without, leaves[:1])
+    assert is_missed(run, run.forgetting, leaves)
+
+
+@pytest.mark.slow
+def test_nothing_can_be_left_out_of_a_state_but_what_is_listed() -> None:
+    run, other = stopped(), stopped_in_long_episodes()
+    kinds = dict.fromkeys([*run.leaves(), *other.leaves()])
+    unmissed = [kind for kind in kinds if not is_missed_everywhere(run, kind)]
+    unmissed = [kind for kind in unmissed if not is_missed_everywhere(other, kind)]
+    assert set(unmissed) <= set(NOT_MISSED)
+    assert len(kinds) > 200
+    assert run.outcome_of(run.state) == other.outcome_of(other.state) == "same"
+
+
+def test_no_checkpoint_is_ahead_of_the_telemetry_that_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = tiny_config(rounds=1, n_steps=3, budget__n_epochs=3, checkpoints__save_freq=2)
+    trainer, records, checkpoints = make_trainer(config)
+    acknowledged, saved = [0], list[int]()
+
+    def flush() -> None:
+        acknowledged.append(records.position)
+
+    def save(state: State, **_: object) -> None:
+        position = state.facts["progress"]["telemetry_position"]
+        assert position == records.position == acknowledged[-1]
+        saved.append(position)
+
+    monkeypatch.setattr(records, "flush", flush)
+    monkeypatch.setattr(checkpoints, "save", save)
+    trainer.run()
+    assert len(saved) >= 3
+    assert saved == sorted(saved)
+    assert saved[-1] == len(records.kept)

@@ -1,0 +1,158 @@
+"""Steps are recorded as they were decided, and what the governor did is recorded with them."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.environment.episodes import SlotOutcome
+from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
+from esper.simic.rollout import VectorCollector
+from esper.simic.rollout.collector import CollectedStep
+from esper.tasks import Task, make_task
+from esper.telemetry.records import (
+    EpisodeRecord,
+    GovernorRecord,
+    RoundRecord,
+    RunRecord,
+    StepRecord,
+)
+from esper.telemetry.schema import unpack_probabilities
+from esper.training import setup
+from esper.training.step_records import slots_as_text
+from tests.training.stopped_run import make_trainer
+from tests.training.tiny import Seen, tiny_config
+
+CONFIG = tiny_config(
+    rounds=2,
+    n_steps=4,
+    budget__n_epochs=5,
+    evaluation__eval_freq=2,
+    evaluation__n_eval_episodes=1,
+)
+"""Two rounds of four steps of four hosts; episodes end in the second."""
+
+
+class Steps:
+    """Keeps every step of a collector, and what the critic thought of the hosts before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[CollectedStep] = []
+        self.values: list[torch.Tensor] = []
+        step = VectorCollector.step
+
+        def kept(collector: VectorCollector, buffer: Any) -> CollectedStep:
+            before = collector.state_dict()
+            state = before["state"].masked_fill(before["starts"].unsqueeze(-1), 0.0)
+            self.values.append(collector.agent.value(before["observations"], state))
+            self.taken.append(step(collector, buffer))
+            return self.taken[-1]
+
+        monkeypatch.setattr(VectorCollector, "step", kept)
+
+
+def of(seen: Seen, kind: type) -> list[Any]:
+    return [record for record in seen.records if isinstance(record, kind)]
+
+
+def test_log_probabilities_are_over_the_heads_an_op_reads_and_values_are_the_critics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    recorded = of(seen, StepRecord)
+    assert len(recorded) == 32
+    n_unread = 0
+    for record in recorded:
+        decision = steps.taken[record.step - 1].decision
+        by_head = dict(zip(HEAD_NAMES, decision.log_probs[record.env].tolist(), strict=True))
+        read = HEADS_READ_BY[Op(record.op)]
+        assert record.log_prob == pytest.approx(sum(by_head[head] for head in read), abs=1e-6)
+        n_unread += abs(record.log_prob - sum(by_head.values())) > 0.1
+        value = steps.values[record.step - 1][record.env].item()
+        assert record.value == pytest.approx(value, abs=1e-6)
+    assert n_unread > 10
+    assert len({record.value for record in recorded}) > 28
+
+
+def test_the_probabilities_of_every_choice_are_those_it_was_drawn_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    (run,) = of(seen, RunRecord)
+    choices: dict[str, list[str]] = json.loads(run.choices)
+    spec = trainer.parts.agent.spec
+    assert tuple(choices) == spec.names
+    sizes = [len(names) for names in choices.values()]
+    assert tuple(sizes) == spec.sizes
+    n_masked = 0
+    for record in of(seen, StepRecord):
+        decision = steps.taken[record.step - 1].decision
+        heads = unpack_probabilities(record.probabilities, sizes)
+        for k, (name, found) in enumerate(zip(HEAD_NAMES, heads, strict=True)):
+            legal = decision.legal[record.env, k, : len(found)].tolist()
+            assert [p is not None for p in found] == legal
+            assert sum(p or 0.0 for p in found) == pytest.approx(1.0, abs=1e-3)
+            chosen = math.exp(decision.log_probs[record.env, k].item())
+            assert found[getattr(record, name)] == pytest.approx(chosen, abs=1e-5)
+            n_masked += found.count(None)
+    assert n_masked > 100
+
+
+def test_a_contribution_that_is_not_a_number_is_null() -> None:
+    rows = np.array([[0, 1]])
+    worths = np.array([[np.nan, 0.25]])
+    slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows)
+    assert json.loads(slots_as_text(slots)[0]) == [[0, 0, 0.0, None, 0], [1, 1, 0.5, 0.25, 1]]
+
+
+def test_what_ops_read_and_the_parts_of_the_host_are_recorded() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    (run,) = of(seen, RunRecord)
+    reads = json.loads(run.reads)
+    assert {op: set(heads) for op, heads in reads.items()} == {
+        op.name.lower(): set(heads) for op, heads in HEADS_READ_BY.items()
+    }
+    host, parts = trainer.task.make_host(0), json.loads(run.host)
+    assert [part["slot"] for part in parts if part["slot"]] == json.loads(run.slots)
+    assert sum(part["parameters"] for part in parts) == sum(p.numel() for p in host.parameters())
+
+
+def test_hosts_that_diverge_are_recorded_as_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(name: str, **options: Any) -> Task:
+        task = make_task(name, **options)
+        wild = dataclasses.replace(task.training, optimizer="sgd", learning_rate=1e6)
+        return dataclasses.replace(task, training=wild)
+
+    monkeypatch.setattr(setup, "make_task", diverging)
+    steps, seen = Steps(monkeypatch), Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    found = of(seen, GovernorRecord)
+    infos = [step.info for step in steps.taken]
+    expected = [
+        (number, env, infos[number - 1]["intervention"][env])
+        for number in range(1, 9)
+        for env in range(4)
+        if infos[number - 1]["was_restored"][env]
+    ]
+    assert len(expected) > 4
+    assert [(record.step, record.env, record.reason) for record in found] == expected
+    assert all(record.reason for record in found)
+    by_round = [sum(record.round == number for record in found) for number in (1, 2)]
+    assert [record.n_restored for record in of(seen, RoundRecord)] == by_round
+    epochs = {(record.step, record.env): record.epoch for record in of(seen, StepRecord)}
+    assert all(record.epoch == epochs[record.step, record.env] for record in found)
+    draws = {(r.env, r.episode): r.draw_seed for r in of(seen, EpisodeRecord)}
+    known = [r for r in found if (r.env, r.episode) in draws]
+    assert known
+    assert all(record.draw_seed == draws[record.env, record.episode] for record in known)
