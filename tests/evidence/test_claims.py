@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from esper import statistics
-from esper import statistics as robust
 from esper.evidence import claims
 from esper.evidence.claims import (
     EQUIVALENCE,
@@ -323,7 +322,7 @@ def test_p_values_of_one_run_are_the_t_tests_corrected() -> None:
 
 def test_noise_alone_is_seldom_claimed_among_many_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
-    monkeypatch.setattr(robust, "N_TABLES", 10)
+    monkeypatch.setattr(statistics, "N_TABLES", 10)
     generator, wrong = np.random.default_rng(0), 0
     for _ in range(100):
         hosts = generator.normal(0.7, 0.1, size=N)
