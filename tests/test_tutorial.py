@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import views
+from esper.cli import progress as views
 from esper.cli.main import COMMANDS, main
 from tests.cli.conftest import TINY
 from tests.cli.test_interrupting import SignalAt

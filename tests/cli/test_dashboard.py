@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import views
+from esper.cli import progress as views
 from esper.cli.main import main
 from tests.cli.conftest import TINY
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from esper.cli import checkup
-from esper.cli.checkup import Verdict
+from esper.cli import doctor as checkup
+from esper.cli.doctor import Verdict
 from esper.cli.main import main
 
 ROOT = Path(__file__).parents[2]

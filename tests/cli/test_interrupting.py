@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import views
-from esper.cli.early_signals import EarlySignals, early_signals
+from esper.cli import progress as views
+from esper.cli.launch import EarlySignals, early_signals
 from esper.cli.main import main
-from esper.cli.plain_views import QuietView
+from esper.cli.progress import QuietView
 from esper.telemetry import open_run
 from esper.telemetry.records import Record, UpdateRecord
 from esper.training.signals import SIGNALS

@@ -30,9 +30,9 @@ def test_help_lists_every_command_and_imports_nothing_large() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stderr == "[]\n"
-    for name, about in COMMANDS.items():
+    for name, command in COMMANDS.items():
         assert f"  {name}" in done.stdout
-        assert about in done.stdout
+        assert command.summary in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

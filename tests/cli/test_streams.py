@@ -13,10 +13,9 @@ import pytest
 
 import esper
 from esper.cli.grow import alpha_bar
-from esper.cli.live_view import LiveView
+from esper.cli.live import LiveView
 from esper.cli.main import main
-from esper.cli.plain_views import LineView
-from esper.cli.views import make_view
+from esper.cli.progress import LineView, make_view
 from esper.config.toml import load_preset
 from tests.cli.conftest import TINY
 
@@ -73,7 +72,7 @@ def test_letters_that_the_output_lacks_are_escaped(finished_run: Path, tmp_path:
 def test_alpha_is_a_bar_in_letters_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding, bar in (("utf-8", "▮▮▮▯"), ("ascii", "###.")):
         output = SimpleNamespace(stdout=SimpleNamespace(encoding=encoding))
-        monkeypatch.setattr("esper.cli.streams.sys", output)
+        monkeypatch.setattr("esper.cli.output.sys", output)
         assert alpha_bar(0.75) == bar
 
 
@@ -110,6 +109,6 @@ def test_an_interrupted_run_whose_output_is_full_says_how_to_go_on(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("esper.training.runs.train", interrupt)
-    monkeypatch.setattr("esper.cli.ending.print_end_event", full)
+    monkeypatch.setattr("esper.cli.launch.print_end_event", full)
     assert main(["train", *TINY, "--json"]) == 130
     assert "nothing was saved" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_training_gets_the_settings_and_a_view(
         called.update(config=config, **others)
 
     monkeypatch.setattr("esper.training.runs.train", fake_train)
-    monkeypatch.setattr("esper.cli.ending.show_end", lambda *_, **__: None)
+    monkeypatch.setattr("esper.cli.launch.show_end", lambda *_, **__: None)
     assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
     assert called["config"] == override(load_preset("quick"), {"rounds": 2})
     assert called["run_dir"] == tmp_path / "a"

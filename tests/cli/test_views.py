@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.cli import words
-from esper.cli.live_view import LiveView
-from esper.cli.panel import RunPanel
-from esper.cli.plain_views import JsonView, LineView, QuietView
-from esper.cli.view_state import ViewState
-from esper.cli.views import LineWriter, make_view
+from esper.cli import progress as words
+from esper.cli.live import LiveView, RunPanel
+from esper.cli.progress import JsonView, LineView, LineWriter, QuietView, ViewState, make_view
 from esper.config.toml import load_preset, override
 from esper.telemetry.records import Record
 from esper.training.comparison import OTHERS

@@ -19,7 +19,7 @@ Shell = Literal["bash", "zsh", "tcsh", "fish"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CompletionOptions:
     """Print a script that completes commands and options in a shell.
 
     For bash: source <(esper completion bash)
@@ -29,7 +29,7 @@ class Options:
     """The shell."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_completion(words: Sequence[str]) -> int:
     """Print the script for a shell."""
     shells = get_args(Shell)
     if words and not words[0].startswith("-") and words[0] not in shells:
@@ -37,15 +37,15 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(f"the shell is {words[0]!r}; it must be one of {', '.join(shells)}.{hint}")
     if not words:
         raise UsageError(f"no shell is given; it must be one of {', '.join(shells)}.")
-    print(script(parse(Options, words, command="completion").shell), end="")
+    print(script(parse(CompletionOptions, words, command="completion").shell), end="")
     return 0
 
 
 def script(shell: Shell) -> str:
     """Return the script for a shell, with the options of every command."""
     kinds = {
-        name: importlib.import_module(f"esper.cli.{name.replace('-', '_')}").Options
-        for name in COMMANDS
+        name: getattr(importlib.import_module(f"esper.cli.{command.module}"), _options_name(name))
+        for name, command in COMMANDS.items()
     }
     if shell == "tcsh":
         return tcsh_script(kinds)
@@ -58,6 +58,11 @@ def script(shell: Shell) -> str:
     except SystemExit:
         return printed.getvalue()
     raise AssertionError("the parser printed no script")
+
+
+def _options_name(command: str) -> str:
+    """Return the name of a command's options: ``ExportTelemetryOptions`` for export-telemetry."""
+    return "".join(part.title() for part in command.split("-")) + "Options"
 
 
 def tcsh_script(kinds: Mapping[str, type[Any]]) -> str:

@@ -17,7 +17,7 @@ from esper.storage.run_folder import runs_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class DashboardOptions:
     """Watch runs in a browser: those that go on, and those that are done."""
 
     folder: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_DIR]")] = None
@@ -36,9 +36,9 @@ class Options:
     """Open it in a browser."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_dashboard(words: Sequence[str]) -> int:
     """Serve the dashboard until a signal ends it."""
-    options = parse(Options, words, command="dashboard")
+    options = parse(DashboardOptions, words, command="dashboard")
     place = runs_folder() if options.folder is None else Path(options.folder)
     if not place.is_dir():
         begin = (

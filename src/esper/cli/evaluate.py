@@ -1,4 +1,4 @@
-"""The command ``esper evaluate``: learned controllers beside every arm, on held-out hosts."""
+"""How evaluations are watched and shown: a line of progress, a table, sentences."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from esper.cli.evaluation_views import ProgressLine, show_evidence
-from esper.cli.grow import require_writable
-from esper.cli.output import print_columns, print_json
-from esper.cli.parsing import UsageError, parse
-from esper.cli.train import read_table
+from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
+from esper.cli.parsing import UsageError, parse, read_table, require_counts
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import RunError
 from esper.invocation import program
@@ -24,13 +22,117 @@ from esper.storage.run_folder import RunFolder, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
+    from esper.evidence.campaign import EvaluationProgress
     from esper.evidence.results import Evidence
+
+if TYPE_CHECKING:
+    from esper.evidence.results import Evidence
+
+
+SHOWN = (
+    "arm",
+    "score",
+    "difference, points",
+    "accuracy",
+    "FLOPs",
+    "parameters",
+    "tuning runs",
+)
+"""The columns of the table that fit a screen; the others are in the file."""
+
+
+class ProgressLine:
+    """Tells on stderr what is being done: one line that changes on a terminal, else a few lines."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._last, self._width = "", 0
+
+    def __call__(self, progress: EvaluationProgress) -> None:
+        """Tell how far it is."""
+        if self._quiet:
+            return
+        where = f"{progress.number} of {progress.n_arms}: {progress.work}"
+        if self._is_terminal:
+            self._write(f"{where}, {progress.share:.0%}")
+        elif where != self._last:
+            self._last = where
+            with suppress(OSError):
+                print(where, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_terminal and self._width:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(f"\r{text.ljust(self._width)}\r")
+            sys.stderr.flush()
+        self._width = len(text)
+
+
+def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
+    """Print the verdict and the table of one price.
+
+    Args:
+        evidence: What was found.
+        heading: Whether to say at which price.
+    """
+    from esper.evidence.claims import verdict_sentences
+
+    if heading:
+        print(f"At price {evidence.price:g}:\n")
+    show_table(evidence)
+    first, *others = verdict_sentences(evidence)
+    print_wrapped(first)
+    print()
+    for sentence in others:
+        print_wrapped(sentence, first="- ", indent="  ")
+    show_facts(evidence)
+
+
+def show_comparison(evidence: Evidence) -> None:
+    """Print the table of controllers and what is shown about the first against the others."""
+    show_table(evidence)
+    for sentence in comparison_sentences(evidence):
+        print_wrapped(sentence, first="- ", indent="  ")
+    show_facts(evidence)
+
+
+def comparison_sentences(evidence: Evidence) -> list[str]:
+    """Return what is shown about the first controller against each of the others."""
+    from esper.evidence.claims import weigh
+
+    own = evidence.own.label
+    return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
+
+
+def show_table(evidence: Evidence) -> None:
+    """Print the columns of the table that fit a screen."""
+    from esper.evidence.text import results_table
+
+    table = results_table(evidence)
+    columns = [table.headers.index(name) for name in SHOWN]
+    rows = [tuple(row[column] for column in columns) for row in (table.headers, *table.rows)]
+    print_columns(rows)
+    print()
+
+
+def show_facts(evidence: Evidence) -> None:
+    """Print how it was measured, as one paragraph."""
+    from esper.evidence.text import facts
+
+    print()
+    print_wrapped(" ".join(facts(evidence)[:4]))
+
 
 FOLDER = "evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class EvaluateOptions:
     """Compare learned controllers with tuned rules, static networks and networks from scratch.
 
     All of them train the same hosts, which nothing was learned or chosen on. Results are kept as
@@ -72,9 +174,9 @@ class Options:
     """Print a JSON object in the end, and nothing before."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_evaluate(words: Sequence[str]) -> int:
     """Evaluate, write what was found, and print it."""
-    options = parse(Options, words, command="evaluate")
+    options = parse(EvaluateOptions, words, command="evaluate")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
     folder = Path(options.out) if options.out is not None else _usual_folder(options)
     require_writable(folder)
@@ -93,16 +195,8 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def require_counts(**given: tuple[int, int]) -> None:
-    """Refuse numbers of things below the least that makes sense, named as options are."""
-    for name, (value, least) in given.items():
-        if value < least:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is {value}; it must be at least {least}.")
-
-
 def _evaluate(
-    options: Options,
+    options: EvaluateOptions,
     folder: Path,
     progress: ProgressLine,
     command: str,
@@ -134,7 +228,7 @@ def _evaluate(
     return entries
 
 
-def _usual_folder(options: Options) -> Path:
+def _usual_folder(options: EvaluateOptions) -> Path:
     """Return a folder in that of the only run, or beside several."""
     if not options.runs:
         raise UsageError("no run is given; name the folder of one or several.")
@@ -156,7 +250,7 @@ def _folder_of(run: str) -> Path | None:
         return Path(run) if Path(run).is_dir() else None
 
 
-def _show(entries: Sequence[Evidence], options: Options, folder: Path) -> None:
+def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -> None:
     from esper.evidence.claims import verdict_json, verdict_sentences
 
     paths = [folder / name for name in _ABOUT if (folder / name).is_file()]
@@ -180,3 +274,67 @@ _ABOUT = {
     "evaluation.md": "all of this, and what was chosen",
     "pareto.png": "score and accuracy against FLOPs and parameters",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Compare the first of several controllers with each of the others, on the same hosts."""
+
+    controllers: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Two or more: runs, saved controllers, shipped, wait, random, fixed, heuristic; or
+    evaluation.json files."""
+
+    hosts: int = 512
+    """Held-out hosts."""
+
+    price: float | None = None
+    """Score that the reference run's FLOPs cost; by default the task's."""
+
+    task: str | None = None
+    """What hosts learn; by default what the learned controllers learned on."""
+
+    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Options of the task."""
+
+    seed: int = EVALUATION_HOSTS.first
+    """The number of the first host, of 100,000 to 199,999; with another one, other hosts."""
+
+    quiet: bool = False
+    """Print nothing but what is shown."""
+
+    json: bool = False
+    """Print a JSON object in the end, and nothing before."""
+
+
+def run_compare(words: Sequence[str]) -> int:
+    """Compare, and print what is shown."""
+    options = parse(CompareOptions, words, command="compare")
+    if len(options.controllers) < 2:
+        raise UsageError("compare needs two controllers at least; see esper compare --help.")
+    require_counts(hosts=(options.hosts, 2))
+    task_options = read_table("task_options", options.task_options)
+    progress = ProgressLine(quiet=options.quiet or options.json)
+    import torch
+
+    from esper.evidence.claims import verdict_json
+    from esper.evidence.compare import compare
+
+    torch.set_num_threads(1)  # the hosts are small
+    evidence = compare(
+        list(options.controllers),
+        n_hosts=options.hosts,
+        price=options.price,
+        task=options.task,
+        task_options=task_options,
+        seed=options.seed,
+        command=f"esper compare {shlex.join(words)}",
+        on_progress=progress,
+    )
+    progress.clear()
+    if options.json:
+        print_json(verdict_json(evidence))
+    elif options.quiet:
+        print("\n".join(comparison_sentences(evidence)))
+    else:
+        show_comparison(evidence)
+    return 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import existing_folder, line_width, print_columns, print_json, print_wrapped
+from esper.cli.output import (
+    line_width,
+    print_columns,
+    print_json,
+    print_wrapped,
+    require_writable,
+    shows,
+)
 from esper.cli.parsing import UsageError, parse
-from esper.cli.streams import shows
-from esper.errors import StorageError
 
 if TYPE_CHECKING:
     from esper.growing.hosts import GrownHost, TimelineStep
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class GrowOptions:
     """Grow one host with a controller, watch its life, and keep it as a plain PyTorch model."""
 
     task: str | None = None
@@ -39,9 +43,9 @@ class Options:
     """Print a JSON object in the end, and nothing before."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_grow(words: Sequence[str]) -> int:
     """Grow the host, print its life as it happens, and save what it became."""
-    options = parse(Options, words, command="grow")
+    options = parse(GrowOptions, words, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     require_writable(Path(options.out))
@@ -56,20 +60,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def require_writable(folder: Path) -> None:
-    """Refuse a folder that nothing can be saved in, before anything is grown.
-
-    Raises:
-        StorageError: If it cannot be made or written.
-    """
-    place = existing_folder(folder)
-    if not place.is_dir():
-        raise StorageError(f"--out is {str(folder)!r}, and {place} is no folder; choose another.")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise StorageError(f"{place} cannot be written; choose another folder with --out.")
-
-
-def _grow(options: Options, printer: _Printer) -> GrownHost:
+def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
     printer.begin(options.controller)
     import torch
 

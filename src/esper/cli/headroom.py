@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from esper.cli.evaluate import require_counts
-from esper.cli.evaluation_views import ProgressLine
-from esper.cli.grow import require_writable
-from esper.cli.output import print_columns, print_json, print_wrapped
-from esper.cli.parsing import parse
-from esper.cli.train import read_table
+from esper.cli.evaluate import ProgressLine
+from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
+from esper.cli.parsing import parse, read_table, require_counts
 from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.invocation import program
 from esper.training.signals import INTERRUPTED
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class HeadroomOptions:
     """Measure how much better each host's own best setting is than the best one for all hosts.
 
     That is what a controller that adapts to its host could win. It needs no controller.
@@ -60,9 +57,9 @@ class Options:
     """Print a JSON object in the end, and nothing before."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_headroom(words: Sequence[str]) -> int:
     """Measure, and print what was found."""
-    options = parse(Options, words, command="headroom")
+    options = parse(HeadroomOptions, words, command="headroom")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
     if options.cache is not None:
         require_writable(Path(options.cache))
@@ -85,7 +82,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _measure(options: Options, progress: ProgressLine) -> Headroom:
+def _measure(options: HeadroomOptions, progress: ProgressLine) -> Headroom:
     task_options = read_table("task_options", options.task_options)
     import torch
 

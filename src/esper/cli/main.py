@@ -7,33 +7,57 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-from esper.cli.output import one_line
-from esper.cli.streams import forget_output, is_output_broken, prepare_streams, settle_output
+from esper.cli.output import (
+    forget_output,
+    is_output_broken,
+    one_line,
+    prepare_streams,
+    settle_output,
+)
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.training.signals import INTERRUPTED, handling
 from esper.version import __version__
 
+
+class Command(NamedTuple):
+    """Where a command is, and what it does."""
+
+    module: str
+    """The module below esper.cli, imported when the command runs."""
+    function: str
+    """The function that takes the words after the command's name and returns the exit code."""
+    summary: str
+
+
 COMMANDS = {
-    "train": "train a controller",
-    "resume": "go on with a run that was interrupted",
-    "runs": "list runs",
-    "show": "show how a run went and what it came to",
-    "report": "write a report on runs that can be passed on",
-    "dashboard": "watch runs in a browser",
-    "evaluate": "judge controllers beside everything else that could be done",
-    "compare": "compare controllers with one another",
-    "headroom": "measure what there is to win on a task",
-    "grow": "grow one host and keep it as a plain model",
-    "export-controller": "write a run's best controller to a folder of its own",
-    "export-telemetry": "write everything that happened in a run to tables",
-    "tasks": "list what hosts can learn",
-    "blueprints": "list what can be grown",
-    "doctor": "look whether everything is in place",
-    "completion": "print a script that completes commands in a shell",
+    "train": Command("train", "run_train", "train a controller"),
+    "resume": Command("train", "run_resume", "resume an interrupted run"),
+    "runs": Command("runs", "run_runs", "list runs"),
+    "show": Command("runs", "run_show", "show the progress and results of a run"),
+    "report": Command("report", "run_report", "write a report on one or more runs"),
+    "dashboard": Command("dashboard", "run_dashboard", "watch runs in a browser"),
+    "evaluate": Command(
+        "evaluate", "run_evaluate", "benchmark controllers against tuned baselines"
+    ),
+    "compare": Command("evaluate", "run_compare", "compare controllers with each other"),
+    "headroom": Command(
+        "headroom", "run_headroom", "measure how much a controller could gain on a task"
+    ),
+    "grow": Command("grow", "run_grow", "grow one host and save it as a plain model"),
+    "export-controller": Command(
+        "export", "run_export_controller", "save a run's best controller to a folder"
+    ),
+    "export-telemetry": Command(
+        "export", "run_export_telemetry", "export a run's telemetry as tables"
+    ),
+    "tasks": Command("listings", "run_tasks", "list the tasks that hosts can learn"),
+    "blueprints": Command("listings", "run_blueprints", "list the modules that can be grown"),
+    "doctor": Command("doctor", "run_doctor", "check the installation"),
+    "completion": Command("completion", "run_completion", "print a shell completion script"),
 }
-"""What each command does. It lives in the module of its name, which is imported when it is run."""
+"""Every command, in the order of ``esper --help``."""
 
 DONE, FAILED, USER_MISTAKE, READER_GONE = 0, 1, 2, 141
 
@@ -110,7 +134,7 @@ def show_warning(
 def help_text() -> str:
     """Return what ``esper --help`` prints."""
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in COMMANDS.items())
     return (
         "usage: esper COMMAND [options]\n\n"
         "Grow neural networks while they train, steered by a controller that learns.\n\n"
@@ -129,7 +153,8 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
         raise EsperError(f"there is no command {name!r}; there are {', '.join(COMMANDS)}.{hint}")
-    return importlib.import_module(f"esper.cli.{name.replace('-', '_')}").run
+    command = COMMANDS[name]
+    return getattr(importlib.import_module(f"esper.cli.{command.module}"), command.function)
 
 
 def _run(words: list[str]) -> int:

@@ -1,9 +1,12 @@
-"""Printing lists and facts: aligned columns for people, JSON for programs."""
+"""The output of the process: what it can show, and what becomes of a command that it fails."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
+import os
 import shutil
 import sys
 import textwrap
@@ -11,7 +14,73 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from esper.cli.streams import shows
+from esper.errors import StorageError
+
+_UNSHOWN = "esper_unshown"
+
+
+def prepare_streams() -> bool:
+    """Make the output ready for any text; return whether there is an output at all.
+
+    Descriptors that are closed are given to a file that takes everything: the next file that is
+    opened would get their number otherwise, and with it what is meant for the terminal.
+    """
+    has_output = sys.stdout is not None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it lasts as the process does
+    codecs.register_error(_UNSHOWN, _replace)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_UNSHOWN)
+    return has_output
+
+
+def settle_output() -> None:
+    """Write what is left of the output, or forget it where that fails."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        forget_output()
+
+
+def is_output_broken() -> bool:
+    """Return whether it is the output that cannot be written, after something could not."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def forget_output() -> None:
+    """Let nothing be written any more, also not when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def shows(text: str) -> bool:
+    """Return whether the output has these letters; that of a terminal in ASCII has few."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return an escape for a letter that the output lacks; bytes of a file's name stay as is."""
+    assert isinstance(error, UnicodeEncodeError), "only output is replaced"
+    letter = UnicodeEncodeError(
+        error.encoding, error.object, error.start, error.start + 1, error.reason
+    )
+    if 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF:
+        return codecs.lookup_error("surrogateescape")(letter)
+    return codecs.lookup_error("backslashreplace")(letter)
 
 
 def print_json(value: Any) -> None:
@@ -86,6 +155,19 @@ def existing_folder(path: Path) -> Path:
     """Return a path, or the nearest one above it that there is."""
     absolute = path.expanduser().absolute()
     return next(place for place in (absolute, *absolute.parents) if place.exists())
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that nothing can be saved in, before anything is grown.
+
+    Raises:
+        StorageError: If it cannot be made or written.
+    """
+    place = existing_folder(folder)
+    if not place.is_dir():
+        raise StorageError(f"--out is {str(folder)!r}, and {place} is no folder; choose another.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise StorageError(f"{place} cannot be written; choose another folder with --out.")
 
 
 def line_width() -> int | None:

@@ -6,6 +6,7 @@ import difflib
 import io
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, fields
@@ -80,6 +81,32 @@ def flags_of(kind: type[Any], prefix: str = "") -> dict[str, Any]:
             if field.default is True:
                 flags[f"--{prefix}no-{name}"] = hint
     return flags
+
+
+def read_table(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the values by name that words such as ``n_epochs=4`` give.
+
+    Raises:
+        UsageError: If a word is not of this form.
+    """
+    table: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--{name.replace('_', '-')} has {word!r}; it must be NAME=VALUE.")
+        try:
+            table[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key] = text
+    return table
+
+
+def require_counts(**given: tuple[int, int]) -> None:
+    """Refuse numbers of things below the least that makes sense, named as options are."""
+    for name, (value, least) in given.items():
+        if value < least:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is {value}; it must be at least {least}.")
 
 
 def _with_none(kind: type[Any], words: Sequence[str]) -> list[str]:

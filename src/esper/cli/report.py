@@ -13,7 +13,7 @@ from esper.cli.parsing import UsageError, parse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReportOptions:
     """Report on runs: verdict, charts, episodes step by step, what the controller learned.
 
     The page is one file that needs no network. Runs that go on are reported on as they are.
@@ -36,9 +36,9 @@ class Options:
     """Also save the charts as PNG in this folder; needs matplotlib."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_report(words: Sequence[str]) -> int:
     """Make the report; print it, or where it is."""
-    options = parse(Options, words, command="report")
+    options = parse(ReportOptions, words, command="report")
     if not options.runs:
         raise UsageError("no run is given; name the folder of one or several.")
     from esper.reports.reporting import Report, find_runs, report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.parsing import UsageError, parse, parse_known
+from esper.cli.parsing import UsageError, parse, parse_known, read_table
 from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
 from esper.config.toml import (
@@ -23,9 +23,10 @@ from esper.config.toml import (
 )
 
 if TYPE_CHECKING:
-    from esper.cli.views import View
+    from esper.cli.progress import View
     from esper.training.run import Run
     from esper.training.stopping import StopRequest
+
 
 _ABOUT = """Train a controller that grows hosts, and compare it with simple ones in the end.
 
@@ -64,7 +65,7 @@ class Ways:
     """Print the settings as TOML, and do nothing."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_train(words: Sequence[str]) -> int:
     """Read the settings and train, or print them."""
     source = _source(words)
     start = _settings(source)
@@ -82,7 +83,7 @@ def run(words: Sequence[str]) -> int:
 
 def train_and_show(config: RunConfig, run_dir: Path | None, ways: Ways) -> int:
     """Train, showing how it goes, and return the exit code."""
-    from esper.cli.following import follow
+    from esper.cli.launch import follow
     from esper.storage.run_folder import RunFolder, runs_folder
 
     if run_dir is not None:
@@ -130,7 +131,7 @@ def options_class(config: RunConfig, source: Source) -> type[Any]:
 
 def __getattr__(name: str) -> Any:
     """Return the options with the defaults of the default preset, when they are asked for."""
-    if name == "Options":
+    if name == "TrainOptions":
         return options_class(load_preset(DEFAULT_PRESET), Source(preset=DEFAULT_PRESET))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -197,19 +198,48 @@ def _table_words(table: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key_text(key)}={value_text(value)}" for key, value in table.items())
 
 
-def read_table(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return the values by name that words such as ``n_epochs=4`` give.
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """Go on with a run that was interrupted, as if nothing had been."""
 
-    Raises:
-        UsageError: If a word is not of this form.
-    """
-    table: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--{name.replace('_', '-')} has {word!r}; it must be NAME=VALUE.")
-        try:
-            table[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            table[key] = text
-    return table
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's folder, or its name in the runs folder."""
+
+    quiet: bool = False
+    """Print nothing but one line at the end."""
+
+    json: bool = False
+    """Print a JSON object in each line."""
+
+    dashboard: bool = False
+    """Show it in a browser too, as long as it trains; the link is printed first."""
+
+
+def run_resume(words: Sequence[str]) -> int:
+    """Go on with the run and return the exit code."""
+    options = parse(ResumeOptions, words, command="resume")
+    from esper.cli.launch import follow, show_end
+    from esper.training.run import load_run
+
+    found = load_run(options.run)
+    if found.state == "done" and found.summary is not None:
+        print(f"esper: {found.path} is done; nothing is left to do", file=sys.stderr)
+        show_end(found, quiet=options.quiet, as_json=options.json)
+        return 0
+
+    with found.folder.locked():
+        pass  # refuses a run that another process works on before PyTorch is loaded
+
+    def work(view: View, stop: StopRequest) -> Run:
+        from esper.training.runs import resume
+
+        return resume(found, watchers=[view], stop=stop)
+
+    return follow(
+        work,
+        found.config,
+        begun=found,
+        served=found.path.absolute().parent if options.dashboard else None,
+        quiet=options.quiet,
+        as_json=options.json,
+    )

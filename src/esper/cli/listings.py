@@ -1,4 +1,4 @@
-"""The command ``esper blueprints``: what can be grown."""
+"""The command ``esper tasks``: what hosts can learn."""
 
 from __future__ import annotations
 
@@ -14,16 +14,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TasksOptions:
+    """List what hosts can learn: the tasks that come with Esper, and those of other packages."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+def run_tasks(words: Sequence[str]) -> int:
+    """Print every task and what it is."""
+    options = parse(TasksOptions, words, command="tasks")
+    from esper.tasks import task_summaries
+
+    summaries = task_summaries()
+    if options.json:
+        print_json([{"name": name, "summary": about} for name, about in summaries.items()])
+    else:
+        print_columns(list(summaries.items()))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlueprintsOptions:
     """List what can be grown: for each blueprint what it fits, what it reads and what it is."""
 
     json: bool = False
     """Print JSON."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_blueprints(words: Sequence[str]) -> int:
     """Print every blueprint."""
-    options = parse(Options, words, command="blueprints")
+    options = parse(BlueprintsOptions, words, command="blueprints")
     from esper.growth.blueprints import blueprint_names, find_blueprint
 
     blueprints = [find_blueprint(name) for name in blueprint_names()]

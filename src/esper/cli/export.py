@@ -9,14 +9,13 @@ from typing import Annotated
 
 import tyro
 
-from esper.cli.grow import require_writable
-from esper.cli.output import print_columns
+from esper.cli.output import print_columns, require_writable
 from esper.cli.parsing import UsageError, parse
 from esper.training.run import load_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ExportControllerOptions:
     """Write the best controller of a run to a folder that can be given away."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -35,9 +34,9 @@ class Options:
     """Replace a controller that is there already."""
 
 
-def run(words: Sequence[str]) -> int:
+def run_export_controller(words: Sequence[str]) -> int:
     """Save the controller and print what was written."""
-    options = parse(Options, words, command="export-controller")
+    options = parse(ExportControllerOptions, words, command="export-controller")
     found, place = load_run(options.run), Path(options.out)
     require_writable(place)
     from dataclasses import replace
@@ -63,4 +62,38 @@ def run(words: Sequence[str]) -> int:
             (f"{place}/CARD.md", "the same for people"),
         ]
     )
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportTelemetryOptions:
+    """Write a run's telemetry to a file for each table."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's folder, or its name in the runs folder."""
+
+    csv: bool = False
+    """As CSV."""
+
+    parquet: bool = False
+    """As Parquet; needs pyarrow."""
+
+    out: str | None = None
+    """The folder for the files; by default one named tables in the run's folder."""
+
+
+def run_export_telemetry(words: Sequence[str]) -> int:
+    """Write the tables and print the files."""
+    options = parse(ExportTelemetryOptions, words, command="export-telemetry")
+    if options.csv and options.parquet:
+        raise UsageError("--csv and --parquet are both given; choose one of them.")
+    if not options.csv and not options.parquet:
+        raise UsageError("one of --csv and --parquet is needed.")
+    found = load_run(options.run)
+    folder = Path(options.out) if options.out else found.path / "tables"
+    from esper.telemetry.export import export_csv, export_parquet
+
+    export = export_csv if options.csv else export_parquet
+    for path in export(found.path, folder):
+        print(path)
     return 0

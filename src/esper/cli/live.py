@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli import words
-from esper.cli.view_state import ViewState
-from esper.telemetry.records import EvaluationRecord
+from esper.cli.progress import (
+    ViewState,
+    bars,
+    count,
+    duration,
+    number,
+    op_words,
+    parameter_words,
+    return_words,
+    score_words,
+    trial_words,
+)
+from esper.telemetry.records import EvaluationRecord, Record
+
+if TYPE_CHECKING:
+    from esper.training.output import TrialProgress
+
 
 _WIDE = 110
 _LABEL_WIDTH = 11
@@ -47,7 +66,7 @@ class RunPanel:
             Group(*parts),
             title=title,
             title_align="left",
-            subtitle=words.duration(state.seconds),
+            subtitle=duration(state.seconds),
             subtitle_align="right",
             border_style="cyan",
         )
@@ -56,7 +75,7 @@ class RunPanel:
 def _progress(state: ViewState) -> Table:
     """Return the first line: the round, a bar, the pace and the time left."""
     left, comparison = state.seconds_left, state.comparison_share
-    time_left = "starting" if left is None else f"{words.duration(left)} left"
+    time_left = "starting" if left is None else f"{duration(left)} left"
     share = state.share if comparison is None else comparison
     doing = f"round {state.round_number}/{state.config.rounds}"
     grid = Table.grid(padding=(0, 2), expand=True)
@@ -68,7 +87,7 @@ def _progress(state: ViewState) -> Table:
         Text(doing if comparison is None else "comparing", style="bold"),
         ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
         f"{share:.0%}",
-        f"{words.count(state.steps_per_second)} env-steps/s",
+        f"{count(state.steps_per_second)} env-steps/s",
         f"{time_left}",
     )
     return grid
@@ -77,20 +96,20 @@ def _progress(state: ViewState) -> Table:
 def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
     """Return how well hosts come out."""
     row, trial = state.round, state.trial
-    trying = [] if trial is None else [("trying", Text(words.trial_words(trial), style="cyan"))]
+    trying = [] if trial is None else [("trying", Text(trial_words(trial), style="cyan"))]
     compared = _comparison_rows(state)
     if not state.has_begun:
         trying = [("", Text("loading PyTorch"))]
     if row is None:
         return [*compared, *trying] or [("", Text("collecting the first round"))]
-    line = Text(words.number(row.ep_rew_mean), style="bold green")
+    line = Text(number(row.ep_rew_mean), style="bold green")
     if not options.ascii_only:
-        line.append(f"  {words.bars(state.returns, _MOST_BARS)}", style="green")
+        line.append(f"  {bars(state.returns, _MOST_BARS)}", style="green")
     rows = [
         ("return", line),
-        ("score", Text(words.score_words(row))),
-        ("parameters", Text(words.parameter_words(row))),
-        ("FLOPs", Text(f"{words.number(row.flops_mean, 2)} of the reference host's")),
+        ("score", Text(score_words(row))),
+        ("parameters", Text(parameter_words(row))),
+        ("FLOPs", Text(f"{number(row.flops_mean, 2)} of the reference host's")),
     ]
     if state.evaluation is not None:
         rows.append(("held out", Text(_held_out(state.evaluation))))
@@ -104,7 +123,7 @@ def _comparison_rows(state: ViewState) -> list[Row]:
 
 def _held_out(row: EvaluationRecord) -> str:
     best = ", best so far" if row.is_best else ""
-    scores = f"{words.return_words(row)}, score {row.score_mean:.3f}"
+    scores = f"{return_words(row)}, score {row.score_mean:.3f}"
     return f"{scores} after round {row.round}{best}"
 
 
@@ -112,14 +131,14 @@ def _controller_rows(state: ViewState) -> list[Row]:
     """Return what the controller does, and how it changes."""
     rows: list[Row] = []
     if state.round is not None:
-        rows.append(("ops", Text(f"{words.op_words(state.round)} per episode")))
+        rows.append(("ops", Text(f"{op_words(state.round)} per episode")))
     update = state.update
     if update is not None:
-        text = f"KL {words.number(update.approx_kl, 4)}, entropy {words.number(update.entropy, 2)}"
+        text = f"KL {number(update.approx_kl, 4)}, entropy {number(update.entropy, 2)}"
         if state.n_updates:
             text += f", stopped early {state.n_early_stops} of {state.n_updates}"
         rows.append(("update", Text(text)))
-        explained = words.number(update.explained_variance, 2)
+        explained = number(update.explained_variance, 2)
         rows.append(("critic", Text(f"explains {explained} of the returns' variance")))
     if state.n_restored:
         text = f"hosts put back: {state.n_restored}, the last because {state.last_restored}"
@@ -134,3 +153,58 @@ def _rows(rows: list[Row]) -> Table:
     for label, text in rows:
         grid.add_row(label, text)
     return grid
+
+
+_REFRESHES_PER_SECOND = 2
+"""Enough to see it move; a drawing takes some milliseconds that training then lacks."""
+
+
+class _Screen:
+    """A terminal that may go away; what is drawn then is lost, and the run goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Draw a text, if that can be."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Show what is drawn, if that can be."""
+        with suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class LiveView:
+    """A sink of records that shows them in a panel; what is printed meanwhile appears above it."""
+
+    def __init__(self, state: ViewState, console: Console | None = None) -> None:
+        self._state = state
+        self._live = Live(
+            RunPanel(state),
+            console=Console(file=cast(TextIO, _Screen(sys.stdout))) if console is None else console,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+        )
+        self._live.start(refresh=True)
+
+    def write(self, record: Record) -> None:
+        """Take a record; the next drawing shows it."""
+        self._state.take(record)
+
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Take how far a trial is; the next drawing shows it."""
+        self._state.take_trial(trial)
+
+    def tell(self, message: str) -> None:
+        """Show a message in the panel, where it cannot tear it apart."""
+        self._state.messages.append(message)
+
+    def close(self) -> None:
+        """Draw the panel a last time and leave it there. Closing again does nothing."""
+        if self._live.is_started:
+            self._live.stop()
