@@ -62,6 +62,8 @@ class SlotOutcome:
 class StepResult:
     """What a step did to each host, ``[N]``; hosts whose episode was over are left as they were."""
 
+    was_running: Flags
+    """Hosts whose episode was not over before the step."""
     terms: RewardTerms
     terminated: Flags
     """Episodes that ended by themselves in this step."""
@@ -182,14 +184,15 @@ class GrowthEpisodes:
         terms = settle_step(account, records.account, self.task.budget, self.rewards)
         records.is_over |= ended
         return StepResult(
-            terms,
-            ended,
-            is_illegal,
-            ops,
-            refusals,
-            interventions,
-            account.final_score,
-            self.slot_outcome(),
+            was_running=is_running,
+            terms=terms,
+            terminated=ended,
+            is_illegal=is_illegal,
+            ops=ops,
+            refusals=refusals,
+            interventions=interventions,
+            final_scores=account.final_score,
+            slots=self.slot_outcome(),
         )
 
     def slot_outcome(self) -> SlotOutcome:

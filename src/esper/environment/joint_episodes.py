@@ -108,6 +108,7 @@ class JointEpisodes:
         rows = np.split(actions, self._ends[:-1])
         results = [part.step(own) for part, own in zip(self.parts, rows, strict=True)]
         return StepResult(
+            was_running=np.concatenate([one.was_running for one in results]),
             terms=RewardTerms(**_concatenated([one.terms for one in results])),
             terminated=np.concatenate([one.terminated for one in results]),
             is_illegal=np.concatenate([one.is_illegal for one in results]),

@@ -1,7 +1,11 @@
-"""Letting a controller steer hosts through one episode each. Shapes: E = environments, O = ops."""
+"""The one loop in which a controller steers hosts through an episode each.
+
+Shapes: E = environments, N = hosts, H = heads, O = ops.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,49 +13,90 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from esper.arrays import Floats, Integers
 from esper.config.checks import require_int
+from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError, UnsupportedEnvironmentError
-from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
+
+OnStep = Callable[[Integers, StepResult], None]
+"""Called after each step with the actions ``[N, H]`` and their result."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpisodeResults:
-    """How each environment's episode came out, ``[E]``."""
+    """The outcome of each environment's episode, ``[E]``."""
 
     returns: Floats
     """Sum of rewards."""
     scores: Floats
-    """Score of the committed host on samples nobody saw; NaN for an episode that was cut short."""
+    """Final score of the committed host on unseen samples; NaN for a truncated episode."""
     flops: Floats
-    """Spent, as a share of a reference run's."""
+    """FLOPs spent, as a share of a reference run's."""
     n_epochs: Integers
     host_parameters: Integers
-    """Of the host as it started."""
+    """Parameters of the initial host."""
     seed_parameters: Integers
-    """Of the seeds that were committed, also in an episode that was cut short."""
+    """Parameters of the committed seeds, also in a truncated episode."""
     op_counts: Integers
     """``[E, O]`` how often each op was carried out."""
     n_illegal: Integers
     draw_seeds: Integers
-    """What decided each episode: results of two controllers are paired by it."""
+    """The seed of each episode's draw; pairs the results of two controllers."""
+
+
+def steer_hosts(
+    growth: GrowthEpisodes,
+    controller: Controller,
+    *,
+    seed: int = 0,
+    n_hosts: int | None = None,
+    step: Callable[[Integers], StepResult] | None = None,
+    on_step: OnStep = lambda actions, result: None,
+) -> None:
+    """Let a controller act until every episode is over; hosts that are done wait for the others.
+
+    Args:
+        growth: Episodes that have just begun.
+        controller: Started here.
+        seed: Seeds the controller.
+        n_hosts: How many hosts, from the first on, the controller steers; all if not given. The
+            episodes of the others must be over.
+        step: Takes one step of all hosts; ``growth.step`` if not given.
+        on_step: Called after each step with the actions and result of all hosts.
+    """
+    n = growth.n_hosts if n_hosts is None else n_hosts
+    step = growth.step if step is None else step
+    controller.start(n, seed=seed)
+    starts = np.ones(n, np.bool_)
+    while not growth.records.is_over.all():
+        actions = np.zeros((growth.n_hosts, len(HEAD_NAMES)), np.int64)
+        masks = growth.masks() if n == growth.n_hosts else growth.masks().of_hosts(0, n)
+        actions[:n] = controller.act(growth.observe()[:n], masks, starts)
+        on_step(actions, step(actions))
+        starts = np.zeros(n, np.bool_)
 
 
 def run_episodes(
-    envs: GrowthVectorEnv | VectorWrapper, controller: Controller, *, seed: int
+    envs: GrowthVectorEnv | VectorWrapper,
+    controller: Controller,
+    *,
+    seed: int,
+    on_step: OnStep = lambda actions, result: None,
 ) -> EpisodeResults:
-    """Steer each environment through one episode; a host that is done waits for the others.
+    """Run one episode in each environment and return the outcomes.
 
     Args:
-        envs: Made with ``autoreset=False``. What wraps them is left out: results are in the
-            environments' own units.
-        controller: Started anew with the same seed.
-        seed: Decides the episodes: the same for two controllers gives them the same hosts.
+        envs: Made with ``autoreset=False``. Wrappers are ignored: results are in the environments'
+            own units.
+        controller: Started with the same seed.
+        seed: Seeds the episodes; controllers that are run with the same seed meet the same hosts.
+        on_step: Called after each step with the actions and their result.
 
     Raises:
-        UnsupportedEnvironmentError: If these are other environments.
-        ConfigError: If the seed or the controller is none.
+        UnsupportedEnvironmentError: If the environments are of another kind.
+        ConfigError: If the seed or the controller is invalid.
     """
     require_int("seed", seed, least=0)
     acts = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
@@ -59,46 +104,29 @@ def run_episodes(
         raise ConfigError(
             f"controller is {controller!r}; it must have start and act, as make_controller's have."
         )
-    return _run(_find_envs(envs), controller, int(seed))
-
-
-def _find_envs(envs: object) -> GrowthVectorEnv:
-    """Return the environments themselves; refuse others."""
-    found = getattr(envs, "unwrapped", envs)
-    if not isinstance(found, GrowthVectorEnv):
-        raise UnsupportedEnvironmentError(
-            f"the environments are a {type(found).__name__}; a GrowthVectorEnv is needed, such as "
-            "esper.make_env(task, num_envs=1, autoreset=False)."
-        )
-    if found.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
-        raise UnsupportedEnvironmentError(
-            "the environments start new episodes by themselves; "
-            "make them with autoreset=False to run one episode of each."
-        )
-    found.task.require_alone("a controller's trial")
-    return found
-
-
-def _run(envs: GrowthVectorEnv, controller: Controller, seed: int) -> EpisodeResults:
-    n = envs.num_envs
-    observations, _ = envs.reset(seed=seed)
-    controller.start(n, seed=seed)
-    starts = np.ones(n, np.bool_)
+    found = _unwrap(envs)
+    found.reset(seed=int(seed))
+    n, growth, records = found.num_envs, found.growth, found.growth.records
+    assert isinstance(growth, GrowthEpisodes), "the task has one design"
     returns, scores = np.zeros(n), np.full(n, np.nan)
     op_counts, n_illegal = np.zeros((n, len(Op)), np.int64), np.zeros(n, np.int64)
-    records = envs.growth.records
-    while not records.is_over.all():
-        running = ~records.is_over
-        actions = controller.act(observations, envs.masks, starts)
-        observations, rewards, _, _, info = envs.step(actions)
-        starts = np.zeros(n, np.bool_)
-        returns[running] += rewards[running]
-        np.add.at(op_counts, (np.flatnonzero(running), info["op"][running]), 1)
-        n_illegal += info["illegal_action"]
-        if "final_info" in info:
-            done = info["_final_info"]
-            scores[done] = info["final_info"]["final_score"][done]
-    is_committed = envs.growth.population.slot_arrays().stage == Stage.FOSSILIZED
+
+    def add(actions: Integers, result: StepResult) -> None:
+        running = result.was_running
+        returns[running] += result.terms.total[running]
+        np.add.at(op_counts, (np.flatnonzero(running), result.ops[running]), 1)
+        n_illegal[:] += result.is_illegal
+        scores[result.terminated] = result.final_scores[result.terminated]
+        on_step(actions, result)
+
+    steer_hosts(
+        growth,
+        controller,
+        seed=int(seed),
+        step=lambda actions: found.advance(actions)[0],
+        on_step=add,
+    )
+    is_committed = growth.slot_outcome().stage == Stage.FOSSILIZED
     return EpisodeResults(
         returns=returns,
         scores=scores,
@@ -110,3 +138,20 @@ def _run(envs: GrowthVectorEnv, controller: Controller, seed: int) -> EpisodeRes
         n_illegal=n_illegal,
         draw_seeds=records.draw_seed.copy(),
     )
+
+
+def _unwrap(envs: object) -> GrowthVectorEnv:
+    """Return the environments without wrappers; reject others than growth environments."""
+    found = getattr(envs, "unwrapped", envs)
+    if not isinstance(found, GrowthVectorEnv):
+        raise UnsupportedEnvironmentError(
+            f"the environments are a {type(found).__name__}; a GrowthVectorEnv is needed, such as "
+            "esper.make_env(task, num_envs=1, autoreset=False)."
+        )
+    if found.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
+        raise UnsupportedEnvironmentError(
+            "the environments reset automatically; make them with autoreset=False to run one "
+            "episode of each."
+        )
+    found.task.require_alone("a controller's trial")
+    return found

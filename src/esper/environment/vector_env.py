@@ -186,14 +186,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         """Take one action for each environment, ``[E, 8]``, and train for one epoch."""
         if not self._has_seeds:
             raise ResetNeededError("step() was called before reset(); call reset(seed=...) first.")
-        was_over = self._growth.records.is_over.copy()
-        result = self._growth.step(as_choices(actions))
-        self._last_step = result
-        truncated = self._find_truncated() & ~result.terminated & ~was_over
+        result, truncated = self.advance(actions)
         info = self._step_info(result)
         done = np.flatnonzero(result.terminated | truncated)
-        for env in np.flatnonzero(truncated).tolist():
-            self._growth.stop(env)
         observations = self._growth.observe()
         if len(done):
             final = self._final_info(done, result)
@@ -207,6 +202,15 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 info |= final
         info |= self._make_info(self.masks)
         return observations, result.terms.total, result.terminated, truncated, info
+
+    def advance(self, actions: NDArray[np.int64]) -> tuple[StepResult, Flags]:
+        """Take one step without resetting; return its result and which episodes it truncated."""
+        result = self._growth.step(as_choices(actions))
+        self._last_step = result
+        truncated = self._find_truncated() & ~result.terminated & result.was_running
+        for env in np.flatnonzero(truncated).tolist():
+            self._growth.stop(env)
+        return result, truncated
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on: tensors and plain values."""

@@ -17,11 +17,11 @@ from esper.evidence.arms import HostEnds, ends_at
 from esper.evidence.bench import LONGER, Bench, MakeController, OnShare, treat
 from esper.evidence.candidates import Candidate, widening_sets
 from esper.evidence.host_runs import Goals, HostRuns
-from esper.evidence.steering import MatchedRandom, Replay, Shuffled
+from esper.evidence.steering import MatchedRandom, Shuffled
 from esper.lifecycle.factored_actions import STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
-from esper.tamiyo import Controller, Planting, WaitController
+from esper.tamiyo import Controller, Planting, Replay, WaitController
 
 
 def run_random(

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Floats, Integers
-from esper.environment.episodes import GrowthEpisodes
+from esper.environment.episodes import GrowthEpisodes, StepResult
+from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import FirstSeed
@@ -118,18 +119,8 @@ def run_hosts(
     """
     if seeds:
         growth.plant(seeds)
-    controller.start(n_hosts, seed=seed)
-    record, is_start = _Record(growth, n_hosts, every_epoch, goals), np.ones(n_hosts, np.bool_)
-    actions = np.zeros((growth.n_hosts, len(HEAD_NAMES)), np.int64)
-    is_over = growth.records.is_over
-    while not is_over.all():
-        was_over = is_over[:n_hosts].copy()
-        masks = growth.masks().of_hosts(0, n_hosts)
-        actions[:n_hosts] = controller.act(growth.observe()[:n_hosts], masks, is_start)
-        step = growth.step(actions)
-        is_start = np.zeros(n_hosts, np.bool_)
-        record.enter(actions[:n_hosts], step.ops[:n_hosts], was_over)
-        record.enter_ends(step.final_scores[:n_hosts], step.terminated[:n_hosts])
+    record = _Record(growth, n_hosts, every_epoch, goals)
+    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=record.enter)
     return record.results()
 
 
@@ -155,18 +146,21 @@ class _Record:
         }
         self._read(np.ones(n, np.bool_))
 
-    def enter(self, actions: Integers, ops: Integers, was_over: NDArray[np.bool_]) -> None:
+    def enter(self, actions: Integers, result: StepResult) -> None:
         """Note a step."""
-        running = np.flatnonzero(~was_over)
+        own = slice(self._n)
+        ops, was_running = result.ops[own], result.was_running[own]
+        running = np.flatnonzero(was_running)
         self._actions[running, self._step] = actions[running]
         self._step += 1
         np.add.at(self._op_counts, (running, ops[running]), 1)
         born = running[ops[running] == Op.GERMINATE]
         self._numbers[born, actions[born, _SLOT]] = self._n_germinated[born]
         self._n_germinated[born] += 1
-        self._read(~was_over & (ops != Op.FINISH))
+        self._read(was_running & (ops != Op.FINISH))
+        self._enter_ends(result.final_scores[own], result.terminated[own])
 
-    def enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
+    def _enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
         """Note the final scores of hosts that have just ended, and that they stay so."""
         self._accuracy[ended] = scores[ended]
         self._n_reads[ended] += 1

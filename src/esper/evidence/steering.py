@@ -68,28 +68,6 @@ class Side:
         return np.concatenate(rows)
 
 
-class Replay:
-    """Does what is written down, ``[N, T, H]``, where -1 and what is illegal are waits."""
-
-    name = "replay"
-
-    def __init__(self, actions: Integers) -> None:
-        self._actions, self._step = np.asarray(actions, np.int64), 0
-
-    def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Begin with the first action."""
-        self._step = 0
-
-    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
-        """Return the next action of each host."""
-        rows = self._actions[:, self._step].copy()
-        self._step += 1
-        rows[rows[:, _OP] < 0] = 0
-        is_legal = masks.are_legal(rows)
-        rows[~is_legal, _OP] = Op.WAIT
-        return rows
-
-
 class Shuffled:
     """Shows each host that still runs what another one looks like, another one at every step.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from esper.invocation import program
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.storage.files import write_whole
 from esper.storage.run_folder import shell_word
-from esper.tamiyo import Controller
+from esper.tamiyo import Controller, Replay
 from esper.tasks import Task, make_task
 from esper.training.lookup import AnyController, find_controller
 from esper.training.run import Run
@@ -85,25 +84,8 @@ def grow_best_host(run: Run) -> GrownHost:
     parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
     task = next(part.task for part in reversed(parts) if part.first <= best.number)
     envs = make_trial_envs(run.config, task, 1, purpose="evaluation", final_split="test")
-    return _grow(envs, _Replay(best.actions), TRIAL_SEED + best.number, lambda _: None)
-
-
-class _Replay:
-    """Does what was done before, step by step, and then waits."""
-
-    name = "replay"
-
-    def __init__(self, actions: Sequence[Sequence[int]]) -> None:
-        self._actions, self._step = [list(action) for action in actions], 0
-
-    def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        self._step = 0
-
-    def act(self, observations: Any, masks: Any, starts: Any) -> Any:
-        self._step += 1
-        if self._step > len(self._actions):
-            return np.zeros((1, len(HEAD_NAMES)), np.int64)
-        return np.array([self._actions[self._step - 1]], np.int64)
+    actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
+    return _grow(envs, Replay(actions), TRIAL_SEED + best.number, lambda _: None)
 
 
 def _grow(envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep) -> GrownHost:
@@ -112,11 +94,11 @@ def _grow(envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnS
     return GrownHost(
         model=export(envs.growth.population.model(0), committed_only=True),
         timeline=life.timeline,
-        score=float(life.final["final_score"][0]),
-        ep_rew=life.ep_rew,
-        flops=float(life.final["flops"][0]),
-        host_parameters=int(life.final["host_parameters"][0]),
-        seed_parameters=int(life.final["seed_parameters"][0]),
+        score=float(life.results.scores[0]),
+        ep_rew=float(life.results.returns[0]),
+        flops=float(life.results.flops[0]),
+        host_parameters=int(life.results.host_parameters[0]),
+        seed_parameters=int(life.results.seed_parameters[0]),
         sample=envs.growth.draws[0].data.test.inputs[:4].clone(),
     )
 

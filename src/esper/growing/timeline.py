@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
-from esper.environment import GrowthVectorEnv
+from esper.arrays import Integers
+from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.environment.episodes import StepResult
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
@@ -47,43 +47,36 @@ class Life:
     """One host's episode from its start to its end."""
 
     timeline: tuple[TimelineStep, ...]
-    ep_rew: float
-    """The sum of its rewards."""
-    final: dict[str, Any]
-    """What the environment tells of the end, by name."""
+    results: EpisodeResults
+    """The outcome, of one host."""
 
 
 def live(envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep) -> Life:
-    """Steer the one host of an environment through its episode.
+    """Run the episode of an environment with one host.
 
-    A caller's random numbers stay as they are.
+    The global random state is left as it is.
 
     Args:
         envs: An environment of one host, without autoreset.
         controller: Who decides.
-        seed: Decides the host, and what the controller draws.
-        on_step: Told of every epoch as it happens.
+        seed: Seeds the host and the controller.
+        on_step: Called after every epoch.
     """
+    steps: list[TimelineStep] = []
+
+    def note(actions: Integers, result: StepResult) -> None:
+        steps.append(_describe(envs, actions, result))
+        on_step(steps[-1])
+
     with torch.random.fork_rng(devices=[]):
-        observations, _ = envs.reset(seed=seed)
-        controller.start(1, seed=seed)
-        starts, steps, total = np.ones(1, np.bool_), list[TimelineStep](), 0.0
-        records, info = envs.growth.records, dict[str, Any]()
-        while not records.is_over[0]:
-            actions = controller.act(observations, envs.masks, starts)
-            observations, rewards, _, _, info = envs.step(actions)
-            starts, total = np.zeros(1, np.bool_), total + float(rewards[0])
-            steps.append(_describe(envs, actions, info))
-            on_step(steps[-1])
-    return Life(timeline=tuple(steps), ep_rew=total, final=info["final_info"])
+        results = run_episodes(envs, controller, seed=seed, on_step=note)
+    return Life(timeline=tuple(steps), results=results)
 
 
-def _describe(envs: GrowthVectorEnv, actions: Any, info: dict[str, Any]) -> TimelineStep:
+def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> TimelineStep:
     """Return what a step did, in words and numbers."""
     config, records = envs.slot_config, envs.growth.records
-    action, op = decode_action(actions[0], config), Op(int(info["op"][0]))
-    result = envs.last_step
-    assert result is not None, "a step was taken"
+    action, op = decode_action(actions[0], config), Op(int(result.ops[0]))
     stages = [Stage(stage) for stage in result.slots.stage[0]]
     alphas = result.slots.alpha[0]
     shown = {slot: k for k, slot in enumerate(config.slot_ids) if stages[k] is not Stage.DORMANT}
@@ -93,9 +86,9 @@ def _describe(envs: GrowthVectorEnv, actions: Any, info: dict[str, Any]) -> Time
         op=op.name.lower(),
         slot=action.slot if acts else "",
         blueprint=action.blueprint if op is Op.GERMINATE else "",
-        note=str(info["refusal"][0] or info["intervention"][0]),
-        score=float(info["score"][0]),
-        flops=float(info["flops"][0]),
+        note=result.refusals.get(0) or result.interventions.get(0, ""),
+        score=float(records.score[0]),
+        flops=float(records.paid_flops[0]),
         seed_parameters=int(records.seed_parameters[0].sum()),
         stages={slot: stages[k].name.lower() for slot, k in shown.items()},
         alphas={slot: float(alphas[k]) for slot, k in shown.items()},

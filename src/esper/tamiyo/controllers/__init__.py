@@ -12,7 +12,7 @@ from esper.tamiyo.controllers.saved import (
     save_controller,
 )
 from esper.tamiyo.controllers.schedule import FixedSchedule, Planting, grow_everywhere, grow_once
-from esper.tamiyo.controllers.simple import RandomController, WaitController
+from esper.tamiyo.controllers.simple import RandomController, Replay, WaitController
 
 __all__ = [
     "Controller",
@@ -21,6 +21,7 @@ __all__ = [
     "LearnedController",
     "Planting",
     "RandomController",
+    "Replay",
     "SavedController",
     "WaitController",
     "controller_names",

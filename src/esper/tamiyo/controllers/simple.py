@@ -1,4 +1,4 @@
-"""The controller that never grows anything."""
+"""Controllers without a plan: wait, replay recorded actions, act at random."""
 
 from __future__ import annotations
 
@@ -44,6 +44,31 @@ class WaitController:
         if self.finish_after is not None:
             actions.finish(epochs >= self.finish_after)
         return actions.rows
+
+
+class Replay:
+    """Repeats recorded actions; -1, what is illegal now and what is beyond the end are waits."""
+
+    name = "replay"
+
+    def __init__(self, actions: Integers) -> None:
+        """Replay actions ``[N, T, H]``, one row of T steps for each host."""
+        self._actions, self._step = np.asarray(actions, np.int64), 0
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Go back to the first action."""
+        self._step = 0
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Return the next action of each host."""
+        n_hosts, n_steps, n_heads = self._actions.shape
+        rows = np.zeros((n_hosts, n_heads), np.int64)
+        if self._step < n_steps:
+            rows = self._actions[:, self._step].copy()
+        self._step += 1
+        rows[rows[:, COLUMNS["op"]] < 0] = 0
+        rows[~masks.are_legal(rows), COLUMNS["op"]] = Op.WAIT
+        return rows
 
 
 OP_WEIGHTS: Mapping[Op, float] = MappingProxyType(
