@@ -10,7 +10,7 @@ KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test check bench evidence slow-test chromium clean
+.PHONY: train grow test check coverage slow-test bench evidence chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -28,7 +28,11 @@ check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_report.py src
 
-slow-test: $(SLOW_READY) chromium  ## the campaigns that take minutes, with models, formats and browsers of others
+coverage: $(READY)  ## branch coverage of the tests by package; core packages need 95%
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=
+	$(BIN)/python tools/coverage_by_package.py
+
+slow-test: $(SLOW_READY) chromium coverage  ## coverage, then tests that take minutes or need other libraries or a browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -rs -n 2 --dist worksteal
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it

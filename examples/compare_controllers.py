@@ -1,10 +1,11 @@
-"""Compares controllers on the same hosts: nobody, chance, schedules, a heuristic.
+"""Compare simple controllers on the same hosts: waiting, schedules, random growth, a heuristic.
 
-Each controller steers the same hosts, drawn from a distribution of tasks, through one episode each.
-The table shows what the committed hosts score on samples that nobody saw, what training them cost,
-and how much better or worse than waiting a controller did, host by host.
+Each controller steers the same hosts, drawn from a distribution of tasks, for one episode. The
+table shows the mean score of the final hosts on held-out samples, what training them cost, and the
+mean difference from waiting, paired by host.
 
-Run:  python examples/compare_controllers.py            or  --task spirals --hosts 32
+Run:  python examples/compare_controllers.py
+      python examples/compare_controllers.py --task spirals --hosts 32
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from esper.tamiyo import Controller, WaitController, grow_once, make_controller
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)  # hosts this small are slower with more
+    torch.set_num_threads(1)  # hosts this small train faster on one thread
     try:
         envs = esper.GrowthVectorEnv(
             arguments.task, arguments.hosts, autoreset=False, purpose="tuning"
@@ -43,14 +44,14 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--task", default="digits-family", help="a task, or my_module:make_task")
-    parser.add_argument("--hosts", type=int, default=64, help="how many hosts")
-    parser.add_argument("--seed", type=int, default=0, help="decides the hosts")
+    parser.add_argument("--task", default="digits-family", help="task name, or my_module:make_task")
+    parser.add_argument("--hosts", type=int, default=64, help="number of hosts")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the hosts")
     return parser.parse_args()
 
 
 def make_controllers(envs: esper.GrowthVectorEnv) -> dict[str, Controller]:
-    """Return the controllers to compare, the one that the others are compared with first."""
+    """Return the controllers by name, the baseline first."""
     half = max(1, envs.task.budget.n_epochs // 2)
     controllers: dict[str, Controller] = {
         "wait": WaitController(),
@@ -63,13 +64,13 @@ def make_controllers(envs: esper.GrowthVectorEnv) -> dict[str, Controller]:
 
 
 def make_table(task: str, results: dict[str, esper.EpisodeResults]) -> Table:
-    """Return a row for each controller."""
-    first = next(iter(results.values()))
-    table = Table(title=f"{task}, {len(first.returns)} hosts")
-    for name in ("controller", "score", "FLOPs", "parameters", "return", "return - waiting's"):
+    """Return a table with one row per controller."""
+    baseline = next(iter(results.values()))
+    table = Table(title=f"{task}, {len(baseline.returns)} hosts")
+    for name in ("controller", "score", "FLOPs", "parameters", "return", "return - wait's"):
         table.add_column(name, justify="left" if name == "controller" else "right")
     for name, result in results.items():
-        difference = result.returns - first.returns
+        difference = result.returns - baseline.returns
         # Twice the standard error of the mean of paired differences.
         error = 2 * difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0
         parameters = result.host_parameters + result.seed_parameters
@@ -79,7 +80,7 @@ def make_table(task: str, results: dict[str, esper.EpisodeResults]) -> Table:
             f"{result.flops.mean():.2f}",
             f"{parameters.mean():,.0f}",
             f"{result.returns.mean():.3f}",
-            "" if result is first else f"{difference.mean():+.3f} ± {error:.3f}",
+            "" if result is baseline else f"{difference.mean():+.3f} ± {error:.3f}",
         )
     return table
 

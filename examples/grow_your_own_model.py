@@ -1,10 +1,10 @@
-"""Grow a model of your own while it trains, by one call, and get a plain model back.
+"""Grow a model of your own while it trains, with one call, and get a plain model back.
 
-A small convolutional network, defined here, learns the handwritten digits that come with Esper.
-While it trains, a controller decides in every epoch whether a seed is planted in one of its blocks,
-blended in, kept or pruned, and when to stop. What comes back is a plain module; it is saved and
-used in a process that cannot import Esper. Two models that did not grow, one as small as this one
-began and one as large as it became, tell what growth was worth.
+A small convolutional network, defined below, learns the handwritten digits that ship with Esper.
+In every epoch a controller decides whether to plant a seed in one of its blocks, to blend one in,
+to keep or prune it, or to stop. The result is a plain module, which is saved and then loaded in a
+process that cannot import Esper. Two models that do not grow, one of the initial size and one of
+the final size, show what growth was worth.
 
 Run:  python examples/grow_your_own_model.py
 """
@@ -43,7 +43,7 @@ Data = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
-    """Two convolutions with few channels between them, beside a skip connection."""
+    """Two convolutions with a narrow bottleneck between them, and a skip connection."""
 
     def __init__(self, width: int, hidden: int, width_out: int, stride: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
         self.skip = nn.Conv2d(width, width_out, 1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the skip connection plus what the convolutions give."""
+        """Return the sum of the skip connection and the convolutions."""
         return self.skip(x) + self.conv_2(torch.relu(self.norm(self.conv_1(x))))
 
 
@@ -74,7 +74,7 @@ class DigitNet(nn.Module):
 
 
 def split_digits(seed: int) -> tuple[Data, Data, Data]:
-    """Return images to learn from, images to decide by, and images to look at once, at the end."""
+    """Return the training, validation and test sets."""
     images, labels = load_digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     train, valid, test = ((images[part], labels[part]) for part in order.split([1197, 300, 300]))
@@ -82,21 +82,21 @@ def split_digits(seed: int) -> tuple[Data, Data, Data]:
 
 
 def show(step: TimelineStep) -> None:
-    """Print an epoch as it happens."""
+    """Print one epoch."""
     decision = " ".join(filter(None, (step.op, step.blueprint, step.slot, step.note)))
     seeds = ", ".join(f"{slot} {stage}" for slot, stage in step.stages.items())
     epoch, added = step.epoch, step.seed_parameters
     print(f"{epoch:5}  {step.score:8.1%}  {step.flops:5.2f}  {added:5,}  {decision:32}  {seeds}")
 
 
-def find_right(model: nn.Module, data: Data) -> Tensor:
-    """Return which images ``[N]`` a model classifies as they are labelled."""
+def correct_predictions(model: nn.Module, data: Data) -> Tensor:
+    """Return a mask ``[N]`` of the images that the model classifies correctly."""
     with torch.no_grad():
         return model.eval()(data[0]).argmax(1) == data[1]
 
 
 def reload_without_esper(plain: nn.Module, test: Data, folder: Path) -> float:
-    """Save a plain model with ``torch.export``; return its accuracy in a process without Esper."""
+    """Save a model with ``torch.export`` and return its accuracy in a process without Esper."""
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(plain.eval(), (test[0],), dynamic_shapes=({0: batch},))
     torch.export.save(program, folder / "digits.pt2")
@@ -106,18 +106,18 @@ def reload_without_esper(plain: nn.Module, test: Data, folder: Path) -> float:
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def with_new_weights(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose layers have forgotten everything."""
-    twin = copy.deepcopy(model)
-    for layer in twin.modules():
+def reinitialize(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with new random weights."""
+    copied = copy.deepcopy(model)
+    for layer in copied.modules():
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
-    return twin
+    return copied
 
 
 def main(epochs: int, seed: int, controller: str, folder: Path) -> None:
-    """Grow the model, save it, and compare it with models that did not grow."""
-    torch.set_num_threads(1)  # networks this small are faster on one
+    """Grow the model, save it, and compare it with models that do not grow."""
+    torch.set_num_threads(1)  # networks this small train faster on one thread
     torch.manual_seed(seed)
     started, small = time.monotonic(), DigitNet()
     train, valid, test = split_digits(seed)
@@ -129,54 +129,56 @@ def main(epochs: int, seed: int, controller: str, folder: Path) -> None:
     print(f"\n{grown.summary}")
 
     plain = grown.model.eval()
-    right, reloaded = find_right(plain, test), reload_without_esper(plain, test, folder)
-    assert reloaded == right.float().mean().item(), "the reloaded model differs"
-    print(f"Used in a process that cannot import esper: {reloaded:.1%} of the test images right.")
+    correct, reloaded = correct_predictions(plain, test), reload_without_esper(plain, test, folder)
+    assert reloaded == correct.float().mean().item(), "the reloaded model differs"
+    print(f"Test accuracy in a process that cannot import esper: {reloaded:.1%}")
 
     models, flops = {"grown": plain}, {"grown": grown.summary.flops}
     cost = esper.footprint(small, train[0][:1]).training_step_flops
     for name, rival in (
         ("not grown", small),
-        ("as large from the start", with_new_weights(plain)),
+        ("full size from scratch", reinitialize(plain)),
     ):
         trained = esper.grow(rival, train, valid, epochs, controller="wait", seed=seed, **TRAINING)
         share = esper.footprint(rival, train[0][:1]).training_step_flops / cost
         models[name], flops[name] = trained.model, share * trained.summary.flops
-    print("\nFLOPs of training are a share of those of the small model for all epochs:")
-    print(f"{'300 test images':<23}  accuracy  parameters  FLOPs of training")
+    print("\nTraining FLOPs are relative to training the small model for all epochs:")
+    print(f"{'300 test images':<23}  accuracy  parameters  training FLOPs")
     for name, model in models.items():
         size = sum(parameter.numel() for parameter in model.parameters())
-        score = find_right(model, test).float().mean().item()
-        print(f"{name:<23}  {score:8.1%}  {size:10,}  {flops[name]:17.2f}")
+        score = correct_predictions(model, test).float().mean().item()
+        print(f"{name:<23}  {score:8.1%}  {size:10,}  {flops[name]:14.2f}")
     for name in list(models)[1:]:
-        other = find_right(models[name], test)
-        lost, won = int((right & ~other).sum()), int((other & ~right).sum())
-        print(f'Only "grown" is right on {lost} images, only "{name}" on {won}.')
-    print(f"This is one run, which took {time.monotonic() - started:.0f} s; --seed gives others.")
+        other = correct_predictions(models[name], test)
+        won, lost = int((correct & ~other).sum()), int((other & ~correct).sum())
+        print(f'Images that only "grown" gets right: {won}; only "{name}": {lost}.')
+    print(f"One run, {time.monotonic() - started:.0f} s; try another with --seed.")
 
 
 def whole_number(text: str) -> int:
     value = int(text)
     if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{value} is not from 0 to {2**32 - 1}")
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and {2**32 - 1}")
     return value
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--epochs", type=whole_number, default=16, help="epochs that each model may train"
+        "--epochs", type=whole_number, default=16, help="epochs to train each model for"
     )
     parser.add_argument(
-        "--seed", type=whole_number, default=0, help="seed of the weights and the split"
+        "--seed", type=whole_number, default=0, help="seed of the weights and the data split"
     )
     parser.add_argument(
-        "--controller", default="shipped", help="who decides: shipped, a folder, or heuristic"
+        "--controller",
+        default="shipped",
+        help="shipped, heuristic, or a folder",
     )
-    parser.add_argument("--out", type=Path, help="folder that keeps the exported model")
+    parser.add_argument("--out", type=Path, help="folder to keep the exported model in")
     arguments = parser.parse_args()
     if arguments.epochs == 0:
-        parser.error("--epochs 0 is too few; at least 1 is needed")
+        parser.error("--epochs 0 is too small; it must be at least 1")
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.out or Path(temporary)
         try:

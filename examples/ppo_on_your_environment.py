@@ -1,10 +1,10 @@
-"""PPO on an environment of your own: factored actions, masks, and a task that needs memory.
+"""Train PPO on an environment of your own: factored actions, masks, and a task that needs memory.
 
 A courier sees a colour for one step, walks down a corridor of unknown length, and must then open
-the door of that colour. Walking on and opening are one head of the action, the door is another that
-matters only when one is opened. Masks say what is possible: no door in the corridor, and one of the
-wrong doors is always locked. Opening a door ends the episode by itself (terminated); when the shift
-is over it is cut short (truncated), and the agent's own estimate stands in for the rest.
+the door of that colour. One head of the action chooses between walking and opening; the other
+chooses the door and matters only when a door is opened. Masks rule out what is impossible: opening
+a door in the corridor, and one of the wrong doors, which is locked. Opening a door terminates the
+episode. The end of the shift truncates it, and the critic's estimate stands in for the rest.
 
 Run:  python examples/ppo_on_your_environment.py
 """
@@ -43,7 +43,7 @@ SPEC = ActionSpec(
 
 
 class CourierEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One colour to remember, one corridor to walk, one door to open."""
+    """Remember the colour, walk down the corridor, open the right door."""
 
     observation_space = spaces.Box(0.0, 1.0, (N_DOORS + 2 + N_DOORS,), np.float32)
     action_space = spaces.MultiDiscrete([2, N_DOORS])
@@ -92,7 +92,7 @@ def make_envs(n_envs: int) -> SyncVectorEnv:
 
 
 def best_possible_return(n_episodes: int, seed: int) -> float:
-    """Play with eyes on the colour: walk at once, open the right door."""
+    """Return the mean return of a player who knows the colour and walks straight to the door."""
     env, returns = CourierEnv(), []
     for episode in range(n_episodes):
         _, info = env.reset(seed=seed + episode)
@@ -107,7 +107,7 @@ def best_possible_return(n_episodes: int, seed: int) -> float:
 
 
 def mean_return(agent: PPOAgent, n_episodes: int, seed: int) -> float:
-    """Play the same episodes with the agent's likeliest actions."""
+    """Return the agent's mean return on the same episodes, always taking its most likely action."""
     env, returns = CourierEnv(), []
     for episode in range(n_episodes):
         observation, info = env.reset(seed=seed + episode)
@@ -136,7 +136,7 @@ def make_agent(seed: int) -> PPOAgent:
 
 
 def train(agent: PPOAgent, rounds: int, seed: int, n_envs: int = 64, n_steps: int = 32) -> None:
-    """Collect and learn, round by round, showing a progress bar."""
+    """Train for a number of rounds, each a rollout and an update, with a progress bar."""
     buffer = agent.make_buffer(n_envs, n_steps)
     collector = VectorCollector(make_envs(n_envs), agent, seed=seed)
     columns = (
@@ -156,8 +156,8 @@ def train(agent: PPOAgent, rounds: int, seed: int, n_envs: int = 64, n_steps: in
 
 
 def main(rounds: int = 120, n_episodes: int = 500, seed: int = 0) -> tuple[float, float, float]:
-    """Train, and compare with the untrained agent and the best possible play."""
-    torch.set_num_threads(1)  # networks this small are faster on one
+    """Train an agent, then compare it with the untrained agent and with the best possible play."""
+    torch.set_num_threads(1)  # networks this small train faster on one thread
     started, held_out = time.monotonic(), 1_000_000
     agent = make_agent(seed)
     before = mean_return(agent, n_episodes, held_out)
@@ -174,18 +174,16 @@ def main(rounds: int = 120, n_episodes: int = 500, seed: int = 0) -> tuple[float
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few; at least 1 is needed")
+        raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least 1")
     return value
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=positive, default=120, help="training rounds")
     parser.add_argument(
-        "--rounds", type=positive, default=120, help="rounds of collecting and learning"
+        "--episodes", type=positive, default=500, help="held-out episodes for the comparison"
     )
-    parser.add_argument(
-        "--episodes", type=positive, default=500, help="held-out episodes to compare on"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, draws and episodes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, actions and episodes")
     arguments = parser.parse_args()
     main(arguments.rounds, arguments.episodes, arguments.seed)

@@ -1,0 +1,81 @@
+"""Every example runs, with numbers small enough for a quick test."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def run_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Return a function that runs an example with arguments and returns what it printed."""
+
+    def run(name: str, *arguments: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr()
+
+    return run
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text()
+    assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.usefixtures("fresh_shipped")
+def test_grow_your_own_model(run_example: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+    printed, _ = run_example(
+        "grow_your_own_model.py", "--epochs", "2", "--out", str(tmp_path / "grown")
+    )
+    assert re.findall(r"^ +(\d+) +\d+\.\d% ", printed, flags=re.MULTILINE)[:2] == ["1", "2"]
+    # What the process without Esper printed is the accuracy in the table.
+    reloaded = re.search(r"cannot import esper: (\d+\.\d)%", printed)
+    assert reloaded is not None
+    assert re.search(rf"^grown +{reloaded[1]}% ", printed, flags=re.MULTILINE)
+    assert (tmp_path / "grown" / "digits.pt2").exists()
+
+
+def test_compare_controllers(run_example: Callable[..., tuple[str, str]]) -> None:
+    printed, _ = run_example("compare_controllers.py", "--task", "spirals", "--hosts", "2")
+    for name in ("wait", "stop after 8", "grow once", "random", "heuristic"):
+        assert re.search(rf"│ {name} +│ +\d\.\d{{3}}", printed), name
+    assert len(re.findall(r"[+-]\d\.\d{3} ± \d\.\d{3}", printed)) == 4
+
+
+def test_ppo_on_your_environment(run_example: Callable[..., tuple[str, str]]) -> None:
+    printed, _ = run_example("ppo_on_your_environment.py", "--rounds", "2", "--episodes", "20")
+    for name in ("before training", "after training", "best possible"):
+        assert re.search(rf"{name}\s+-?\d+\.\d+", printed), name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [
+        ("grow_your_own_model.py", ["--epochs", "0"], "--epochs 0"),
+        ("grow_your_own_model.py", ["--seed", "-1"], "-1"),
+        ("grow_your_own_model.py", ["--controller", "nobody"], "nobody"),
+        ("grow_your_own_model.py", ["--out", __file__], __file__),
+        ("compare_controllers.py", ["--task", "spiral"], "Did you mean 'spirals'"),
+    ],
+)
+def test_a_bad_argument_is_reported_in_one_line(
+    name: str,
+    arguments: list[str],
+    named: str,
+    run_example: Callable[..., tuple[str, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run_example(name, *arguments)
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
