@@ -12,12 +12,11 @@ from esper.config.growth import (
 )
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthEnv, GrowthVectorEnv, make_env, run_episodes
-from esper.evidence.campaign import evaluate
 from esper.evidence.compare import compare
+from esper.evidence.evaluation import evaluate
 from esper.evidence.headroom import Headroom, headroom
 from esper.evidence.results import Arm, Evidence
-from esper.growing.grow import Grown, GrowthSummary, grow
-from esper.growing.hosts import GrownHost, grow_host, save_grown
+from esper.growing.grow import Grown, GrownHost, GrowthSummary, grow, grow_host, save_grown
 from esper.growth.attach import add_slots, find_slots, print_trainable_parameters
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export

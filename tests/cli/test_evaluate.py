@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli.main import main
-from esper.evidence import campaign as evaluating
+from esper.evidence import evaluation as evaluating
 from esper.training.run import load_run
 from tests.cli.test_run_commands import refused
 

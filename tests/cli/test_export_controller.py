@@ -18,7 +18,7 @@ def test_a_controller_is_exported_and_grows_what_the_run_grows(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("esper.growing.hosts._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
     assert main(["export-controller", str(finished_run), "--out", "kept"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [

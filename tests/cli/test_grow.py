@@ -9,7 +9,7 @@ import torch
 
 from esper.cli.grow import decision_words, fit
 from esper.cli.main import main
-from esper.growing.hosts import TimelineStep
+from esper.growing.grow import TimelineStep
 from esper.tamiyo import save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused
@@ -40,7 +40,7 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
 def test_programs_get_the_same_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.hosts._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
     words = ["grow", "--task", "spirals", "--controller", "wait", "--json"]
     assert main(words) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -53,7 +53,7 @@ def test_programs_get_the_same_as_json(
 def test_a_controller_grows_hosts_of_another_task_and_those_it_learned_on_by_default(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.hosts._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
     words = ["grow", "--controller", str(finished_run), "--json"]
     found = []
     for more in (["--task", "digits"], [], ["--task", "spirals"]):
@@ -67,7 +67,7 @@ def test_a_controller_grows_hosts_of_another_task_and_those_it_learned_on_by_def
 def test_the_controller_that_ships_is_used_by_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.hosts._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
     assert "has no controller in" in refused(["grow"], capsys)
     save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")

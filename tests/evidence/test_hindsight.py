@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from esper.evidence.cache import ResultCache
-from esper.evidence.candidates import Candidate, static_candidates
 from esper.evidence.headroom import (
     HindsightScores,
     choose_by_luck,
     choose_for_each,
     score_candidates,
 )
+from esper.evidence.search_space import Candidate, static_candidates
 from esper.tamiyo import WaitController
 from tests.evidence.test_host_runs import N_EPOCHS, make_bench
 

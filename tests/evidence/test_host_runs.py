@@ -8,8 +8,8 @@ import torch
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import PURPOSES, draw_seed
-from esper.evidence.bench import PART, Bench
-from esper.evidence.steering import Stopping
+from esper.evidence.controllers import Stopping
+from esper.evidence.host_trainer import PART, Bench
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import FirstSeed
@@ -117,7 +117,7 @@ def test_a_population_is_used_again_for_fewer_hosts() -> None:
 def test_parts_do_not_change_what_becomes_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench()
     whole = bench.run(range(5), lambda *_: WaitController())
-    monkeypatch.setattr("esper.evidence.bench.PART", 2)
+    monkeypatch.setattr("esper.evidence.host_trainer.PART", 2)
     parts = make_bench().run(range(5), lambda *_: WaitController())
     np.testing.assert_allclose(parts.accuracy, whole.accuracy)
     np.testing.assert_allclose(parts.flops, whole.flops)

@@ -9,26 +9,28 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from esper.evidence import tuned as contexts
-from esper.evidence.bench import Bench
+from esper.evidence import tuning as contexts
 from esper.evidence.cache import ResultCache
-from esper.evidence.candidates import (
+from esper.evidence.host_trainer import Bench
+from esper.evidence.search_space import (
     Candidate,
     fixed_candidates,
     heuristic_candidates,
     static_candidates,
     widening_sets,
 )
-from esper.evidence.tuned import (
+from esper.evidence.tuning import (
     Buckets,
     ContextTable,
     TunedArms,
+    TuningRuns,
     best_of,
     count_heuristics,
+    halve,
+    plan_rungs,
     pool_of,
     tune_contexts,
 )
-from esper.evidence.tuning import TuningRuns, halve, plan_rungs
 from esper.tamiyo import FixedSchedule, Planting
 from tests.evidence.test_host_runs import make_bench
 

@@ -10,7 +10,7 @@ import pytest
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import CheckpointError, RunError
-from esper.growing.hosts import grow_host
+from esper.growing.grow import grow_host
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import State, merge

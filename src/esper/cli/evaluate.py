@@ -22,7 +22,7 @@ from esper.storage.run_folder import RunFolder, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from esper.evidence.campaign import EvaluationProgress
+    from esper.evidence.evaluation import EvaluationProgress
     from esper.evidence.results import Evidence
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _evaluate(
         print(f"evaluating {', '.join(options.runs)} on {options.hosts} hosts", flush=True)
     import torch
 
-    from esper.evidence.campaign import evaluate
+    from esper.evidence.evaluation import evaluate
     from esper.reports.evidence_figures import save_evidence
 
     torch.set_num_threads(1)  # the hosts are small

@@ -18,7 +18,7 @@ from esper.cli.output import (
 from esper.cli.parsing import UsageError, parse
 
 if TYPE_CHECKING:
-    from esper.growing.hosts import GrownHost, TimelineStep
+    from esper.growing.grow import GrownHost, TimelineStep
     from esper.tamiyo import SavedController
     from esper.tasks import Task
 
@@ -50,7 +50,7 @@ def run_grow(words: Sequence[str]) -> int:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     require_writable(Path(options.out))
     grown = _grow(options, _Printer(quiet=options.json))
-    from esper.growing.hosts import save_grown
+    from esper.growing.grow import save_grown
 
     place = save_grown(grown, options.out)
     if options.json:
@@ -64,7 +64,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
     printer.begin(options.controller)
     import torch
 
-    from esper.growing.hosts import grow_host
+    from esper.growing.grow import grow_host
     from esper.tasks import make_task
     from esper.training.lookup import find_saved
 

@@ -12,11 +12,11 @@ from typing import Any, Unpack, cast
 from esper.config.checks import require_int
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.evidence.arms import ends_of, join_ends
-from esper.evidence.bench import Bench, OnShare
-from esper.evidence.campaign import EvaluationProgress, How, OnProgress, find_versions, hosts_of
-from esper.evidence.contestants import Ground, find_ground, find_prices
+from esper.evidence.evaluation import EvaluationProgress, How, OnProgress, find_versions, hosts_of
 from esper.evidence.files import EvidenceFile
+from esper.evidence.host_trainer import Bench, OnShare
 from esper.evidence.results import Arm, Evidence
+from esper.evidence.setting import Ground, find_ground, find_prices
 from esper.tamiyo import Controller, SavedController, make_controller
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
@@ -43,7 +43,7 @@ def compare(
         price: Score that the reference run's FLOPs cost; the task's if None.
         task: What hosts learn; what the learned controllers learned on if None.
         task_options: Options of the task.
-        **how: More that can be said by name: see :class:`esper.evidence.campaign.How`.
+        **how: More that can be said by name: see :class:`esper.evidence.evaluation.How`.
 
     Returns:
         The results; :func:`esper.evidence.claims.verdict_sentences` says what they show.

@@ -11,13 +11,12 @@ import numpy as np
 from esper.arrays import Floats
 from esper.config.checks import require_int
 from esper.config.held_out_hosts import HEADROOM_HOSTS
-from esper.evidence.bench import Bench, OnShare, treat
 from esper.evidence.cache import ResultCache
-from esper.evidence.campaign import EvaluationProgress, How, hosts_of
-from esper.evidence.candidates import Candidate
-from esper.evidence.contestants import find_ground, find_prices
-from esper.evidence.tuned import TunedArms, pool_of
-from esper.evidence.tuning import within
+from esper.evidence.evaluation import EvaluationProgress, How, hosts_of
+from esper.evidence.host_trainer import Bench, OnShare, treat
+from esper.evidence.search_space import Candidate
+from esper.evidence.setting import find_ground, find_prices
+from esper.evidence.tuning import TunedArms, pool_of, within
 from esper.formatting import points
 from esper.populations.hosts import Split
 from esper.statistics import Interval, mean_interval, paired_interval
@@ -177,7 +176,7 @@ def headroom(
             networks, and again on trying the best of both on every host, twice.
         price: Score that the reference run's FLOPs cost; the task's if None.
         task_options: Options of the task.
-        **how: More that can be said by name: see :class:`esper.evidence.campaign.How`.
+        **how: More that can be said by name: see :class:`esper.evidence.evaluation.How`.
     """
     require_int("n_hosts", n_hosts, least=2)
     require_int("tuning_runs", tuning_runs, least=2)

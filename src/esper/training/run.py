@@ -122,7 +122,7 @@ class Run:
 
         The host is drawn as it was there, steered by the run's best controller, and exported.
         """
-        from esper.growing.hosts import grow_best_host
+        from esper.growing.grow import grow_best_host
 
         return grow_best_host(self).model
 

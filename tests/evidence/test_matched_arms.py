@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.evidence.bench import Bench
-from esper.evidence.candidates import Candidate, widening_sets
-from esper.evidence.following import (
+from esper.evidence.host_runs import HostRuns
+from esper.evidence.host_trainer import Bench
+from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
     committed_seeds,
@@ -22,7 +22,7 @@ from esper.evidence.following import (
     run_scratch,
     run_wide,
 )
-from esper.evidence.host_runs import HostRuns
+from esper.evidence.search_space import Candidate, widening_sets
 from esper.growth.export import export
 from esper.lifecycle.factored_actions import Op
 from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController

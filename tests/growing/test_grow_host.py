@@ -11,7 +11,7 @@ import torch
 
 from esper.environment.draws import draw_seed
 from esper.errors import RunError, StorageError
-from esper.growing.hosts import TimelineStep, grow_best_host, grow_host, save_grown
+from esper.growing.grow import TimelineStep, grow_best_host, grow_host, save_grown
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import WaitController
 from esper.tasks import make_task

@@ -14,10 +14,10 @@ import numpy as np
 from esper.arrays import Floats, Integers
 from esper.environment.episodes import GrowthEpisodes
 from esper.evidence.arms import HostEnds, ends_at
-from esper.evidence.bench import LONGER, Bench, MakeController, OnShare, treat
-from esper.evidence.candidates import Candidate, widening_sets
+from esper.evidence.controllers import MatchedRandom, Shuffled
 from esper.evidence.host_runs import Goals, HostRuns
-from esper.evidence.steering import MatchedRandom, Shuffled
+from esper.evidence.host_trainer import LONGER, Bench, MakeController, OnShare, treat
+from esper.evidence.search_space import Candidate, widening_sets
 from esper.lifecycle.factored_actions import STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.bench import Bench
-from esper.evidence.following import derange, run_random, run_shuffled, run_wrong_task
-from esper.evidence.steering import MatchedRandom, Shuffled, Side
+from esper.evidence.controllers import MatchedRandom, Shuffled, Side
+from esper.evidence.host_trainer import Bench
+from esper.evidence.matched_arms import derange, run_random, run_shuffled, run_wrong_task
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import FixedSchedule, Planting, RandomController, Replay, WaitController
 from tests.evidence.test_host_runs import make_bench

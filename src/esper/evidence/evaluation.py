@@ -24,16 +24,9 @@ from esper.evidence.arms import (
     ends_of,
     join_ends,
 )
-from esper.evidence.bench import Bench, MakeController, OnShare
-from esper.evidence.contestants import (
-    Ground,
-    digest_of_controller,
-    find_contestants,
-    find_ground,
-    find_prices,
-    mean_episodes,
-)
-from esper.evidence.following import (
+from esper.evidence.host_runs import HostRuns
+from esper.evidence.host_trainer import Bench, MakeController, OnShare
+from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
     run_random,
@@ -42,9 +35,16 @@ from esper.evidence.following import (
     run_wide,
     run_wrong_task,
 )
-from esper.evidence.host_runs import HostRuns
 from esper.evidence.results import Evidence
-from esper.evidence.tuned import TunedArms
+from esper.evidence.setting import (
+    Ground,
+    digest_of_controller,
+    find_contestants,
+    find_ground,
+    find_prices,
+    mean_episodes,
+)
+from esper.evidence.tuning import TunedArms
 from esper.tamiyo import SavedController, WaitController
 from esper.tasks import Task
 from esper.training.lookup import AnyController

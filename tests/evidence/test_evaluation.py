@@ -15,12 +15,12 @@ from esper.config.run import EvaluationConfig
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.evidence.arms import ARMS, choose_arms
-from esper.evidence.campaign import EvaluationProgress, evaluate, hosts_of
 from esper.evidence.compare import compare, compare_files
-from esper.evidence.contestants import find_contestants, find_ground, find_prices
+from esper.evidence.evaluation import EvaluationProgress, evaluate, hosts_of
 from esper.evidence.files import EvidenceFile
 from esper.evidence.headroom import headroom
 from esper.evidence.results import Evidence
+from esper.evidence.setting import find_contestants, find_ground, find_prices
 from esper.reports.evidence_figures import save_evidence
 from esper.tamiyo import SavedController, make_controller
 from esper.tasks import make_task

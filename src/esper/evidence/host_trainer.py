@@ -13,9 +13,9 @@ from esper.arrays import Integers
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes
 from esper.environment.options import require_splits
-from esper.evidence.candidates import Candidate
+from esper.evidence.controllers import Side, Stopping
 from esper.evidence.host_runs import Goals, HostRuns, run_hosts
-from esper.evidence.steering import Side, Stopping
+from esper.evidence.search_space import Candidate
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_models import CostTable

@@ -13,8 +13,8 @@ from esper.config.checks import require_number
 from esper.config.growth import Budget
 from esper.environment.options import digest_of, find_task
 from esper.errors import ConfigError, RunError
-from esper.evidence.bench import PART
 from esper.evidence.cache import ResultCache
+from esper.evidence.host_trainer import PART
 from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
