@@ -17,9 +17,9 @@ from esper.config.growth import (
     MLPHostConfig,
     PopulationConfig,
 )
-from esper.growth.hosts.factory import build_host, make_host, sample_input
+from esper.growth.hosts import build_host, make_host, sample_input
 from esper.populations import HostData, HostSpec
-from esper.populations.hosts import BatchOrder
+from esper.populations.host_data import BatchOrder
 
 N_TRAIN, N_VALIDATION = 128, 16
 

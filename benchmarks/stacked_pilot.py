@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, relu
 from torch.optim import AdamW
 
 from esper.populations import HostSpec
-from esper.populations.hosts import BatchOrder
+from esper.populations.host_data import BatchOrder
 
 SIZES = ((64, 16), (16, 16), (16, 16), (16, 16), (16, 16), (16, 10))
 RECTIFIED = (1, 3)

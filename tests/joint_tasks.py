@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from esper.growth.attach import add_slots
+from esper.growth.placement import add_slots
 from esper.tasks import Task, make_task
 
 NAME = "tests.joint_tasks:make_joint_task"

@@ -17,7 +17,6 @@ from esper.evidence.evaluation import evaluate
 from esper.evidence.headroom import Headroom, headroom
 from esper.evidence.results import Arm, Evidence
 from esper.growing.grow import Grown, GrownHost, GrowthSummary, grow, grow_host, save_grown
-from esper.growth.attach import add_slots, find_slots, print_trainable_parameters
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
 from esper.growth.footprint import TrainingMeter, footprint
@@ -26,7 +25,8 @@ from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.saving import load, save
+from esper.growth.placement import add_slots, find_slots, print_trainable_parameters
+from esper.growth.saved_models import load, save
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op

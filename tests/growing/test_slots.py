@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import esper
 from esper.errors import SlotError, UnsupportedHostError
 from esper.growing.slots import choose_slots, copy_model, copy_with_slots
-from esper.growth.attach import SlotProposals, find_slots
+from esper.growth.placement import SlotProposals, find_slots
 from tests.growing.own_models import CNN, MLP, Transformer
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

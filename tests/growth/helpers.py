@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from esper.growth.attach import add_slots
 from esper.growth.host_slots import HostSlots, slots
+from esper.growth.placement import add_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.factored_actions import BlendStyle

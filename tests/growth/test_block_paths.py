@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esper.growth.attach import add_slots
 from esper.growth.host_slots import slots
+from esper.growth.placement import add_slots
 from esper.growth.sites import BlockPath, ConvShape
 from tests.growth.helpers import ConvBlock, ResidualBlock, same_state, state_of
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from esper.config.growth import CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import UnsupportedHostError
-from esper.growth.attach import add_slots
 from esper.growth.blueprints.serial import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.hosts import make_host as make_own_host
 from esper.growth.hosts import sample_input
+from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import HOSTS, grads_of, lead_to, make_host, randomise, state_of

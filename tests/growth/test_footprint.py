@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth.attach import add_slots
 from esper.growth.footprint import (
     TrainingMeter,
     count_flops,
@@ -15,6 +14,7 @@ from esper.growth.footprint import (
     training_step_flops,
 )
 from esper.growth.host_slots import slots
+from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import grads_of, hooks_of, lead_to, make_host, same_state, state_of

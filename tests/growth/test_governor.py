@@ -18,11 +18,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from esper.config.growth import CNNHostConfig, GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.attach import add_slots
 from esper.growth.governor import Governor, GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host, sample_input
 from esper.growth.optimizers import OptimizerKeeper, find_leftovers
+from esper.growth.placement import add_slots
 from esper.lifecycle.stages import Stage
 
 SIZES = CNNHostConfig(image_size=4, width=4, hidden=4, n_classes=3)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import NonFiniteError, SlotError
-from esper.growth.attach import add_slots, attach_slots
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
+from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import BlockPath, SlotSite, TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from esper.growth.attach import add_slots
 from esper.growth.blueprints.serial import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import HostSlots, slots
+from esper.growth.placement import add_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage

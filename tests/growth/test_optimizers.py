@@ -18,7 +18,7 @@ from esper.errors import ConfigError, SlotError
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host
 from esper.growth.optimizers import OptimizerKeeper, find_leftovers
-from esper.growth.saving import load, save
+from esper.growth.saved_models import load, save
 from esper.lifecycle.factored_actions import BlendStyle
 
 SIZES = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=4)

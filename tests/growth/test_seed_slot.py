@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth.attach import add_slots
 from esper.growth.blending import AlphaSchedule
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.host_slots import slots
+from esper.growth.placement import add_slots
 from esper.growth.seed_slot import SeedSlot, find_change_problem
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from esper.config.growth import HostConfig
 from esper.errors import ConfigError, ShapeError, UnsupportedHostError
-from esper.growth.attach import add_slots
 from esper.growth.hosts import make_host
+from esper.growth.placement import add_slots
 from esper.populations import (
     CrossEntropy,
     HostData,
@@ -23,7 +23,7 @@ from esper.populations import (
     StackedPopulation,
     make_population,
 )
-from esper.populations.hosts import DataCheck
+from esper.populations.host_data import DataCheck
 from tests.populations.worlds import GPT, MLP, Builder, make_data, make_specs
 
 FORMS = [SequentialPopulation, StackedPopulation]

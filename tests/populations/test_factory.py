@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import MLPHostConfig
 from esper.errors import ConfigError, UnsupportedHostError
-from esper.growth.attach import add_slots
+from esper.growth.placement import add_slots
 from esper.populations import SequentialPopulation, StackedPopulation, make_population
 from esper.populations.factory import MAX_STACKED_PARAMETERS
 from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs

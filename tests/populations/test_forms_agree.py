@@ -8,7 +8,7 @@ import torch
 
 from esper.config.growth import PopulationConfig
 from esper.errors import IllegalActionError
-from esper.growth.hosts.factory import slot_names
+from esper.growth.hosts import slot_names
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,

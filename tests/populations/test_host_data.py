@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from esper.config.growth import PopulationConfig
 from esper.errors import ShapeError
 from esper.populations import HostData, HostSpec, SequentialPopulation, StackedPopulation
-from esper.populations.hosts import BatchOrder
+from esper.populations.host_data import BatchOrder
 from tests.populations.worlds import MLP, Builder, make_data
 
 

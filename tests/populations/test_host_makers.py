@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError
-from esper.growth.attach import add_slots, attach_slots
 from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
+from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import TensorKind
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import (

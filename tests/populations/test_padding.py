@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from esper.config.growth import HostConfig, MLPHostConfig, PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError
-from esper.growth.attach import add_slots, attach_slots
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.host_slots import slots
-from esper.growth.hosts import make_host
-from esper.growth.hosts.factory import slot_names
+from esper.growth.hosts import make_host, slot_names
 from esper.growth.modules import count_parameters
+from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS

@@ -15,11 +15,11 @@ from esper.errors import (
     SlotError,
     UnsupportedHostError,
 )
-from esper.growth.attach import add_slots
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.modules import count_parameters
+from esper.growth.placement import add_slots
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
 from esper.lifecycle.stages import Stage

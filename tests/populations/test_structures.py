@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import UnsupportedHostError
-from esper.growth.attach import add_slots
+from esper.growth.placement import add_slots
 from esper.populations import (
     SequentialPopulation,
     StackedPopulation,

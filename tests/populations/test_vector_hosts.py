@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from esper.config.growth import GrowthConfig, MLPHostConfig, PopulationConfig
-from esper.growth.attach import add_slots
 from esper.growth.hosts import HostMaker
+from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import STYLES, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import (

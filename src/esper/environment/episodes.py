@@ -35,7 +35,7 @@ from esper.populations import (
     make_population,
 )
 from esper.populations.factory import Form
-from esper.populations.hosts import Split
+from esper.populations.host_data import Split
 from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout, clip

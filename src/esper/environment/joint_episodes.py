@@ -27,7 +27,7 @@ from esper.environment.rewards import RewardTerms
 from esper.errors import TaskError, UnsupportedEnvironmentError
 from esper.populations import FirstSeed, Population
 from esper.populations.factory import Form
-from esper.populations.hosts import Split
+from esper.populations.host_data import Split
 from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.joint_masks import JointActionMasks

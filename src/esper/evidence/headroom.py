@@ -18,7 +18,7 @@ from esper.evidence.search_space import Candidate
 from esper.evidence.setting import find_ground, find_prices
 from esper.evidence.tuning import TunedArms, pool_of, within
 from esper.formatting import points
-from esper.populations.hosts import Split
+from esper.populations.host_data import Split
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.tasks import Task
 

@@ -20,7 +20,7 @@ from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import FirstSeed
-from esper.populations.hosts import Split
+from esper.populations.host_data import Split
 from esper.tamiyo import Controller
 
 SCORES = ("final", "validation")

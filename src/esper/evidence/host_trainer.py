@@ -18,8 +18,8 @@ from esper.evidence.host_runs import Goals, HostRuns, run_hosts
 from esper.evidence.search_space import Candidate
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
+from esper.populations.host_data import Split
 from esper.populations.host_models import CostTable
-from esper.populations.hosts import Split
 from esper.tamiyo import Controller
 from esper.tasks import Task, TaskDraw
 

@@ -15,7 +15,7 @@ from esper.errors import BadDataError
 from esper.growth.dry_run import evaluation_mode
 from esper.growth.modules import named_modules
 from esper.growth.sites import describe
-from esper.populations.hosts import CrossEntropy, sample_means
+from esper.populations.host_data import CrossEntropy, sample_means
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.tasks import Metric, Samples
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from esper.errors import SlotError, UnsupportedHostError
-from esper.growth.attach import SlotProposal, SlotProposals, add_slots, find_slots
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import ATTRIBUTE, slot_config_for, slots, unwrapped
+from esper.growth.placement import SlotProposal, SlotProposals, add_slots, find_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.stages import Stage

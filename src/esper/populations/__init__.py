@@ -1,7 +1,7 @@
 """Many hosts trained side by side, in two forms with one interface and the same results."""
 
 from esper.populations.factory import make_population
-from esper.populations.hosts import CrossEntropy, HostData, HostSpec, HostState, Objective
+from esper.populations.host_data import CrossEntropy, HostData, HostSpec, HostState, Objective
 from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population, SlotArrays
 from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from esper.errors import ConfigError, UnsupportedHostError, did_you_mean
 from esper.growth.modules import count_parameters, seeded
-from esper.populations.hosts import HostSpec
+from esper.populations.host_data import HostSpec
 from esper.populations.population import BuildHost, Population
 from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation

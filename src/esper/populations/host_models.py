@@ -24,7 +24,7 @@ from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from esper.populations.hosts import HostState
+from esper.populations.host_data import HostState
 from esper.populations.rows import Shape, shapes_of
 
 if TYPE_CHECKING:

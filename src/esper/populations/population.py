@@ -22,8 +22,7 @@ from esper.growth.modules import seeded
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.populations.host_models import CostTable, load_model
-from esper.populations.hosts import (
+from esper.populations.host_data import (
     BatchOrder,
     BuildHost,
     CrossEntropy,
@@ -33,6 +32,7 @@ from esper.populations.hosts import (
     Objective,
     Split,
 )
+from esper.populations.host_models import CostTable, load_model
 
 NO_BLUEPRINT = -1
 

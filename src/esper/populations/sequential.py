@@ -20,6 +20,7 @@ from esper.growth.modules import seeded
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.populations.host_data import HostSpec, HostState, Split, sample_means
 from esper.populations.host_models import (
     load_model,
     make_optimizer,
@@ -28,7 +29,6 @@ from esper.populations.host_models import (
     start_with_gradmax,
     tensors_of,
 )
-from esper.populations.hosts import HostSpec, HostState, Split, sample_means
 from esper.populations.population import EpochReport, Evaluation, Population
 
 EVALUATION_BATCH = 512

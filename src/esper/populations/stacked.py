@@ -22,14 +22,7 @@ from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.populations.flat_optimizer import Segment, TrainingSegment
-from esper.populations.host_models import (
-    CostTable,
-    load_model,
-    moment_names,
-    start_with_gradmax,
-    tensors_of,
-)
-from esper.populations.hosts import (
+from esper.populations.host_data import (
     BuildHost,
     HostSpec,
     HostState,
@@ -38,9 +31,16 @@ from esper.populations.hosts import (
     sample_form,
     sample_means,
 )
+from esper.populations.host_models import (
+    CostTable,
+    load_model,
+    moment_names,
+    start_with_gradmax,
+    tensors_of,
+)
 from esper.populations.population import EpochReport, Evaluation, Population
 from esper.populations.rows import Row, RowStore
-from esper.populations.sample_pools import SamplePool
+from esper.populations.sample_pool import SamplePool
 from esper.populations.stacked_design import StackedDesign
 from esper.populations.stacked_state import EpochTally, StackedState, load_modules, rows_of
 from esper.populations.stacking import stack_inputs

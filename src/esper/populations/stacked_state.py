@@ -15,8 +15,8 @@ from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.growth.governor import LossWatch
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import SlotLives
+from esper.populations.host_data import HostState
 from esper.populations.host_models import moment_names, tensors_of
-from esper.populations.hosts import HostState
 from esper.populations.rows import Row, RowStore
 from esper.populations.stacked_slots import GroupKey
 

@@ -23,7 +23,7 @@ from esper.config.growth import OPTIMIZERS
 from esper.growth.slot_lives import SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from esper.populations.hosts import CrossEntropy, HostData, Split
+from esper.populations.host_data import CrossEntropy, HostData, Split
 from esper.populations.rows import RowStore
 from esper.populations.stacked_slots import GroupKey
 from esper.populations.stacked_state import EpochTally

@@ -19,7 +19,7 @@ from torch import nn
 from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints.serial import NoopSeed
 from esper.growth.blueprints.widening import WidenSeed
-from esper.growth.hosts.models import MLPHost, PlainBlock, ResidualBlock
+from esper.growth.hosts import MLPHost, PlainBlock, ResidualBlock
 from esper.growth.modules import named_children
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.populations.rows import Shape

@@ -17,7 +17,7 @@ from esper.config.checks import make_numbers_plain, require_int
 from esper.config.growth import Budget, GrowthConfig, PopulationConfig
 from esper.errors import TaskError
 from esper.growth.hosts import HostMaker
-from esper.populations.hosts import CrossEntropy, Objective
+from esper.populations.host_data import CrossEntropy, Objective
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_classes, check_data, check_forms
 from esper.tasks.sharing import share_out
 from esper.tasks.user_code import (

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ShapeError, SlotError
-from esper.growth.attach import add_slots, find_slots, print_trainable_parameters
 from esper.growth.footprint import forward_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
+from esper.growth.placement import add_slots, find_slots, print_trainable_parameters
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import BlendStyle

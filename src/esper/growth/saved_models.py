@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError
-from esper.growth.attach import attach_slots
 from esper.growth.blueprints import blueprint_names
 from esper.growth.blueprints.registry import ENTRY_POINT_GROUP
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
+from esper.growth.placement import attach_slots
 from esper.growth.sites import SlotSite
 from esper.version import __version__
 

@@ -1,4 +1,4 @@
-"""The hosts that come with Esper: their sizes, their slots, and 200 random lives of each."""
+"""The hosts that come with Esper: their sizes, weights and slots, and random lives of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+import esper
 from esper.config.growth import (
     CNNHostConfig,
     GPTHostConfig,
@@ -21,7 +22,7 @@ from esper.config.growth import (
 from esper.errors import ConfigError
 from esper.growth.governor import Governor
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.hosts import build_host, make_host, sample_input
+from esper.growth.hosts import HostMaker, build_host, make_host, sample_input
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper, find_leftovers
 from esper.lifecycle.factored_actions import (
@@ -40,7 +41,7 @@ SMALL: dict[str, HostConfig] = {
     "cnn": CNNHostConfig(image_size=4, n_classes=3, width=4, hidden=3),
     "gpt": GPTHostConfig(vocabulary=5, context=4, width=4, hidden=4, n_blocks=1),
 }
-N_WALKS = 200
+N_WALKS = 30
 
 
 @pytest.mark.parametrize(
@@ -216,3 +217,68 @@ def test_only_the_hidden_units_may_differ_from_the_designs() -> None:
         make_host(config, design=MLPHostConfig(width=16))
     with pytest.raises(ConfigError, match="only hidden may differ"):
         make_host(config, design=CNNHostConfig())
+
+
+REDRAWN = [
+    MLPHostConfig(hidden=3),
+    MLPHostConfig(has_skips=False),
+    CNNHostConfig(hidden=3),
+    GPTHostConfig(hidden=5),
+]
+
+
+@pytest.mark.parametrize("config", REDRAWN, ids=lambda config: type(config).__name__)
+def test_redrawing_gives_the_weights_of_a_host_that_is_made(config: HostConfig) -> None:
+    maker = HostMaker(config, design=replace(config, hidden=8))
+    host = maker(1)
+    with torch.no_grad():
+        for tensor in (*host.parameters(), *host.buffers()):
+            tensor.add_(1)
+    state = torch.get_rng_state()
+    maker.redraw(host, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    made = make_host(config, seed=7, design=replace(config, hidden=8))
+    tensors = host.state_dict()
+    assert tensors.keys() == made.state_dict().keys()
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(tensors[name], tensor), name
+    assert slots(host).sites == slots(made).sites
+
+
+WITHOUT_SKIPS = MLPHostConfig(
+    n_features=6, n_classes=5, width=4, hidden=1, n_blocks=1, has_skips=False
+)
+
+
+def test_one_hidden_unit_lets_one_number_through() -> None:
+    host = make_host(WITHOUT_SKIPS, seed=0)
+    logits = host(10 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))
+    assert torch.linalg.matrix_rank(logits - logits.mean(0), tol=1e-5) == 1
+    residual = make_host(MLPHostConfig(n_features=6, n_classes=5, width=4, hidden=1, n_blocks=1))
+    logits = residual(10 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))
+    assert torch.linalg.matrix_rank(logits - logits.mean(0), tol=1e-5) == 4
+
+
+def test_widening_a_host_without_skips_merges_into_the_block() -> None:
+    host = make_host(WITHOUT_SKIPS, seed=0)
+    host_slots = slots(host)
+    host_slots.germinate("blocks.0", "widen_large")
+    host_slots.advance("blocks.0")
+    seed = host_slots["blocks.0"].seed
+    assert seed is not None
+    torch.nn.init.normal_(seed.second.weight, generator=torch.Generator().manual_seed(1))
+    host_slots.tick()
+    for _ in range(2):
+        host_slots.advance("blocks.0")
+        for _ in range(3):
+            host_slots.tick()
+    host_slots.fossilize("blocks.0")
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(2))
+    plain = esper.export(host)
+    torch.testing.assert_close(plain(x), host(x))
+    assert sum(p.numel() for p in plain.parameters()) == 7 * 4 + (5 * 2 + 4 * 3) + 5 * 5
+
+
+def test_whether_there_are_skips_is_yes_or_no() -> None:
+    with pytest.raises(ConfigError, match="has_skips is 1; it must be True or False"):
+        MLPHostConfig(has_skips=1)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.populations.sample_pools import MAX_WASTE, Pair, SamplePool
+from esper.populations.sample_pool import MAX_WASTE, Pair, SamplePool
 
 sizes = st.integers(2, 40)
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, SlotError
-from esper.growth import saving
-from esper.growth.attach import add_slots
+from esper.growth import saved_models as saving
 from esper.growth.blueprints import Blueprint, SeedForm, register_blueprint
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.saving import load, save
+from esper.growth.placement import add_slots
+from esper.growth.saved_models import load, save
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage

@@ -1,0 +1,280 @@
+"""The hosts that come with Esper: small networks with slots around their blocks.
+
+The same configuration and seed always give the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.config.growth import (
+    CNNHostConfig,
+    GPTHostConfig,
+    GrowthConfig,
+    HostConfig,
+    MLPHostConfig,
+)
+from esper.errors import ConfigError
+from esper.growth.blueprints.serial import CausalAttention
+from esper.growth.host_slots import slots
+from esper.growth.modules import seeded
+from esper.growth.placement import add_slots, attach_slots
+from esper.growth.sites import SlotSite
+
+
+def make_host(
+    config: HostConfig,
+    *,
+    seed: int = 0,
+    growth_config: GrowthConfig | None = None,
+    seed_limit: int | None = None,
+    design: HostConfig | None = None,
+) -> nn.Module:
+    """Return a host with slots around its blocks.
+
+    Args:
+        config: Sizes of the host.
+        seed: Determines the weights of the host and of its seeds.
+        growth_config: Minimum number of epochs a seed spends in each stage.
+        seed_limit: Maximum number of live seeds; None for no limit.
+        design: Sizes whose slot sites this host uses, so that its seeds are as large as those of
+            a host of that design. May differ from ``config`` only in ``hidden``.
+
+    Raises:
+        ConfigError: If ``design`` differs from ``config`` in anything but ``hidden``.
+    """
+    if design is not None:
+        _require_same_sites(config, design)
+    host = build_host(config, seed=seed)
+    sites = list(host_sites(design or config))
+    attach_slots(host, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
+    return host
+
+
+class HostMaker:
+    """Makes hosts of one size from seeds. Takes the arguments of :func:`make_host`.
+
+    A population that replaces one new host by another calls :meth:`redraw`, which is faster than
+    building a host.
+    """
+
+    def __init__(self, config: HostConfig, **options: Any) -> None:
+        self.config = config
+        self.options = options
+
+    def __call__(self, seed: int) -> nn.Module:
+        """Return the host of a seed."""
+        return make_host(self.config, seed=seed, **self.options)
+
+    def redraw(self, host: nn.Module, seed: int) -> None:
+        """Give an ungrown host the weights of the host that ``seed`` makes."""
+        with seeded(seed):
+            draw_weights(host)
+
+
+def build_host(config: HostConfig, *, seed: int = 0) -> nn.Module:
+    """Return a host without slots."""
+    with seeded(seed):
+        match config:
+            case MLPHostConfig():
+                return MLPHost(config)
+            case CNNHostConfig():
+                return CNNHost(config)
+            case GPTHostConfig():
+                return GPTHost(config)
+
+
+@lru_cache(maxsize=64)
+def host_sites(config: HostConfig) -> tuple[SlotSite, ...]:
+    """Return the sites of a host's slots, found by one dry run per configuration."""
+    host = add_slots(build_host(config), slot_names(config), sample_input(config))
+    return tuple(slots(host).sites)
+
+
+def slot_names(config: HostConfig) -> list[str]:
+    """Return the names of a host's slots."""
+    blocks = [f"blocks.{index}" for index in range(config.n_blocks)]
+    if isinstance(config, GPTHostConfig):
+        return [name for block in blocks for name in (f"{block}.mlp", block)]
+    return blocks
+
+
+def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:
+    """Return a random batch in the form that a host takes."""
+    generator = torch.Generator().manual_seed(0)
+    match config:
+        case MLPHostConfig():
+            return torch.randn(n_samples, config.n_features, generator=generator)
+        case CNNHostConfig():
+            shape = (n_samples, config.n_channels, config.image_size, config.image_size)
+            return torch.randn(shape, generator=generator)
+        case GPTHostConfig():
+            shape = (n_samples, config.context)
+            return torch.randint(config.vocabulary, shape, generator=generator)
+
+
+def _require_same_sites(config: HostConfig, design: HostConfig) -> None:
+    """Reject a host whose slots see tensors of other shapes than the design's."""
+    if type(config) is type(design) and replace(config, hidden=design.hidden) == design:
+        return
+    raise ConfigError(
+        f"a host of {config} cannot have the slots of {design}; only hidden may differ between "
+        "a host and its design."
+    )
+
+
+class PlainBlock(nn.Module):
+    """``second(relu(norm(first(x))))``; extra leading axes are allowed."""
+
+    def __init__(self, first: nn.Module, norm: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.norm = norm
+        self.activation = nn.ReLU()
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output, in the shape of ``x``."""
+        return self.second(self.activation(self.norm(self.first(x))))
+
+
+class ResidualBlock(PlainBlock):
+    """``x + second(relu(norm(first(x))))``; extra leading axes are allowed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output, in the shape of ``x``."""
+        return x + super().forward(x)
+
+
+class MLPHost(nn.Module):
+    """Maps vectors ``[B, features]`` to logits ``[B, classes]``."""
+
+    def __init__(self, config: MLPHostConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.hidden
+        block = ResidualBlock if config.has_skips else PlainBlock
+        self.stem = nn.Linear(config.n_features, width)
+        self.blocks = nn.Sequential(
+            *(
+                block(nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width))
+                for _ in range(config.n_blocks)
+            )
+        )
+        self.head = nn.Linear(width, config.n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.head(self.blocks(self.stem(x)))
+
+
+class CNNHost(nn.Module):
+    """Maps images ``[B, channels, H, W]`` to logits ``[B, classes]``."""
+
+    def __init__(self, config: CNNHostConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.hidden
+        self.stem = nn.Sequential(
+            nn.Conv2d(config.n_channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
+        self.blocks = nn.Sequential(
+            *(
+                ResidualBlock(
+                    nn.Conv2d(width, hidden, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(hidden),
+                    nn.Conv2d(hidden, width, 3, padding=1),
+                )
+                for _ in range(config.n_blocks)
+            )
+        )
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(width, config.n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.head(self.pool(self.blocks(self.stem(x))))
+
+
+class GPTBlock(nn.Module):
+    """Attention, then a two-layer network, each added to the residual stream."""
+
+    def __init__(self, config: GPTHostConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, config.n_heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, config.hidden), nn.GELU(), nn.Linear(config.hidden, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the residual stream after the block."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPTHost(nn.Module):
+    """Maps tokens ``[B, T]`` to the logits of each next token ``[B, T, vocabulary]``."""
+
+    def __init__(self, config: GPTHostConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        self._shrink_embeddings()
+        self.blocks = nn.Sequential(*(GPTBlock(config) for _ in range(config.n_blocks)))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights again, in the order in which the constructor draws them."""
+        self.token.reset_parameters()
+        self.position.reset_parameters()
+        self._shrink_embeddings()
+        for part in (self.blocks, self.norm, self.head):
+            draw_weights(part)
+
+    def _shrink_embeddings(self) -> None:
+        """Draw embeddings a tenth as large as PyTorch's."""
+        nn.init.normal_(self.token.weight, std=0.1)
+        nn.init.normal_(self.position.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits."""
+        # Expanded to every sample, so that axes in front of [B, T] are allowed.
+        steps = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
+        x = self.token(tokens) + self.position(steps)
+        return self.head(self.norm(self.blocks(x)))
+
+
+def draw_weights(module: nn.Module) -> None:
+    """Draw all weights of a host from torch's default generator, in the order of its layers."""
+    if type(module) is nn.Linear:
+        _draw_linear(module)
+        return
+    draw = getattr(module, "reset_parameters", None)
+    if draw is not None:
+        draw()
+        return
+    for child in module.children():
+        draw_weights(child)
+
+
+@torch.no_grad()
+def _draw_linear(layer: nn.Linear) -> None:
+    """Draw what ``nn.Linear.reset_parameters`` draws, bit for bit, in a fraction of the time."""
+    n_inputs = layer.weight.shape[1]
+    # Going through the gain rounds exactly as torch's initialization does.
+    deviation = math.sqrt(2.0 / (1.0 + math.sqrt(5.0) ** 2)) / math.sqrt(n_inputs)
+    bound = math.sqrt(3.0) * deviation
+    layer.weight.uniform_(-bound, bound)
+    for bias in [one for name, one in layer.named_parameters() if name == "bias"]:
+        bound = 1.0 / math.sqrt(n_inputs)
+        bias.uniform_(-bound, bound)
