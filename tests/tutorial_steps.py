@@ -1,4 +1,4 @@
-"""What the tutorial tells a reader to do, in its order: commands, Python, files to save."""
+"""The steps of the tutorial in order: commands, Python code, files to save."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TUTORIAL = Path(__file__).parents[1] / "docs/tutorial.md"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do."""
+    """One step."""
 
     kind: Literal["command", "python", "file"]
     text: str
     """The command, or the code."""
     name: str = ""
-    """Of the file."""
+    """The name of the file, if it is one."""
     is_interrupted: bool = False
     """Whether the reader presses Ctrl-C while the command runs."""
 
