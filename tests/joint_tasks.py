@@ -1,4 +1,4 @@
-"""A task with another one beside it, whose hosts are of another design."""
+"""Tasks with a variant, whose hosts are of another design."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SHARE = 0.4
 
 
 def make_joint_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
-    """MLPs on the digits, with CNNs beside them."""
+    """MLPs on the digits, with CNNs as a variant."""
     mlps, cnns = (
         make_task("digits", host=host, n_epochs=n_epochs, batches_per_epoch=batches_per_epoch)
         for host in ("mlp", "cnn")
     )
-    return replace(mlps, beside=((cnns, SHARE),))
+    return replace(mlps, variants=((cnns, SHARE),))
 
 
 def make_named_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
-    """MLPs on the digits, with others beside them whose slots have other names."""
-    mlps, _ = (task for task, _ in make_joint_task(n_epochs, batches_per_epoch).spread(2))
+    """MLPs on the digits, with a variant whose slots have other names."""
+    mlps, _ = make_joint_task(n_epochs, batches_per_epoch).designs
 
     def make_named_host(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
         return add_slots(model, at=["0", "1"], sample_input=torch.zeros(2, 64))
 
-    return replace(mlps, beside=((replace(mlps, make_host=make_named_host), SHARE),))
+    return replace(mlps, variants=((replace(mlps, make_host=make_named_host), SHARE),))

@@ -1,4 +1,4 @@
-"""Hosts of several tasks side by side do what they do apart."""
+"""Hosts of several designs do together what they do apart."""
 
 import copy
 from dataclasses import replace
@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from esper.environment import GrowthEnv, GrowthVectorEnv, run_episodes
-from esper.environment.episodes import GrowthEpisodes
-from esper.environment.joint_episodes import JointEpisodes
 from esper.errors import ActionSpecError, ConfigError, TaskError, UnsupportedEnvironmentError
 from esper.growth.hosts import make_host
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
@@ -18,8 +16,8 @@ from esper.tamiyo.controllers.simple import RandomController
 from esper.tasks import Task, make_task
 from tests.joint_tasks import make_joint_task
 
-N_OWN, N_BESIDE = 3, 2
-N = N_OWN + N_BESIDE
+N_OWN, N_VARIANT = 3, 2
+N = N_OWN + N_VARIANT
 
 
 def joint_envs(task: Task | None = None, **options: object) -> GrowthVectorEnv:
@@ -27,9 +25,10 @@ def joint_envs(task: Task | None = None, **options: object) -> GrowthVectorEnv:
 
 
 def parts_apart() -> tuple[GrowthVectorEnv, GrowthVectorEnv]:
-    (own, n_own), (other, n_other) = make_joint_task().spread(N)
-    assert (n_own, n_other) == (N_OWN, N_BESIDE)
-    return GrowthVectorEnv(own, n_own), GrowthVectorEnv(other, n_other)
+    task = make_joint_task()
+    assert task.share_out(N) == [N_OWN, N_VARIANT]
+    own, other = task.designs
+    return GrowthVectorEnv(own, N_OWN), GrowthVectorEnv(other, N_VARIANT)
 
 
 def lively(n_hosts: int, seed: int = 0) -> RandomController:
@@ -81,25 +80,11 @@ def test_masks_offer_hosts_what_fits_their_design() -> None:
     envs.reset(seed=0)
     offered = envs.masks["blueprint"].numpy()
     conv, dense = (envs.slot_config.blueprint_index(n) for n in ("conv_small", "mlp_small"))
-    assert offered[:, conv].tolist() == [False] * N_OWN + [True] * N_BESIDE
-    assert offered[:, dense].tolist() == [True] * N_OWN + [False] * N_BESIDE
+    assert offered[:, conv].tolist() == [False] * N_OWN + [True] * N_VARIANT
+    assert offered[:, dense].tolist() == [True] * N_OWN + [False] * N_VARIANT
     flat, heads = envs.action_masks(), envs.reset(seed=0)[1]["action_mask"]
     for env in range(N):
         np.testing.assert_array_equal(np.concatenate(heads[env]), flat[env])
-
-
-def test_records_are_one_table_that_the_parts_write_into() -> None:
-    envs = joint_envs()
-    envs.reset(seed=0)
-    growth = envs.growth
-    assert isinstance(growth, JointEpisodes)
-    envs.step(np.zeros((N, len(HEAD_NAMES)), np.int64))
-    assert growth.records.epoch.tolist() == [1] * N
-    assert np.shares_memory(growth.records.scores, growth.parts[1].records.scores)
-    assert growth.draws[N_OWN:] == growth.parts[1].draws
-    growth.stop(N_OWN)
-    assert growth.parts[1].records.is_over.tolist() == [True, False]
-    assert growth.records.is_over.sum() == 1
 
 
 def test_a_saved_state_goes_on_bit_for_bit() -> None:
@@ -122,17 +107,13 @@ def test_a_saved_state_goes_on_bit_for_bit() -> None:
             assert torch.equal(envs.masks.choices, twin.masks.choices)
 
 
-def test_a_state_of_other_companions_is_refused() -> None:
+def test_a_state_of_other_variants_is_rejected() -> None:
     task = make_joint_task()
-    envs = joint_envs(task)
-    other = replace(task.beside[0][0], training=replace(task.training, learning_rate=0.5))
-    for changed in (
-        replace(task, beside=()),
-        replace(task, beside=((other, 0.4),)),
-        replace(task, beside=((task.beside[0][0], 0.2),)),
-    ):
-        with pytest.raises(ConfigError, match="the state has beside"):
-            joint_envs(changed).load_state_dict(envs.state_dict())
+    envs, variant = joint_envs(task), task.variants[0][0]
+    other = replace(variant, training=replace(task.training, learning_rate=0.5))
+    for variants in ((), ((other, 0.4),), ((variant, 0.2),)):
+        with pytest.raises(ConfigError, match="variants"):
+            joint_envs(replace(task, variants=variants)).load_state_dict(envs.state_dict())
 
 
 def test_a_choice_that_there_is_not_is_named_by_its_environment_before_anything_is_done() -> None:
@@ -145,23 +126,33 @@ def test_a_choice_that_there_is_not_is_named_by_its_environment_before_anything_
     assert envs.growth.records.epoch.tolist() == [0] * N
 
 
-def test_hosts_with_other_numbers_of_slots_cannot_be_beside_each_other() -> None:
-    config = make_joint_task().beside[0][0].make_host.config  # pyright: ignore[reportFunctionMemberAccess]
-    deeper = replace(config, n_blocks=3)
-    cnns = replace(make_joint_task().beside[0][0], make_host=lambda s: make_host(deeper, seed=s))
-    task = replace(make_task("digits"), beside=((cnns, 0.4),))
-    with pytest.raises(TaskError, match="has 3 slots; it must have 2, as many as the hosts beside"):
-        joint_envs(task)
+def test_a_variant_with_another_number_of_slots_is_rejected() -> None:
+    variant = make_joint_task().variants[0][0]
+    deeper = replace(variant.make_host.config, n_blocks=3)  # pyright: ignore[reportFunctionMemberAccess]
+    cnns = replace(variant, make_host=lambda seed: make_host(deeper, seed=seed))
+    with pytest.raises(TaskError, match=r"variant 'digits' .* has 3 slots; it must have 2"):
+        joint_envs(replace(make_task("digits"), variants=((cnns, 0.4),)))
 
 
-def test_where_one_task_is_needed_others_beside_it_are_refused() -> None:
+def test_variants_are_rejected_where_one_design_is_needed() -> None:
     task = make_joint_task()
-    with pytest.raises(TaskError, match=r"num_envs is 1 and task 'digits' .* at least 2"):
+    with pytest.raises(TaskError, match=r"num_envs is 1 and task 'digits' has 2 designs"):
         GrowthEnv(task)
-    with pytest.raises(TaskError, match="a population takes one task at a time"):
-        GrowthEpisodes(task, [1, 2])
     envs = joint_envs(task, autoreset=False)
-    with pytest.raises(TaskError, match="a controller's trial takes one task at a time"):
+    with pytest.raises(TaskError, match="a controller's trial"):
         run_episodes(envs, WaitController(), seed=0)
-    with pytest.raises(UnsupportedEnvironmentError, match="hosts of 2 tasks side by side"):
+    with pytest.raises(UnsupportedEnvironmentError, match="2 designs"):
         _ = envs.growth.population
+
+
+def test_an_episode_is_stopped_and_judged_by_its_number_among_all_hosts() -> None:
+    envs = joint_envs(autoreset=False)
+    envs.reset(seed=0)
+    growth = envs.growth
+    growth.stop(N_OWN)
+    assert np.flatnonzero(growth.records.is_over).tolist() == [N_OWN]
+    assert np.flatnonzero(growth.hosts.is_finished).tolist() == [N_OWN]
+    envs.step(np.zeros((N, len(HEAD_NAMES)), np.int64))
+    assert growth.records.epoch.tolist() == [1] * N_OWN + [0] + [1] * (N_VARIANT - 1)
+    both = growth.judge_committed([N - 1, 0], "final")
+    assert both.tolist() == [growth.judge_committed([host], "final")[0] for host in (N - 1, 0)]

@@ -35,7 +35,7 @@ N_HOSTS = 4
 
 
 def trial_envs(config: RunConfig, part: int = 0, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
-    task, _ = make_run_task(config).spread(9, least=2)[part]
+    task = make_run_task(config).designs[part]
     return make_trial_envs(config, task, n_hosts, purpose="tuning", final_split="validation")
 
 
@@ -103,7 +103,8 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
 ) -> None:
     envs = trial_envs(tiny_config(budget__n_epochs=5))
     forbidding = replace(envs.slot_config, allow_finish=False)
-    monkeypatch.setattr(envs.growth, "slot_config", forbidding)
+    for holder in (envs.growth, envs.growth.hosts.groups[0]):
+        monkeypatch.setattr(holder, "slot_config", forbidding)
     monkeypatch.setattr(fixed_schedule, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs
     assert find_stop(envs, seed=5, wrap=lambda controller: controller) == n_epochs

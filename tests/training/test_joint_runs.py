@@ -85,13 +85,13 @@ def test_steps_and_seeds_are_recorded_with_what_their_own_design_has(
     done: tuple[Run, Seen],
 ) -> None:
     _, seen = done
-    grown = {"own": set[str](), "beside": set[str]()}
+    grown = {"own": set[str](), "variant": set[str]()}
     for event in of(seen, SeedEventRecord):
-        grown["own" if event.env < N_OWN else "beside"].add(event.blueprint)
+        grown["own" if event.env < N_OWN else "variant"].add(event.blueprint)
     assert grown["own"] & DENSE
     assert not grown["own"] & CONV
-    assert grown["beside"] & CONV
-    assert not grown["beside"] & DENSE
+    assert grown["variant"] & CONV
+    assert not grown["variant"] & DENSE
     steps = of(seen, StepRecord)
     assert len(steps) == 2 * 5 * 5
     assert {step.env for step in steps} == set(range(5))
@@ -102,10 +102,10 @@ def test_seeds_are_recorded_with_the_names_of_their_own_slots() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(joint_config(task=NAMED, rounds=1), seen)
     trainer.run()
-    names = {"own": set[str](), "beside": set[str]()}
+    names = {"own": set[str](), "variant": set[str]()}
     for event in of(seen, SeedEventRecord):
-        names["own" if event.env < N_OWN else "beside"].add(event.slot)
-    assert names == {"own": {"blocks.0", "blocks.1"}, "beside": {"0", "1"}}
+        names["own" if event.env < N_OWN else "variant"].add(event.slot)
+    assert names == {"own": {"blocks.0", "blocks.1"}, "variant": {"0", "1"}}
 
 
 def test_the_command_trains_on_both_kinds_of_hosts_of_the_family_to_the_end(
@@ -137,7 +137,8 @@ def test_every_controller_of_the_comparison_meets_the_hosts_of_both_tasks(
 def by_hand(config: RunConfig, name: str, *, purpose: Any, split: Any, n: int) -> EpisodeResults:
     """Return how a controller does on hosts of the tasks by themselves, numbered in a row."""
     found, first = list[EpisodeResults](), 0
-    for task, n_hosts in make_run_task(config).spread(n, least=2):
+    whole = make_run_task(config)
+    for task, n_hosts in zip(whole.designs, whole.share_out(n, least=2), strict=True):
         envs = make_trial_envs(config, task, n_hosts, purpose=purpose, final_split=split)
         controller = make_controller(name, envs.layout)
         found.append(run_episodes(envs, controller, seed=TRIAL_SEED + first))

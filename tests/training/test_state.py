@@ -20,7 +20,7 @@ NOT_MISSED = {
     "envs/records/seed_gradient_norm": EVERY_STEP,
     "envs/records/seed_parameters": EVERY_STEP,
     "envs/made_with/growth": "a missing one counts as None, which it is",
-    "envs/made_with/beside": "a missing one counts as None, which it is",
+    "envs/made_with/variants": "a missing one counts as None, which it is",
     "envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
     "envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "envs/elapsed/*": "wall time, for a limit that runs do not have",

@@ -78,12 +78,12 @@ def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
 
 
 def _learned_task(saved: SavedController) -> Task:
-    """Return the task that a controller learned on, without others beside it, with its budget."""
+    """Return the task that a controller learned on, without variants, with its budget."""
     from esper.tasks import make_task
 
     origin = saved.origin
     task = make_task(str(origin.get("task", "digits")), **origin.get("task_options", {}))
-    return replace(task, budget=saved.budget, beside=())
+    return replace(task, budget=saved.budget, variants=())
 
 
 class _Printer:

@@ -15,30 +15,27 @@ from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats
 from esper.config.growth import RewardConfig
-from esper.environment.draws import FinalSplit, HostDrawer
-from esper.environment.records import EpisodeRecords, SeedSizes
+from esper.environment.draws import FinalSplit
+from esper.environment.hosts import Hosts, HostScores
+from esper.environment.records import EpisodeRecords
 from esper.environment.rewards import RewardTerms, StepAccount, potential, settle_step
 from esper.errors import ActionSpecError, ShapeError
 from esper.lifecycle.factored_actions import (
     HEAD_NAMES,
-    GrowthAction,
     Op,
-    decode_action,
     growth_action_spec,
 )
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations import (
-    Evaluation,
     FirstSeed,
     Population,
-    make_population,
 )
 from esper.populations.factory import Form
 from esper.populations.host_data import Split
 from esper.simic.stopwatch import Stopwatch
-from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
-from esper.tamiyo.policy.observations import ObservationLayout, clip
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task, TaskDraw
 
 _OP = HEAD_NAMES.index("op")
@@ -93,42 +90,45 @@ class GrowthEpisodes:
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
     ) -> None:
-        """Start an episode for each of the numbers that decide them."""
-        task.require_alone("a population")
+        """Start an episode for each draw seed; the hosts of a task's variants are last.
+
+        Raises:
+            TaskError: If there are fewer seeds than designs, or one controller cannot steer all
+                designs.
+        """
         self.task = task
         self.rewards = rewards or RewardConfig()
         self.stopwatch = Stopwatch()
-        self._drawer = HostDrawer(task, final_split)
-        drawn = [self._drawer.draw(seed) for seed in draw_seeds]
-        self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
-        specs = [spec for _, spec in drawn]
-        self.population: Population = make_population(
-            task.make_host,
-            specs,
-            task.training,
-            form=form,
-            objective=task.metric.objective,
-            growth_config=task.growth,
-        )
-        self.slot_config: SlotConfig = self.population.slot_config
+        self.hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
+        self.slot_config: SlotConfig = self.hosts.groups[0].slot_config
+        """The slots of the task's own hosts; those of variants may have other names."""
         self.layout = ObservationLayout(self.slot_config)
-        self.records = EpisodeRecords.blank(len(specs), self.slot_config.max_slots)
+        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` how many choices each head has."""
         self._masks: ActionMasks | None = None
-        """The legal actions as they are now; None when the hosts have changed since."""
-        self._seed_sizes = SeedSizes(self.population.costs, self.slot_config)
+        """The current legal actions; None when the hosts have changed since."""
         for host, seed in enumerate(draw_seeds):
             self._start_record(host, seed)
-        self._look(list(range(len(specs))))
+        self._look(list(range(self.n_hosts)))
 
     @property
     def n_hosts(self) -> int:
         """How many hosts there are."""
-        return self.population.n_hosts
+        return self.hosts.n_hosts
+
+    @property
+    def draws(self) -> list[TaskDraw]:
+        """What each host learns from."""
+        return self.hosts.draws
+
+    @property
+    def population(self) -> Population:
+        """The population of a task with one design."""
+        return self.hosts.require_one_group().population
 
     def begin(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
-        """Put new hosts in the places of some, each at the start of an episode."""
+        """Replace hosts by those of new seeds, each at the start of an episode."""
         with self.stopwatch.measure("new hosts"):
             for host, seed in zip(hosts, draw_seeds, strict=True):
                 self._replace(host, seed)
@@ -136,23 +136,17 @@ class GrowthEpisodes:
         self._look(list(hosts))
 
     def masks(self) -> ActionMasks:
-        """Return the legal actions of each host, from the arrays of slot states."""
+        """Return the legal actions of each host."""
         if self._masks is None:
             with self.stopwatch.measure("masks"):
-                arrays = self.population.slot_arrays()
-                self._masks = compute_array_masks(
-                    torch.from_numpy(arrays.stage),
-                    torch.from_numpy(arrays.age_epochs),
-                    torch.from_numpy(arrays.alpha_at_rest),
-                    self.slot_config,
-                )
+                self._masks = self.hosts.masks()
         return self._masks
 
     def observe(self) -> NDArray[np.float32]:
         """Return what a controller sees of each host, ``[N, D]``."""
         with self.stopwatch.measure("observations"):
             hosts = self.records.host_facts(self.task.budget)
-            return self.layout.encode(hosts, self.records.slot_facts(self.population.slot_arrays()))
+            return self.layout.encode(hosts, self.records.slot_facts(self.hosts.slot_arrays()))
 
     def step(self, actions: NDArray[np.int64]) -> StepResult:
         """Act on each host, train it for an epoch, judge it and pay; see :mod:`rewards`.
@@ -169,7 +163,7 @@ class GrowthEpisodes:
         self._masks = None
         flops, interventions = self._train(is_running)
         records.n_steps += is_running
-        is_last = self.population.is_finished | (records.epoch >= self.task.budget.n_epochs)
+        is_last = self.hosts.is_finished | (records.epoch >= self.task.budget.n_epochs)
         ended = is_running & is_last
         account = StepAccount(
             score_change=records.score - score_before,
@@ -196,8 +190,8 @@ class GrowthEpisodes:
         )
 
     def slot_outcome(self) -> SlotOutcome:
-        """Return how the slots are now, as copies."""
-        arrays = self.population.slot_arrays()
+        """Return the current slots, as copies."""
+        arrays = self.hosts.slot_arrays()
         return SlotOutcome(
             stage=arrays.stage.copy(),
             blueprint=arrays.blueprint.copy(),
@@ -209,28 +203,28 @@ class GrowthEpisodes:
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Let hosts, by number, start with committed seeds; see :meth:`Population.plant`."""
         for host, own in seeds.items():
-            self.population.plant(host, own)
+            group, number = self.hosts.find(host)
+            group.population.plant(number, own)
         self._masks = None
-        self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
+        self.records.seed_parameters[:] = self.hosts.seed_parameters()
         self._look(list(seeds))
 
     def judge_committed(self, hosts: Sequence[int], split: Split) -> Floats:
-        """Return the score of what hosts have committed on a split; nobody pays for it."""
+        """Return the scores of hosts with their committed seeds only; nobody pays for it."""
         with self.stopwatch.measure("evaluation"):
-            judged = self.population.evaluate(split, hosts=hosts, committed_only=True)
-        return self._scores(judged)
+            return self.hosts.evaluate(hosts, split, committed_only=True).scores
 
     def stop(self, host: int) -> None:
         """End an episode from outside; the host learns no more."""
         self.records.is_over[host] = True
-        self.population.finish(host)
+        self.hosts.finish(host)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on: tensors and plain values."""
-        population = self.population.state_dict()
-        tensors = {f"hosts/{name}": tensor for name, tensor in population["tensors"].items()}
+        hosts = self.hosts.state_dict()
+        tensors = {f"hosts/{name}": tensor for name, tensor in hosts["tensors"].items()}
         tensors |= {f"records/{n}": tensor for n, tensor in self.records.state_dict().items()}
-        return {"tensors": tensors, "facts": {"hosts": population["facts"]}}
+        return {"tensors": tensors, "facts": {"hosts": hosts["facts"]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was called."""
@@ -241,38 +235,34 @@ class GrowthEpisodes:
         seeds: list[int] = parts["records"]["draw_seed"].numpy().tolist()
         for host, seed in enumerate(seeds):
             self._replace(host, seed)
-        self.population.load_state_dict(
-            {"tensors": parts["hosts"], "facts": state["facts"]["hosts"]}
-        )
+        self.hosts.load_state_dict({"tensors": parts["hosts"], "facts": state["facts"]["hosts"]})
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
     def _replace(self, host: int, seed: int) -> None:
-        self.draws[host], spec = self._drawer.draw(seed)
-        self.population.restart(host, spec)
+        group, number = self.hosts.find(host)
+        group.restart(number, seed)
         self._start_record(host, seed)
 
     def _start_record(self, host: int, seed: int) -> None:
-        """Enter what is known of a host before it has done anything."""
-        records, population, draw = self.records, self.population, self.draws[host]
-        spec, order, costs = population.specs[host], population.orders[host], population.costs
+        """Enter what is known of a host before its first step."""
+        group, number = self.hosts.find(host)
+        records, population = self.records, group.population
+        costs = population.costs_of(number)
         records.clear(host)
         records.draw_seed[host] = seed
-        records.n_classes[host] = draw.n_classes
-        records.n_samples[host] = len(spec.data.train_inputs)
-        records.learning_rate[host] = population.learning_rate(host)
-        records.n_parameters[host] = population.costs_of(host).host_parameters
-        records.enter_slots(host, population.costs_of(host).slot_sizes)
-        epoch_flops = (
-            order.n_batches * order.batch_size * costs.host_training
-            + len(spec.data.validation_inputs) * costs.host_forward
-        )
+        records.n_classes[host] = group.draws[number].n_classes
+        records.n_samples[host] = len(population.specs[number].data.train_inputs)
+        records.learning_rate[host] = population.learning_rate(number)
+        records.n_parameters[host] = costs.host_parameters
+        records.enter_slots(host, costs.slot_sizes)
+        epoch_flops = group.reference_epoch_flops(number)
         records.reference_flops[host] = self.task.budget.n_epochs * epoch_flops
 
     def _look(self, hosts: list[int]) -> None:
-        """Judge hosts that have not trained yet; a first look is not paid for."""
+        """Score hosts that have not trained yet; this first look is free."""
         judged = self._evaluate(hosts)
-        self.records.start_scores(hosts, self._scores(judged), judged.losses)
+        self.records.start_scores(hosts, judged.scores, judged.losses)
 
     def _act(
         self, actions: NDArray[np.int64], is_running: Flags
@@ -282,8 +272,7 @@ class GrowthEpisodes:
         ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
         refusals: dict[int, str] = {}
         for host in np.flatnonzero(ops != Op.WAIT).tolist():
-            action: GrowthAction = decode_action(actions[host], self.slot_config)
-            outcome = self.population.apply(host, action)
+            outcome = self.hosts.apply(host, actions[host])
             if not outcome.was_done:
                 refusals[host] = outcome.reason
                 ops[host] = Op.WAIT
@@ -295,73 +284,66 @@ class GrowthEpisodes:
     def _train(self, is_running: Flags) -> tuple[Floats, dict[int, str]]:
         """Train, judge and measure hosts; return what it cost and why the governor stepped in."""
         records, flops = self.records, np.zeros(self.n_hosts)
-        running = np.flatnonzero(is_running & ~self.population.is_finished).tolist()
+        running = np.flatnonzero(is_running & ~self.hosts.is_finished).tolist()
         records.is_measured[:] = False
         records.was_restored[:] = False
         interventions: dict[int, str] = {}
         if running:
             with self.stopwatch.measure("training"):
-                report = self.population.train_epoch()
+                report = self.hosts.train_epoch()
             interventions = {host: why.reason for host, why in report.interventions.items()}
             judged = self._evaluate(running)
             losses, norms = report.losses[running], report.gradient_norms[running]
-            records.enter_epoch(running, self._scores(judged), judged.losses, losses, norms)
+            records.enter_epoch(running, judged.scores, judged.losses, losses, norms)
             records.seed_gradient_norm[running] = report.seed_gradient_norms[running]
             records.was_restored[list(interventions)] = True
             flops += report.flops
             flops[running] += judged.flops
-        arrays = self.population.slot_arrays()
-        records.seed_parameters[:] = self._seed_sizes.count(arrays)
-        records.contribution[arrays.blueprint < 0] = 0.0
+        records.seed_parameters[:] = self.hosts.seed_parameters()
+        records.contribution[self.hosts.slot_arrays().blueprint < 0] = 0.0
         if running:
             self._measure_seeds(flops)
         return flops, interventions
 
     def _potential(self) -> Floats:
-        return potential(self.population.slot_arrays().stage, self.rewards)
+        return potential(self.hosts.slot_arrays().stage, self.rewards)
 
     def _added_parameters(self, is_running: Flags) -> Floats:
         """Return the seeds' parameters that hosts trained with, as a share of the reference's."""
-        has_trained = is_running & ~self.population.is_finished
+        has_trained = is_running & ~self.hosts.is_finished
         added = np.where(has_trained, self.records.seed_parameters.sum(1), 0)
-        return added / self.population.costs.host_parameters
+        return added / self.hosts.reference_parameters
 
     def _measure_seeds(self, flops: Floats) -> None:
         """Measure what each held seed is worth: the score with it minus without."""
-        arrays, records = self.population.slot_arrays(), self.records
-        is_open = arrays.stage == Stage.HOLDING
-        is_open &= ~self.population.is_finished[:, None]
+        records = self.records
+        is_open = self.hosts.slot_arrays().stage == Stage.HOLDING
+        is_open &= ~self.hosts.is_finished[:, None]
         records.is_measured[:] = is_open
-        for column, slot in enumerate(self.slot_config.slot_ids):
-            hosts = np.flatnonzero(is_open[:, column]).tolist()
+        for slot in range(self.slot_config.max_slots):
+            hosts = np.flatnonzero(is_open[:, slot]).tolist()
             if hosts:
                 with self.stopwatch.measure("counterfactuals"):
-                    without = self.population.evaluate(hosts=hosts, without_slot=slot)
-                worth = records.score[hosts] - self._scores(without)
-                records.contribution[hosts, column] = worth
+                    without = self.hosts.evaluate(hosts, without_slot=slot)
+                records.contribution[hosts, slot] = records.score[hosts] - without.scores
                 flops[hosts] += without.flops
 
     def _score_committed(self, ended: Flags) -> Floats:
-        """Remove what was not committed and score what is left, on samples nobody has seen."""
+        """Remove uncommitted seeds and score what is left, on samples nobody has seen."""
         scores = np.full(self.n_hosts, np.nan)
         hosts = np.flatnonzero(ended).tolist()
         if hosts:
             for host in hosts:
-                self.population.remove_uncommitted(host)
-                self.population.finish(host)
-            judged = self._evaluate(hosts, "final")
-            scores[hosts] = self._scores(judged)
-            self.records.seed_parameters[:] = self._seed_sizes.count(self.population.slot_arrays())
+                group, number = self.hosts.find(host)
+                group.population.remove_uncommitted(number)
+                group.population.finish(number)
+            scores[hosts] = self._evaluate(hosts, "final").scores
+            self.records.seed_parameters[:] = self.hosts.seed_parameters()
         return scores
 
-    def _scores(self, judged: Evaluation) -> Floats:
-        """Return scores, at least -1: a host that is ruined is not paid for how badly."""
-        scores = np.asarray(self.task.metric.score(judged.metrics), np.float64)
-        return clip(scores, -1.0, 1.0, missing=-1.0)
-
-    def _evaluate(self, hosts: list[int], split: Any = "validation") -> Evaluation:
+    def _evaluate(self, hosts: list[int], split: Split = "validation") -> HostScores:
         with self.stopwatch.measure("evaluation"):
-            return self.population.evaluate(split, hosts=hosts)
+            return self.hosts.evaluate(hosts, split)
 
 
 def require_choices(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict
 from numbers import Integral
 from typing import Any, cast
 
@@ -12,9 +10,8 @@ import numpy as np
 from esper.config.checks import require_choice, require_int, require_number
 from esper.config.growth import RewardConfig
 from esper.environment.draws import FINAL_SPLITS, PURPOSES
-from esper.environment.episodes import GrowthEpisodes
 from esper.errors import ConfigError, TaskError, did_you_mean
-from esper.tasks import Task, TaskDraw, make_task
+from esper.tasks import Task, make_task
 
 MOST_SEED = 2**62
 
@@ -91,31 +88,6 @@ def _as_seed(value: Any) -> int:
 
 
 _FACTS = ("hosts", "seeds", "episodes", "elapsed", "has_seeds")
-
-
-def digest_of(draw: TaskDraw) -> str:
-    """Return a number, in letters, that other data would not have."""
-    digest = hashlib.sha256()
-    for _, samples in draw.data.splits():
-        for tensor in (samples.inputs, samples.targets):
-            digest.update(str(tuple(tensor.shape)).encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def describe_part(part: GrowthEpisodes) -> dict[str, Any]:
-    """Return what decides the hosts of a task, as plain values."""
-    task, slot_config = part.task, part.slot_config
-    return {
-        "task": task.name,
-        "data": digest_of(task.sample(0)),
-        "host": [list(p.shape) for p in part.population.template.parameters()],
-        "budget": asdict(task.budget),
-        "training": asdict(task.training),
-        "growth": None if task.growth is None else asdict(task.growth),
-        "slots": list(slot_config.slot_ids),
-        "blueprints": list(slot_config.blueprints),
-    }
 
 
 def require_same_making(own: dict[str, Any], state: Any) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arrays import Flags, Floats, Integers
 from esper.config.growth import Budget
 from esper.environment.rewards import EpisodeAccount
 from esper.growth.sites import SlotSize
-from esper.lifecycle.factored_actions import STYLES, BlendStyle
-from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import SlotArrays
-from esper.populations.host_models import CostTable
 from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
 
 N_SCORES = 5
@@ -85,11 +81,6 @@ class EpisodeRecords:
             for field in fields(cls)
         }
         return cls(**arrays)
-
-    def rows(self, first: int, end: int) -> EpisodeRecords:
-        """Return the records of the hosts from one to before another, as views of these."""
-        arrays: dict[str, Any] = {f.name: getattr(self, f.name)[first:end] for f in fields(self)}
-        return EpisodeRecords(**arrays)
 
     def clear(self, host: int) -> None:
         """Forget a host's episode."""
@@ -194,37 +185,3 @@ class EpisodeRecords:
         """Take over what :meth:`state_dict` gave."""
         for field in fields(self):
             getattr(self, field.name)[...] = state[field.name].numpy()
-
-
-_GATE = STYLES.index(BlendStyle.LEARNED_GATE)
-
-
-class SeedSizes:
-    """A table of seeds' sizes that is filled as blueprints occur."""
-
-    def __init__(self, costs: CostTable, slot_config: SlotConfig) -> None:
-        self.costs = costs
-        self.slot_config = slot_config
-        shape = (slot_config.max_slots, len(slot_config.blueprints), 2)
-        self._sizes = np.full(shape, -1)
-        """Parameters by slot, blueprint and whether there is a gate; -1 if not counted yet."""
-
-    def count(self, arrays: SlotArrays) -> NDArray[np.int64]:
-        """Return the parameters of each slot's seed, gate included, ``[N, S]``; 0 without one."""
-        counts = np.zeros(arrays.stage.shape, np.int64)
-        hosts, slots = np.nonzero(arrays.blueprint >= 0)
-        if len(hosts):
-            blueprints = arrays.blueprint[hosts, slots]
-            is_gated = (arrays.style[hosts, slots] == _GATE).astype(np.int64)
-            found = self._sizes[slots, blueprints, is_gated]
-            for index in np.flatnonzero(found < 0).tolist():
-                key = int(slots[index]), int(blueprints[index]), int(is_gated[index])
-                found[index] = self._sizes[key] = self._count(*key)
-            counts[hosts, slots] = found
-        return counts
-
-    def _count(self, slot: int, blueprint: int, is_gated: int) -> int:
-        config = self.slot_config
-        return self.costs.seed_parameters(
-            config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated)
-        )

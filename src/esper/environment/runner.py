@@ -107,7 +107,6 @@ def run_episodes(
     found = _unwrap(envs)
     found.reset(seed=int(seed))
     n, growth, records = found.num_envs, found.growth, found.growth.records
-    assert isinstance(growth, GrowthEpisodes), "the task has one design"
     returns, scores = np.zeros(n), np.full(n, np.nan)
     op_counts, n_illegal = np.zeros((n, len(Op)), np.int64), np.zeros(n, np.int64)
 
@@ -153,5 +152,5 @@ def _unwrap(envs: object) -> GrowthVectorEnv:
             "the environments reset automatically; make them with autoreset=False to run one "
             "episode of each."
         )
-    found.task.require_alone("a controller's trial")
+    found.task.require_one_design("a controller's trial")
     return found

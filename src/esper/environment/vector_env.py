@@ -18,9 +18,7 @@ from esper.config.checks import require_bool, require_int
 from esper.config.growth import RewardConfig
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
-from esper.environment.joint_episodes import JointEpisodes, make_episodes
 from esper.environment.options import (
-    describe_part,
     find_rewards,
     find_task,
     require_limits,
@@ -58,7 +56,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     legal; one that is not is taken as wait and flagged in ``info["illegal_action"]``.
     :attr:`masks` has the whole truth, which Esper's own policies draw from.
 
-    If the task has others beside it, the last environments grow their hosts.
+    If the task has variants, the last environments grow their hosts.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._seeds = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
         self._started = np.zeros(num_envs)
-        self._growth = make_episodes(
+        self._growth = GrowthEpisodes(
             self.task,
             self._draw_seeds(range(num_envs)),
             form=form,
@@ -122,15 +120,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     @property
-    def growth(self) -> GrowthEpisodes | JointEpisodes:
-        """The hosts and their episodes; joint if the task has others beside it."""
+    def growth(self) -> GrowthEpisodes:
+        """The hosts and their episodes."""
         return self._growth
-
-    @property
-    def parts(self) -> tuple[GrowthEpisodes, ...]:
-        """The hosts of the task and of each task beside it, in the environments' order."""
-        growth = self._growth
-        return growth.parts if isinstance(growth, JointEpisodes) else (growth,)
 
     @property
     def layout(self) -> ObservationLayout:
@@ -237,16 +229,17 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     @cached_property
     def _described(self) -> list[dict[str, Any]]:
-        """What decides the hosts of the task and of each task beside it."""
-        return [{**describe_part(part), "n_hosts": part.n_hosts} for part in self.parts]
+        """What decides the hosts of each design."""
+        groups = self._growth.hosts.groups
+        return [{**group.describe(), "n_hosts": group.n_hosts} for group in groups]
 
     def _made_with(self) -> dict[str, Any]:
         """Return what two environments must have in common for one to go on with the other."""
-        own, *beside = self._described
+        own, *variants = self._described
         return {
             "num_envs": self.num_envs,
             **{name: value for name, value in own.items() if name != "n_hosts"},
-            "beside": beside or None,
+            "variants": variants or None,
             "purpose": self.purpose,
             "final_split": self.final_split,
             "rewards": asdict(self.rewards),

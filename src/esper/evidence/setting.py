@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from esper.config.checks import require_number
 from esper.config.growth import Budget
-from esper.environment.options import digest_of, find_task
+from esper.environment.hosts import digest_of
+from esper.environment.options import find_task
 from esper.errors import ConfigError, RunError
 from esper.evidence.cache import ResultCache
 from esper.evidence.host_trainer import PART
@@ -98,7 +99,7 @@ def find_ground(
     options = dict(task_options or {})
     if task is not None and is_other:
         made = find_task(task, options)
-        made.require_alone("an evaluation")
+        made.require_one_design("an evaluation")
         is_named = isinstance(task, str)
         return Ground(task=_with_rules(made, saved), options=options, is_named=is_named)
     first = saved[0]
@@ -108,7 +109,7 @@ def find_ground(
             f"controller {first.name!r} does not say what it learned on; name a task (--task)."
         )
     made = find_task(name, {**own, **options})
-    made.require_alone("an evaluation")
+    made.require_one_design("an evaluation")
     task_alone = replace(_with_rules(made, saved), budget=budget)
     return Ground(task=task_alone, options={**own, **options})
 

@@ -107,20 +107,20 @@ def make_digits_family(
     """Return the task ``digits-family``.
 
     Args:
-        host: The hosts: "mlp", "cnn", or "both" for MLPs with CNNs beside them.
+        host: The hosts: "mlp", "cnn", or "both" for MLPs and a few CNNs.
         width: Hidden units of all hosts, in place of drawing them.
         n_epochs: Epochs of an episode.
         batches_per_epoch: Batches of an epoch.
     """
     require_choice("host", host, (*HOST_KINDS, "both"))
-    beside: tuple[tuple[Task, float], ...] = ()
+    variants: tuple[tuple[Task, float], ...] = ()
     if host == "both":
         if width is not None:
             raise ConfigError(f"host is 'both' and width is {width!r}; only one kind has a width.")
         cnns = make_digits_family(
             host="cnn", n_epochs=n_epochs, batches_per_epoch=batches_per_epoch
         )
-        host, beside = "mlp", ((cnns, CNN_SHARE),)
+        host, variants = "mlp", ((cnns, CNN_SHARE),)
     kind = HOST_KINDS[host]
     if width is not None:
         require_choice("width", width, kind.widths)
@@ -138,7 +138,7 @@ def make_digits_family(
         training=training(batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch),
         growth=GROWTH,
         summary=SUMMARY,
-        beside=beside,
+        variants=variants,
     )
 
 

@@ -19,7 +19,6 @@ from esper.errors import TaskError
 from esper.growth.hosts import HostMaker
 from esper.populations.host_data import CrossEntropy, Objective
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_classes, check_data, check_forms
-from esper.tasks.sharing import share_out
 from esper.tasks.user_code import (
     call_with_seed,
     checked_host_maker,
@@ -120,9 +119,9 @@ class Task:
     """What the task is, in a few words."""
     needs_all_classes: bool = True
     """Whether each split must have a sample of each class."""
-    beside: tuple[tuple[Task, float], ...] = ()
-    """Tasks whose hosts are grown beside these by the same controller, each with its share of the
-    environments."""
+    variants: tuple[tuple[Task, float], ...] = ()
+    """Hosts of other designs that the same controller grows: tasks, each with its share of the
+    environments. Their budgets are not used: that of this task is for all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -131,7 +130,7 @@ class Task:
             has = "neither data nor draw" if self.data is None else "both data and draw"
             raise TaskError(f"task {self.name!r} has {has}; it must have exactly one of them.")
         self._require_kinds()
-        object.__setattr__(self, "beside", self._checked_beside())
+        object.__setattr__(self, "variants", self._check_variants())
         if self.n_classes is not None:
             if self.data is None:
                 raise TaskError(
@@ -160,55 +159,65 @@ class Task:
             return drawn
         return replace(drawn, make_host=self._checked_maker(drawn.make_host))
 
-    def with_budget(self, budget: Budget) -> Task:
-        """Return the task with another budget, and those beside it with the same."""
-        beside = tuple((other.with_budget(budget), share) for other, share in self.beside)
-        return replace(self, budget=budget, beside=beside)
+    @cached_property
+    def designs(self) -> tuple[Task, ...]:
+        """The task without variants, then each variant with the task's budget."""
+        if not self.variants:
+            return (self,)
+        others = [replace(variant, budget=self.budget) for variant, _ in self.variants]
+        return (replace(self, variants=()), *others)
 
-    def spread(self, n_hosts: int, *, least: int = 1) -> list[tuple[Task, int]]:
-        """Return the task and those beside it, each by itself with its part of so many hosts.
+    def share_out(self, n_hosts: int, *, least: int = 1) -> list[int]:
+        """Return how many of the hosts each design has: its share, the first one what is left.
 
-        Each has at least ``least``, if need be more in all than were asked for.
+        Args:
+            n_hosts: Of all designs; more if that is too few for ``least`` of each.
+            least: The fewest hosts of each of several designs.
         """
-        if not self.beside:
-            return [(self, n_hosts)]
-        counts = share_out(n_hosts, [share for _, share in self.beside], least=least)
-        tasks = [replace(self, beside=()), *(other for other, _ in self.beside)]
-        return list(zip(tasks, counts, strict=True))
+        if not self.variants:
+            return [n_hosts]
+        shares = [share for _, share in self.variants]
+        wanted = [n_hosts * (1.0 - sum(shares)), *(n_hosts * share for share in shares)]
+        counts = [least] * len(wanted)
+        for _ in range(n_hosts - sum(counts)):
+            lacking = [wish - count for wish, count in zip(wanted, counts, strict=True)]
+            counts[lacking.index(max(lacking))] += 1
+        return counts
 
-    def require_alone(self, what: str) -> None:
-        """Refuse a task with others beside it where hosts of one task only can be grown.
+    def require_one_design(self, what: str) -> None:
+        """Reject a task with variants.
 
         Raises:
-            TaskError: Naming what would have been done, and the tasks.
+            TaskError: Naming ``what``, which takes hosts of one design, and the variants.
         """
-        if self.beside:
-            others = ", ".join(repr(other.name) for other, _ in self.beside)
+        if self.variants:
+            names = ", ".join(repr(variant.name) for variant, _ in self.variants)
             raise TaskError(
-                f"task {self.name!r} has {others} beside it; {what} takes one task at a time. Make "
-                "the task without others beside it: digits-family with host 'mlp' or 'cnn'."
+                f"task {self.name!r} has the variants {names}; {what} takes hosts of one design. "
+                "Give one of task.designs, or make the task without variants: digits-family with "
+                "host 'mlp' or 'cnn'."
             )
 
-    def _checked_beside(self) -> tuple[tuple[Task, float], ...]:
-        """Return the tasks beside this one with their shares; refuse what is none."""
-        what, total = f"beside of task {self.name!r}", 0.0
-        pairs = _as_pairs(self.beside)
-        if pairs is None or not all(isinstance(other, Task) for other, _ in pairs):
+    def _check_variants(self) -> tuple[tuple[Task, float], ...]:
+        """Return the variants with their shares; reject what is not a task with a share."""
+        what, total = f"variants of task {self.name!r}", 0.0
+        pairs = _as_pairs(self.variants)
+        if pairs is None or not all(isinstance(variant, Task) for variant, _ in pairs):
             raise TaskError(
-                f"{what} is {shown(self.beside)}; it must be a tuple of pairs, each of a Task and "
-                "its share of the environments."
+                f"{what} is {shown(self.variants)}; it must be a tuple of pairs, each of a Task "
+                "and its share of the environments."
             )
-        for other, share in pairs:
-            if other.beside:
+        for variant, share in pairs:
+            if variant.variants:
                 raise TaskError(
-                    f"{what} has {other.name!r}, which has tasks beside it; put them beside "
+                    f"{what} has {variant.name!r}, which has variants itself; list them all in "
                     f"{self.name!r}."
                 )
             is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
             if not is_number or not 0.0 < share < 1.0:
                 raise TaskError(
-                    f"{what} gives {other.name!r} the share {share!r} of the environments; it must "
-                    "be a number above 0 and below 1."
+                    f"{what} gives {variant.name!r} the share {share!r} of the environments; it "
+                    "must be a number above 0 and below 1."
                 )
             total += share
         if total >= 1.0:
@@ -216,7 +225,7 @@ class Task:
                 f"{what} gives away {total:g} of the environments; it must be less than 1, so that "
                 f"some are left for {self.name!r}."
             )
-        return tuple((other, float(share)) for other, share in pairs)
+        return tuple((variant, float(share)) for variant, share in pairs)
 
     def _require_kinds(self) -> None:
         """Refuse a field that holds something of another kind."""

@@ -49,9 +49,7 @@ def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], 
     n_epochs = envs.task.budget.n_epochs
     if not envs.slot_config.allow_finish:
         return n_epochs
-    growth = envs.growth
-    assert isinstance(growth, GrowthEpisodes), "hosts of each task are tried by themselves"
-    reader = _StopReader(make_fixed(envs, n_epochs), growth)
+    reader = _StopReader(make_fixed(envs, n_epochs), envs.growth)
     run_episodes(envs, wrap(reader), seed=seed)
     reader.read()
     # Rounded, so that no last digit decides between equals: the earliest of them is taken.

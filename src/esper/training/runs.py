@@ -41,7 +41,6 @@ from esper.training.trials import (
     count_hosts,
     make_fixed,
     run_final_trials,
-    task_place,
     trial_parts,
 )
 
@@ -121,8 +120,8 @@ def as_arm(results: EpisodeResults) -> ArmResults:
 
 def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
     if arm == "fixed":
-        task, stops = trainer.task, trainer.parts.progress.fixed_stops
-        return lambda envs: make_fixed(envs, stops[task_place(task, envs.task)])
+        designs, stops = trainer.task.designs, trainer.parts.progress.fixed_stops
+        return lambda envs: make_fixed(envs, stops[designs.index(envs.task)])
     if arm != LEARNED:
         return lambda envs: make_controller(arm, envs.layout)
     policy = trainer.parts.policy

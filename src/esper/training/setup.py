@@ -51,7 +51,7 @@ def make_run_task(config: RunConfig, *, keeps_budget: bool = False) -> Task:
             "set budget.n_epochs instead."
         )
     task = make_task(config.task, **config.task_options)
-    return task if keeps_budget else task.with_budget(config.budget)
+    return task if keeps_budget else replace(task, budget=config.budget)
 
 
 def with_task_budget(config: RunConfig) -> RunConfig:

@@ -43,7 +43,7 @@ class StepRecorder:
         self._envs, self._policy, self._spec = envs, policy, policy.spec
         self._record_steps = record_steps
         self._slot_configs: list[SlotConfig] = [
-            part.slot_config for part in envs.parts for _ in range(part.n_hosts)
+            group.slot_config for group in envs.growth.hosts.groups for _ in range(group.n_hosts)
         ]
 
     def before(self) -> tuple[SlotOutcome, NDArray[np.int64]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
-from torch import nn
 
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults
@@ -130,10 +129,9 @@ class Trainer:
 
     def _begin(self) -> None:
         """Say what the run is, find out what hosts come to without a controller, and start."""
-        envs, hosts, first = self.parts.envs, dict[int, nn.Module](), 0
-        for part in envs.parts:
-            hosts[first] = part.task.make_host(0)
-            first += part.n_hosts
+        envs = self.parts.envs
+        groups = envs.growth.hosts.groups
+        hosts = {group.first: group.task.make_host(0) for group in groups}
         self._write(run_record(self.config, envs.slot_config, hosts, self._name))
         progress = self.parts.progress
         alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))

@@ -42,18 +42,12 @@ class TrialPart:
 
 
 def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
-    """Return the hosts of a trial by task: those of the task, then those of each beside it."""
+    """Return the hosts of a trial by design: the task's own, then those of each variant."""
     parts, first = list[TrialPart](), 0
-    for own, count in task.spread(n_hosts, least=LEAST_HOSTS):
+    for own, count in zip(task.designs, task.share_out(n_hosts, least=LEAST_HOSTS), strict=True):
         parts.append(TrialPart(task=own, first=first, n_hosts=count))
         first += count
     return parts
-
-
-def task_place(task: Task, own: Task) -> int:
-    """Return which of a run's tasks one is: 0 for the first, then those beside it in order."""
-    places = (place for place, (other, _) in enumerate(task.beside, 1) if other is own)
-    return next(places, 0)
 
 
 def count_hosts(parts: list[TrialPart]) -> int:
