@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.distributions import Categorical
 
 from esper.config import PPOConfig
@@ -172,8 +173,19 @@ def test_loss_and_gradient_are_those_of_the_definition(
     assert set(report.approx_kl_by_head) == set(SPEC.names)
 
 
+def is_inside_optimizer(event: FunctionEvent | None) -> bool:
+    while event is not None:
+        if event.name.startswith("Optimizer.step"):
+            return True
+        event = event.cpu_parent
+    return False
+
+
 def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str]:
-    """Count, over the epochs of one update, operations in which the host waits for a number."""
+    """Count, over the epochs of one update, operations in which the host waits for a number.
+
+    Adam's own are left out: it reads its step counts, and only where they are on the host anyway.
+    """
     counts: Counter[str] = Counter()
     run_epoch, read = agent._run_epoch, EpochMeasures.read
 
@@ -181,8 +193,8 @@ def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str
         with torch.profiler.profile() as profiler:
             result = run_epoch(*arguments)  # type: ignore[arg-type]
         for event in profiler.events() or []:
-            if event.name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero"):
-                counts[event.name] += 1
+            is_wait = event.name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
+            counts[event.name] += is_wait and not is_inside_optimizer(event)
         counts["epochs"] += 1
         return result
 
@@ -205,7 +217,7 @@ def waits_in_epochs(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Counter[str
         for name in ("tolist", "cpu", "item", "__bool__", "__float__", "__int__"):
             patch.setattr(torch.Tensor, name, waiting(name))
         agent.update(buffer)
-    return counts
+    return +counts
 
 
 @pytest.mark.parametrize("n_heads", [1, 3, 8])
@@ -478,11 +490,11 @@ def test_a_saved_state_shares_nothing_with_the_agent() -> None:
     agent, other = make_agent(), make_agent(seed=1)
     agent.update(fill(agent))
     saved = agent.state_dict()
-    kept = saved["optimizer"]["state"][0]["mean"].clone()
+    kept = saved["optimizer"]["state"][0]["exp_avg"].clone()
     other.load_state_dict(saved)
     agent.update(fill(agent, seed=5))
     other.update(fill(other, seed=6))
-    assert torch.equal(saved["optimizer"]["state"][0]["mean"], kept)
+    assert torch.equal(saved["optimizer"]["state"][0]["exp_avg"], kept)
 
 
 def test_returns_that_never_vary_leave_the_scale_alone() -> None:

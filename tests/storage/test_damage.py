@@ -55,7 +55,7 @@ def test_a_bit_flipped_at_any_byte_of_any_file_is_detected(tmp_path: Path, file:
 
 
 def test_every_bit_of_a_manifest_is_watched() -> None:
-    content = write_manifest({"format": 1, "step": 3, "files": {"a": {"size": 1.5}}})
+    content = write_manifest({"format": 2, "step": 3, "files": {"a": {"size": 1.5}}})
     assert read_manifest(content)["step"] == 3
     for bit in range(8 * len(content)):
         flipped = bytearray(content)
@@ -128,9 +128,9 @@ def test_the_whole_checkpoint_of_another_step_under_this_name_is_detected(tmp_pa
 def test_a_manifest_of_another_format_is_told(tmp_path: Path) -> None:
     _saved(tmp_path, 1)
     file = tmp_path / "step-000000001" / "manifest.json"
-    manifest = {**read_manifest(file.read_bytes()), "format": 2}
+    manifest = {**read_manifest(file.read_bytes()), "format": 99}
     file.write_bytes(write_manifest(manifest))
-    with pytest.raises(CheckpointError, match="has format 2; this version of esper reads 1"):
+    with pytest.raises(CheckpointError, match="has format 99"):
         load_checkpoint(tmp_path / "step-000000001")
 
 

@@ -11,7 +11,6 @@ import torch
 from esper.config.toml import override
 from esper.errors import TrainingError
 from esper.simic.agent import PPOAgent
-from esper.simic.agent.adam import Adam
 from esper.storage.state import State, from_nested
 from esper.telemetry.records import RoundRecord, UpdateRecord
 from esper.training.run import load_run
@@ -119,15 +118,15 @@ def test_a_weight_that_the_last_gradient_step_makes_infinite_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updates = Updates(monkeypatch, lambda *_: False)
-    step = Adam.step
+    step = torch.optim.Adam.step
 
-    def overshooting(optimizer: Adam) -> None:
+    def overshooting(optimizer: torch.optim.Adam) -> None:
         step(optimizer)
         if (updates.number, updates.loss) == (1, 4):
             with torch.no_grad():
                 optimizer.param_groups[0]["params"][-1][3] = math.inf
 
-    monkeypatch.setattr(Adam, "step", overshooting)
+    monkeypatch.setattr(torch.optim.Adam, "step", overshooting)
     seen = Seen()
     trainer, _, _ = make_trainer(config_of(), seen)
     trainer.run()

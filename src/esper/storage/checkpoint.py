@@ -20,7 +20,7 @@ from esper.errors import CheckpointError
 from esper.storage.state import FACTS_FILE, TENSORS_FILE, Pieces, State, decode
 from esper.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 MAX_BYTES = 100_000
 
