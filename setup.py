@@ -30,8 +30,6 @@ setup(
         kernel("esper.populations._conv3x3"),
         kernel("esper.populations._vector_hosts"),
         kernel("esper.simic.agent._advantages"),
-        kernel("esper.simic.policy._distribution"),
-        kernel("esper.tamiyo.policy._masks"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

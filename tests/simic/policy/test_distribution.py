@@ -19,47 +19,12 @@ from esper.lifecycle.factored_actions import Op, growth_action_spec
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.simic.policy import distribution as masked_distribution
-from esper.simic.policy import distribution as sampling
 from esper.simic.policy.action_spec import ActionSpec, all_choices
 from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
 from esper.simic.policy.masks import ChoiceMasks, Condition, LegalChoices, as_choice_masks
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 
 SPEC = ActionSpec.independent([3, 5, 1, 4])
-KERNEL = masked_distribution._kernel  # type: ignore[attr-defined]
-
-
-@pytest.fixture(params=["tensors"] if KERNEL is None else ["compiled", "tensors"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way that actions are drawn and evaluated."""
-    if request.param == "tensors":
-        monkeypatch.setattr(masked_distribution, "_kernel", None)
-        monkeypatch.setattr(sampling, "_kernel", None)
-    return request.param
-
-
-@pytest.mark.skipif(KERNEL is None, reason="installed without a compiler")
-@pytest.mark.parametrize("n", [1, 7, 128, 129, 1000])
-@pytest.mark.parametrize("scale", [1.0, 30.0, 500.0])
-def test_the_compiled_form_equals_the_tensor_form(
-    n: int, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = torch.Generator().manual_seed(n)
-    masks = random_masks(SPEC, n, generator)
-    actions = random_legal_actions(masks, generator)
-    legal = LegalChoices.of(SPEC, masks, torch.float32)
-    weights = torch.randn(2, n, SPEC.n_heads, generator=generator)
-    logits = scale * torch.randn(n, sum(SPEC.sizes), generator=generator)
-    results = []
-    for kernel in (KERNEL, None):
-        monkeypatch.setattr(masked_distribution, "_kernel", kernel)
-        leaf = logits.clone().requires_grad_()
-        log_probs, entropies = evaluate_actions(leaf, legal, actions)
-        (log_probs * weights[0] + entropies * weights[1]).sum().backward()
-        results.append((log_probs.detach(), entropies.detach(), leaf.grad))
-    for compiled, tensors in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, tensors, atol=2e-6, rtol=2e-6)
 
 
 def random_masks(spec: ActionSpec, n: int, generator: torch.Generator) -> torch.Tensor:
@@ -97,7 +62,7 @@ def test_log_probs_and_entropies_are_those_of_masked_categoricals(seed: int, sca
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("illegal_logit", [0.0, 1e4, -1e4, 3e38, float("inf"), float("-inf")])
 def test_illegal_choices_have_probability_zero_and_finite_zero_gradients(
-    dtype: torch.dtype, illegal_logit: float, form: str
+    dtype: torch.dtype, illegal_logit: float
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     masks = random_masks(SPEC, 32, generator)
@@ -121,7 +86,7 @@ def test_illegal_choices_have_probability_zero_and_finite_zero_gradients(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_legal_logit_that_is_not_finite_is_not_hidden(form: str, bad: float) -> None:
+def test_a_legal_logit_that_is_not_finite_is_not_hidden(bad: float) -> None:
     legal = LegalChoices.of(SPEC, torch.ones(3, 4, 5, dtype=torch.bool), torch.float32)
     logits = torch.zeros(3, 13)
     logits[1, 4] = bad
@@ -141,7 +106,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: evaluate_actions(x, legal, actions), (logits,))
 
 
-def test_draws_have_the_frequencies_of_the_distribution(form: str) -> None:
+def test_draws_have_the_frequencies_of_the_distribution() -> None:
     spec = ActionSpec.independent([4])
     n = 40_000
     legal = torch.tensor([True, False, True, True]).expand(n, 1, 4)
@@ -161,7 +126,7 @@ def test_draws_have_the_frequencies_of_the_distribution(form: str) -> None:
     )
 
 
-def test_the_mode_is_the_likeliest_op_and_then_the_likeliest_rest(form: str) -> None:
+def test_the_mode_is_the_likeliest_op_and_then_the_likeliest_rest() -> None:
     # Head 1 would rather be 2, but op 0, the likeliest, allows only 0 and 1 there.
     spec = ActionSpec.independent([2, 3])
     table = torch.tensor([[True, True, False], [True, True, True]])
@@ -196,7 +161,7 @@ def random_hosts(n: int, seed: int) -> list[list[SlotMaskState | None]]:
 
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_no_illegal_combination_of_op_slot_and_blueprint_is_ever_drawn(
-    is_greedy: bool, form: str
+    is_greedy: bool,
 ) -> None:
     spec, hosts = growth_action_spec(CONFIG), random_hosts(2_000, seed=4)
     masks = compute_batch_masks(hosts, CONFIG).for_policy()
@@ -216,14 +181,14 @@ def test_no_illegal_combination_of_op_slot_and_blueprint_is_ever_drawn(
     assert seen == set(Op)
 
 
-def test_an_environment_without_a_legal_choice_is_named(form: str) -> None:
+def test_an_environment_without_a_legal_choice_is_named() -> None:
     masks = torch.ones(4, 4, 5, dtype=torch.bool)
     masks[2, 1] = False
     with pytest.raises(NoLegalActionError, match="head 'head_1' of environment 2"):
         draw_actions(SPEC, torch.zeros(4, 13), ChoiceMasks(masks), torch.Generator())
 
 
-def test_a_choice_ruled_out_by_another_is_named_too(form: str) -> None:
+def test_a_choice_ruled_out_by_another_is_named_too() -> None:
     table = torch.ones(3, 5, dtype=torch.bool)
     table[1] = False
     legal = all_choices(SPEC, torch.device("cpu")).repeat(4, 1, 1)
@@ -263,7 +228,7 @@ def test_conditions_that_cannot_be_applied_are_named() -> None:
         read(Condition(1, 0, torch.ones(3, 5)))
 
 
-def test_logits_that_are_not_finite_are_refused(form: str) -> None:
+def test_logits_that_are_not_finite_are_refused() -> None:
     logits = torch.zeros(4, 13)
     logits[1, 3] = torch.nan
     legal = torch.ones(4, 4, 5, dtype=torch.bool)

@@ -11,7 +11,6 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
 from esper.lifecycle.legality import may_apply
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.policy import action_masks
 from esper.tamiyo.policy.action_masks import (
     SlotConfig,
     SlotMaskState,
@@ -20,7 +19,6 @@ from esper.tamiyo.policy.action_masks import (
     compute_batch_masks,
 )
 
-KERNEL = action_masks._kernel  # type: ignore[attr-defined]
 Host = list[SlotMaskState | None]
 
 
@@ -98,23 +96,6 @@ def test_masks_are_what_legality_says(drawn: tuple[SlotConfig, list[Host]]) -> N
             assert bool(masks[head].all())
 
 
-@pytest.mark.skipif(KERNEL is None, reason="installed without a compiler")
-@given(populations())
-def test_the_tensor_form_equals_the_compiled_one(drawn: tuple[SlotConfig, list[Host]]) -> None:
-    config, hosts = drawn
-    compiled = compute_batch_masks(hosts, config)
-    try:
-        action_masks._kernel = None  # type: ignore[attr-defined]
-        from_objects = compute_batch_masks(hosts, config)
-        from_arrays = compute_array_masks(*as_arrays(hosts), config)
-    finally:
-        action_masks._kernel = KERNEL  # type: ignore[attr-defined]
-    for name, mask in compiled.items():
-        assert torch.equal(mask, from_objects[name])
-        assert torch.equal(mask, from_arrays[name])
-    assert torch.equal(compiled.choices, from_objects.choices)
-
-
 class CountTensors(TorchDispatchMode):
     """Counts the tensors that operations return."""
 
@@ -131,11 +112,7 @@ class CountTensors(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, None], ids=["compiled", "tensors"])
-def test_a_larger_batch_makes_no_more_tensors(
-    kernel: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(action_masks, "_kernel", kernel)
+def test_a_larger_batch_makes_no_more_tensors() -> None:
     config = SlotConfig(("a", "b", "c"))
     host: Host = [
         SlotMaskState(Stage.HOLDING, 4, True),
@@ -190,12 +167,8 @@ def test_bad_states_are_refused_by_host_and_slot() -> None:
         compute_action_masks([None, None], config)["slots"]
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, None], ids=["compiled", "tensors"])
 @pytest.mark.parametrize("value", [-1, 9])
-def test_a_stage_that_does_not_exist_is_named(
-    value: int, kernel: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(action_masks, "_kernel", kernel)
+def test_a_stage_that_does_not_exist_is_named(value: int) -> None:
     stage = torch.zeros(3, 2, dtype=torch.int32)
     stage[1, 1] = value
     with pytest.raises(SlotError, match=f"host 1, slot 'b' is {value}; the stages are 0 to 8"):

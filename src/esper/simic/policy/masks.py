@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import ActionSpecError, DeviceError, DtypeError, ShapeError
-from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, relevance_table
+from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices
 
 
 @dataclass(frozen=True)
@@ -159,19 +159,11 @@ class HeadLayout:
         """``[P]``: the padded choice that shows each logit."""
         self.starts = torch.tensor(starts, device=device).unsqueeze(1)
         """``[H, 1]``: the first logit of each head."""
-        self.sizes = torch.tensor(spec.sizes, device=device)
-        """``[H]``: how many choices each head has."""
         self.head_of = torch.tensor(head_of, device=device)
         """``[P]``: the head of each logit."""
         self.membership = torch.zeros(spec.n_heads, len(head_of), dtype=dtype, device=device)
         """``[H, P]``: 1 where a logit belongs to a head; a product with it sums over choices."""
         self.membership[self.head_of, torch.arange(len(head_of), device=device)] = 1.0
-        self._relevance = relevance_table(spec, device)
-        shape = [spec.n_heads, spec.n_choices, len(spec.relevance), spec.op_index]
-        tables = [self.sizes, self.starts, self._relevance]
-        self._draw_plan = torch.tensor([*shape, *(table.data_ptr() for table in tables)])
-        self.draw_plan_address = self._draw_plan.data_ptr()
-        """Where the C kernel finds what drawing needs."""
 
     def best(self, values: Tensor) -> Tensor:
         """Return the largest of each head's values: ``[P, N]`` to ``[H, N]``."""

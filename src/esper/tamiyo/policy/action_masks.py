@@ -31,14 +31,6 @@ from esper.lifecycle.stages import LIVE_STAGES, Stage
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.masks import ChoiceMasks, Condition
 
-try:
-    from esper.tamiyo.policy import _masks as _kernel
-except ImportError:
-    _kernel = None
-
-
-# The bits of a state's word that are not ops; `_masks.c` reads the same two.
-_LIVE_BIT, _BLOCKING_BIT = 14, 15
 _NO_LIMIT = 2**31 - 1
 
 
@@ -80,36 +72,10 @@ class MaskTables:
         )
         """``[S, blueprints]``: which blueprint may grow in which slot."""
         self.does_everything_fit = bool(self.fits.all())
-        self.ops_that_read_slot = table(["slot" in HEADS_READ_BY[op] for op in Op])
+        acting = [int(op) for op in Op if "slot" in HEADS_READ_BY[op]]
+        self.ops_that_read_slot = torch.tensor(acting, device=device)
         self.all_choices = all_choices(self.spec, device)
         """``[H, K]``: every choice of every head, False where a head is padded."""
-        self.choices_shape = tuple(self.all_choices.shape)
-        self.slot_by_op_shape = (len(Op), slot_config.max_slots)
-        self._state_words = self._pack_state_words()
-        self._plan = self._lay_out_plan()
-        self.plan_address = self._plan.data_ptr()
-        """Where the C kernel finds all of this."""
-
-    def _pack_state_words(self) -> torch.Tensor:
-        """Return ``[C]`` words: bit o for op o, and the two bits above."""
-        bit = torch.arange(len(Op), device=self.device)
-        words = (self.state_allows.long() << bit).sum(dim=-1)
-        words |= (self.is_live.long() << _LIVE_BIT) | (self.is_blocking.long() << _BLOCKING_BIT)
-        return words.to("cpu", torch.uint16)
-
-    def _lay_out_plan(self) -> torch.Tensor:
-        """Return sizes and addresses in the order of the kernel's ``mask_plan``."""
-        spec, config = self.spec, self.slot_config
-        slot_ops = sum(1 << op for op in Op if "slot" in HEADS_READ_BY[op])
-        fields = [
-            *(config.max_slots, spec.n_heads, spec.n_choices, len(config.blueprints)),
-            *(len(Op), len(Stage)),
-            *(spec.index("slot"), spec.index("blueprint"), spec.op_index),
-            *(int(Op.GERMINATE), slot_ops, self.seed_limit),
-            *(self._state_words.data_ptr(), self.is_germinable.data_ptr()),
-            *(0 if self.does_everything_fit else self.fits.data_ptr(), self.all_choices.data_ptr()),
-        ]
-        return torch.tensor(fields, dtype=torch.int64)
 
 
 @lru_cache(maxsize=64)
@@ -272,9 +238,7 @@ def compute_batch_masks(
     )
     tensor = torch.frombuffer(codes, dtype=torch.uint8).view(-1, n_slots)
     tables = mask_tables(slot_config, torch.device(device))
-    if _kernel is not None and tables.device.type == "cpu":
-        return _compute_natively(tables, len(batch_slot_states), codes=tensor)
-    return _compute_with_tensors(tables, tensor.to(tables.device))
+    return _masks_of_codes(tables, tensor.to(tables.device))
 
 
 def compute_array_masks(
@@ -294,43 +258,15 @@ def compute_array_masks(
     """
     _check_arrays(stage, age_epochs, alpha_at_rest, slot_config)
     tables = mask_tables(slot_config, stage.device)
-    if _kernel is not None and stage.is_cpu:
-        return _compute_natively(tables, stage.shape[0], arrays=(stage, age_epochs, alpha_at_rest))
     if stage.is_cpu:
         bad = ((stage < 0) | (stage >= len(Stage))).flatten().nonzero()
         if len(bad):
             _raise_bad_stage(int(bad[0]), stage, slot_config)
-    return _compute_with_tensors(tables, 4 * stage + 2 * (age_epochs >= 1) + alpha_at_rest)
+    return _masks_of_codes(tables, 4 * stage + 2 * (age_epochs >= 1) + alpha_at_rest)
 
 
-def _compute_natively(
-    tables: MaskTables,
-    batch: int,
-    *,
-    codes: Tensor | None = None,
-    arrays: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> ActionMasks:
-    """Fill the masks of ``batch`` hosts on the CPU, from state codes or from the three arrays."""
-    assert _kernel is not None
-    choices = torch.empty(batch, *tables.choices_shape, dtype=torch.bool)
-    slot_by_op = torch.empty(batch, *tables.slot_by_op_shape, dtype=torch.bool)
-    out = choices.data_ptr(), slot_by_op.data_ptr()
-    if codes is not None:
-        _kernel.fill(tables.plan_address, batch, codes.data_ptr(), 0, 0, 0, *out)
-    else:
-        assert arrays is not None
-        stage, age, at_rest = arrays
-        stage, age = stage.long().contiguous(), age.long().contiguous()
-        at_rest = at_rest.contiguous()
-        pointers = stage.data_ptr(), age.data_ptr(), at_rest.data_ptr()
-        bad = _kernel.fill(tables.plan_address, batch, 0, *pointers, *out)
-        if bad >= 0:
-            _raise_bad_stage(bad, stage, tables.slot_config)
-    return ActionMasks(choices, slot_by_op, tables)
-
-
-def _compute_with_tensors(tables: MaskTables, codes: Tensor) -> ActionMasks:
-    """Make the masks from state codes ``[B, S]`` with tensor operations, on any device."""
+def _masks_of_codes(tables: MaskTables, codes: Tensor) -> ActionMasks:
+    """Return the masks of hosts whose slots have the state codes ``[B, S]``."""
     codes = codes.long()
     by_slot = tables.state_allows[codes]
     may_germinate = tables.is_live[codes].sum(-1) < tables.seed_limit
@@ -342,14 +278,14 @@ def _compute_with_tensors(tables: MaskTables, codes: Tensor) -> ActionMasks:
 def _with_unions(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
     """Add to what each op may be applied to, ``[B, O, S]``, the masks of each head."""
     spec = tables.spec
-    slot = slot_by_op[:, tables.ops_that_read_slot].any(1)
-    blueprint = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & tables.fits).any(-2)
+    slot = slot_by_op.index_select(1, tables.ops_that_read_slot).any(1)
+    masks = {"slot": slot | ~slot.any(-1, keepdim=True), "op": slot_by_op.any(-1)}
+    # If everything fits everywhere, every blueprint is legal or the head does not matter.
+    if not tables.does_everything_fit:
+        fitting = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & tables.fits).any(-2)
+        masks["blueprint"] = fitting | ~fitting.any(-1, keepdim=True)
     choices = tables.all_choices.repeat(len(slot_by_op), 1, 1)
-    for name, mask in (
-        ("slot", slot | ~slot.any(-1, keepdim=True)),
-        ("blueprint", blueprint | ~blueprint.any(-1, keepdim=True)),
-        ("op", slot_by_op.any(-1)),
-    ):
+    for name, mask in masks.items():
         column = spec.index(name)
         choices[:, column, : spec.sizes[column]] = mask
     return ActionMasks(choices, slot_by_op, tables)
