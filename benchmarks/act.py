@@ -1,4 +1,4 @@
-"""``PPOAgent.act`` for 16 environments with growth masks, against the network's step alone."""
+"""``PPOAgent.act`` for 16 environments with growth masks, against the bare network step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo.policy.action_masks import compute_array_masks
 from masks import SLOTS, random_slot_states
-from rows import Asked, Row, compare
+from rows import Ratio, Row, compare
 from timing import Effort, time_side_by_side
 from update import OBSERVATION_SIZE, make_agent
 
@@ -24,7 +24,7 @@ FUSED = "the same with nn.LSTM"
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure acting, without and with the flags of episodes that start."""
+    """Measure acting with and without episode starts."""
     agent = make_agent()
     policy = agent.policy
     assert isinstance(policy, RecurrentPolicy)
@@ -43,7 +43,7 @@ def run(effort: Effort) -> list[Row]:
             },
             effort,
         )
-    cost = partial(compare, timings, group=GROUP, asked=Asked.COST)
+    cost = partial(compare, timings, group=GROUP, kind=Ratio.COST)
     return [
         cost(ACT, CELL, limit=2.0),
         cost(ACT, FUSED),
@@ -54,7 +54,7 @@ def run(effort: Effort) -> list[Row]:
 def _fused_step(
     policy: RecurrentPolicy, observations: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do what the policy's step does, calling ``nn.LSTM`` on sequences of one step."""
+    """Compute the policy's step with ``nn.LSTM`` on sequences of length one."""
     features = torch.relu_(policy.features(observations)).unsqueeze(0)
     hidden, cell = state.unsqueeze(0).chunk(2, dim=-1)
     _, (hidden, cell) = policy.lstm(features, (hidden.contiguous(), cell.contiguous()))

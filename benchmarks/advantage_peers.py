@@ -1,7 +1,7 @@
-"""Other ways to the same advantages: three libraries, and the loop over single steps.
+"""Advantages as computed by other libraries and by a loop over single steps.
 
-Shapes: E = environments, T = steps of each. Each peer gets the data in the layout it is fastest
-with, and everything it can prepare beforehand is prepared outside the timed call.
+Shapes: E = environments, T = steps of each. Each peer gets the data in its fastest layout, and
+everything that can be prepared is prepared outside the timed call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ GAMMA, GAE_LAMBDA = 0.99, 0.95
 P_TERMINATED = 0.02
 
 Estimate = Callable[[], tuple[Tensor, Tensor]]
-"""A timed call; its advantages and returns, in any layout, are checked before it is timed."""
+"""A call to time; its advantages and returns, in any layout, are checked first."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Random steps, ``[T, E]``, that end by termination only: the peers treat truncation
-    differently, or not at all."""
+    """Random steps ``[T, E]`` without truncation, which the peers treat differently if at all."""
 
     rewards: Tensor
     values: Tensor
@@ -34,7 +33,7 @@ class Rollout:
 
     @classmethod
     def random(cls, n_envs: int, n_steps: int) -> Rollout:
-        """Draw a rollout whose next values are the values of the next step."""
+        """Draw a rollout whose next values are the values of the following step."""
         generator = torch.Generator().manual_seed(n_envs + n_steps)
         rewards = torch.randn(n_steps, n_envs, generator=generator)
         values = torch.randn(n_steps + 1, n_envs, generator=generator)
@@ -111,7 +110,7 @@ PEERS: dict[str, Callable[[Rollout], Estimate]] = {
 
 
 def step_by_step(rollout: Rollout, n_envs: int | None = None) -> Estimate:
-    """Return the loop over environments and, in each, over single steps: one tensor per number."""
+    """Return a loop over environments and single steps, with one tensor per number."""
     rewards, values = rollout.rewards.t().contiguous(), rollout.values.t().contiguous()
     next_values, terminated = rollout.next_values.t().contiguous(), rollout.terminated.t()
     n_envs = n_envs or len(rewards)
@@ -121,10 +120,10 @@ def step_by_step(rollout: Rollout, n_envs: int | None = None) -> Estimate:
         for env in range(n_envs):
             carried = torch.tensor(0.0)
             for t in reversed(range(rewards.shape[1])):
-                goes_on = 1.0 - float(terminated[env, t])
-                reached = next_values[env, t] * goes_on
+                continues = 1.0 - float(terminated[env, t])
+                reached = next_values[env, t] * continues
                 delta = rewards[env, t] + GAMMA * reached - values[env, t]
-                carried = delta + GAMMA * GAE_LAMBDA * goes_on * carried
+                carried = delta + GAMMA * GAE_LAMBDA * continues * carried
                 advantages[env, t] = carried
                 returns[env, t] = carried + values[env, t]
         return advantages, returns
@@ -133,7 +132,7 @@ def step_by_step(rollout: Rollout, n_envs: int | None = None) -> Estimate:
 
 
 def seconds_step_by_step(rollout: Rollout) -> float:
-    """Estimate, from a few environments, how long the loop over single steps takes."""
+    """Estimate how long the loop over single steps takes, from a few environments."""
     total = rollout.rewards.shape[1]
     some = min(total, 4)
     start = perf_counter()

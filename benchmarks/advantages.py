@@ -18,14 +18,14 @@ from advantage_peers import (
     step_by_step,
 )
 from esper.simic.agent.advantages import estimate_advantages
-from rows import Asked, Row, absent, compare
+from rows import Ratio, Row, compare, missing_row
 from timing import Call, Effort, Timings, time_side_by_side
 
 GROUP = "advantages"
 SHAPES = ((4, 25), (16, 25), (16, 150), (128, 150), (1024, 128), (4096, 256))
 
 BOUND_FROM = 16 * 150
-"""Entries from which on the copy bound is asked for: below it a call is all overhead."""
+"""Smallest number of entries with a target for the copy bound; below it a call is all overhead."""
 
 LOOP_SHAPE = (128, 150)
 LONGEST_LOOP_SECONDS = 20.0
@@ -78,7 +78,7 @@ def _run_shape(n_envs: int, n_steps: int, effort: Effort) -> list[Row]:
 def _rows(
     timings: Timings, ours: str, shape: tuple[int, int], missing: dict[str, str]
 ) -> list[Row]:
-    faster = partial(compare, timings, ours, group=GROUP, asked=Asked.FASTER)
+    faster = partial(compare, timings, ours, group=GROUP, kind=Ratio.SPEEDUP)
     peers = [faster(name, limit=1.0, is_detail=True) for name in PEERS if name in timings]
     rows: list[Row] = []
     if peers:
@@ -87,10 +87,10 @@ def _rows(
     loop_limit = 1000.0 if shape == LOOP_SHAPE else None
     if STEP_LOOP in timings:
         rows.append(faster(STEP_LOOP, limit=loop_limit))
-    gone = partial(absent, timings, ours, group=GROUP, asked=Asked.FASTER)
+    gone = partial(missing_row, timings, ours, group=GROUP, kind=Ratio.SPEEDUP)
     for name, why in missing.items():
         rows.append(gone(name, limit=loop_limit if name == STEP_LOOP else 1.0, note=why))
-    cost = partial(compare, timings, ours, group=GROUP, asked=Asked.COST)
+    cost = partial(compare, timings, ours, group=GROUP, kind=Ratio.COST)
     is_bounded = shape[0] * shape[1] >= BOUND_FROM
     rows.append(cost(CLONE, limit=3.0 if is_bounded else None))
     rows += [cost(COPY), cost(HALF_COPY, is_detail=True)]
@@ -113,7 +113,7 @@ def _ours(rollout: Rollout, lay_out: Callable[[Tensor], Tensor]) -> Estimate:
 
 
 def _copies(n_entries: int) -> dict[str, Call]:
-    """Return the bounds; the last reads half of the bytes and writes as many."""
+    """Return the copies that serve as bounds; the last one copies half of the bytes."""
     source = torch.zeros(n_entries * BYTES_PER_ENTRY, dtype=torch.uint8)
     target = torch.empty_like(source)
     half = len(source) // 2
@@ -128,7 +128,7 @@ def _copies(n_entries: int) -> dict[str, Call]:
 def _require_agreement(
     name: str, result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]
 ) -> None:
-    """Refuse to time an estimate that is not the same: ``[E, T]``, ``[T, E]`` or ``[E, T, 1]``."""
+    """Raise if an estimate, ``[E, T]``, ``[T, E]`` or ``[E, T, 1]``, differs from ours."""
     for what, mine, theirs in zip(("advantages", "returns"), expected, result, strict=True):
         other = theirs.squeeze(-1) if theirs.ndim == 3 else theirs
         other = other if other.shape == mine.shape else other.t()

@@ -1,7 +1,7 @@
-"""Host-epochs a second on ``digits-family``: what each part of training a controller costs.
+"""Host-epochs per second on ``digits-family``: what each part of training a controller costs.
 
-Figures are of processor time, which a machine that others use too does not stretch as it does wall
-time; two processes side by side are measured by the clock as well.
+Figures are CPU time, which other load on the machine affects less than wall time. Two processes in
+parallel are measured in wall time as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from environment import Drive
+from environment import EpisodeDriver
 from esper.config.toml import load_preset
 from esper.environment import GrowthVectorEnv
 from esper.populations import StackedPopulation
@@ -26,7 +26,7 @@ from esper.telemetry import TelemetryWriter
 from esper.training.output import RecordOutput
 from esper.training.stopping import StopRequest
 from esper.training.trainer import Trainer
-from rows import Asked, Row
+from rows import Ratio, Row
 from stacked_pilot import StackedPilot
 from timing import Effort, Spread
 from training import Rounds
@@ -35,34 +35,34 @@ GROUP = "host_epochs"
 TASK = "digits-family"
 N_HOSTS = 64
 EPOCHS = 16
-"""Epochs of a sample: the length of an episode, so that every host is replaced once."""
+"""Epochs per sample: the length of an episode, so that every host is replaced once."""
 ROUNDS = 8
 WARM_UP = 2
 PILOT = "hand-written stacked pilot"
 PILOT_RATE = 1200.0
-"""Host-epochs a second that the pilot in the design reached on one core."""
+"""Host-epochs per second of the design's pilot on one core."""
 LEARNING = ("update", "telemetry", "checkpoint")
-"""Parts of a round that are not collecting."""
-REACH = 2.0
+"""Parts of a round other than collection."""
+TARGET = 2.0
 
 Call = Callable[[], object]
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure every part, each with all those before it."""
+    """Measure every part together with all parts before it."""
     n_rounds = min(ROUNDS, effort.rounds)
     calls = _calls()
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(n_rounds):
         for name, call in calls.items():
-            samples[name].append(_processor_seconds(call) / EPOCHS / N_HOSTS)
+            samples[name].append(_cpu_seconds(call) / EPOCHS / N_HOSTS)
     samples |= _measure_rounds(n_rounds)
     rows = [_row(name, PILOT, samples[name], samples[PILOT]) for name in samples if name != PILOT]
-    return [*rows, *(_side_by_side(what, n_rounds) for what in ("processor time", "clock"))]
+    return [*rows, *(_side_by_side(what, n_rounds) for what in ("CPU time", "wall time"))]
 
 
 def _calls() -> dict[str, Call]:
-    """Return an episode of all hosts with more and more of what surrounds their training."""
+    """Return calls that train all hosts for an episode, each with one more part than the last."""
     population = _make_population()
     training = population.config
     assert training.batches_per_epoch is not None
@@ -76,9 +76,9 @@ def _calls() -> dict[str, Call]:
         PILOT: _repeated(pilot.train_epoch),
         "training alone": _repeated(population.train_epoch),
         "+ validation in each epoch": _repeated(validate),
-        "+ environment: rewards, records, new hosts": Drive("wait", N_HOSTS),
-        "+ growth by the heuristic": Drive("heuristic", N_HOSTS),
-        "+ growth at random, all ops": Drive("random", N_HOSTS),
+        "+ environment: rewards, records, new hosts": EpisodeDriver("wait", N_HOSTS),
+        "+ growth by the heuristic": EpisodeDriver("heuristic", N_HOSTS),
+        "+ growth at random, all ops": EpisodeDriver("random", N_HOSTS),
     }
 
 
@@ -99,14 +99,14 @@ def _repeated(call: Call) -> Call:
     return repeat
 
 
-def _processor_seconds(call: Call) -> float:
+def _cpu_seconds(call: Call) -> float:
     start = process_time()
     call()
     return process_time() - start
 
 
 def _measure_rounds(n_rounds: int) -> dict[str, list[float]]:
-    """Return processor seconds of a host-epoch in rounds of PPO, without and with learning."""
+    """Return CPU seconds per host-epoch in rounds of PPO, without and with learning."""
     config = load_preset("quick")
     config = replace(
         config,
@@ -140,18 +140,18 @@ def _measure_rounds(n_rounds: int) -> dict[str, list[float]]:
 
 
 def _train_for_a_while(n_epochs: int, ready: object, results: object) -> None:
-    """Train hosts in a process of its own; report the processor and the wall time."""
+    """Train hosts in a separate process; report CPU and wall time."""
     torch.set_num_threads(1)
     population = _make_population()
     ready.wait()  # type: ignore[attr-defined]
-    clock, processor = perf_counter(), process_time()
+    wall_start, cpu_start = perf_counter(), process_time()
     for _ in range(n_epochs):
         population.train_epoch()
-    results.put((process_time() - processor, perf_counter() - clock))  # type: ignore[attr-defined]
+    results.put((process_time() - cpu_start, perf_counter() - wall_start))  # type: ignore[attr-defined]
 
 
 def _side_by_side(what: str, n_rounds: int) -> Row:
-    """Train in two processes at once and compare both together with the pilot of the design."""
+    """Train in two processes at once and compare their total rate with the design's pilot."""
     context, n_epochs = multiprocessing.get_context("spawn"), EPOCHS * n_rounds
     ready, results = context.Barrier(2), context.Queue()
     workers = [
@@ -163,10 +163,10 @@ def _side_by_side(what: str, n_rounds: int) -> Row:
     times = [results.get() for _ in workers]
     for worker in workers:
         worker.join()
-    column = 0 if what == "processor time" else 1
+    column = 0 if what == "CPU time" else 1
     seconds = [pair[column] / n_epochs / N_HOSTS / 2 for pair in times]
-    name = f"training alone, two processes together, by {what}"
-    limit = REACH if what == "clock" else None
+    name = f"training alone, two processes together, {what}"
+    limit = TARGET if what == "wall time" else None
     return _row(name, "the design's pilot, 1,200 /s", seconds, [1.0 / PILOT_RATE] * 2, limit)
 
 
@@ -178,7 +178,7 @@ def _row(
         group=GROUP,
         what=f"{TASK}, {N_HOSTS} hosts: {name}",
         other=other,
-        asked=Asked.FASTER,
+        kind=Ratio.SPEEDUP,
         ours_seconds=statistics.median(ours),
         other_seconds=statistics.median(others),
         ratio=Spread.of([b / a for a, b in pairs]),

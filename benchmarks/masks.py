@@ -1,4 +1,4 @@
-"""Action masks of 128 hosts, batched and from arrays, against one host at a time and stacked."""
+"""Action masks of 128 hosts, as one batch and from arrays, against one host at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.tamiyo.policy.action_masks import (
     compute_array_masks,
     compute_batch_masks,
 )
-from rows import Asked, Row, compare
+from rows import Ratio, Row, compare
 from timing import Effort, time_side_by_side
 
 GROUP = "masks"
@@ -35,13 +35,13 @@ def random_slot_states(
     stage = torch.randint(len(Stage), shape, generator=generator)
     age = torch.randint(4, shape, generator=generator)
     at_rest = torch.rand(shape, generator=generator) < 0.5
-    # An empty slot has no age and nothing on its way: the state that None stands for.
+    # An empty slot has age 0 and alpha at rest, the state that None stands for.
     is_empty = stage == Stage.DORMANT
     return stage, age.masked_fill(is_empty, 0), at_rest | is_empty
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure both forms."""
+    """Measure both batched forms."""
     arrays = random_slot_states(N_HOSTS, torch.Generator().manual_seed(0))
     states = as_lists(*arrays)
 
@@ -61,7 +61,7 @@ def run(effort: Effort) -> list[Row]:
         },
         effort,
     )
-    faster = partial(compare, timings, other=ONE_BY_ONE, group=GROUP, asked=Asked.FASTER)
+    faster = partial(compare, timings, other=ONE_BY_ONE, group=GROUP, kind=Ratio.SPEEDUP)
     return [faster(BATCH, limit=50.0), faster(ARRAYS, limit=300.0)]
 
 

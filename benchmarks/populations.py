@@ -1,4 +1,4 @@
-"""Epochs of whole populations: hosts stacked, against one by one and against a plain loop."""
+"""Training epochs of whole populations: stacked, one by one, and in a plain loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from esper.populations import (
     StackedPopulation,
     make_population,
 )
-from host_worlds import HOSTS, POPULATION, BareLoop, Builder, make_specs
-from rows import Asked, Row, compare
+from host_designs import HOSTS, POPULATION, BareLoop, Builder, make_specs
+from rows import Ratio, Row, compare
 from timing import Call, Effort, time_side_by_side
 
 GROUP = "populations"
 N_HOSTS = (1, 4, 16, 64)
 N_HOSTS_BARE = 16
-"""Where the plain loop is measured too; it takes hosts one by one, so more only take longer."""
+"""Number of hosts for which the plain loop is measured; more would only take longer."""
 SIZES = ("1k", "10k", "50k")
 ROUNDS = 8
 SECONDS = 0.6
-"""How long each form of a population is sampled: at least four times, the longest ones twice."""
+"""Time budget for each form of a population."""
 
 ONE_BY_ONE = "one by one"
 BARE = "bare loop"
@@ -52,24 +52,24 @@ class Case:
     n_hosts: int
     n_threads: int = 1
     is_growing: bool = False
-    """Whether every host has a seed: three blueprints, each in three stages."""
+    """Whether every host has a seed, in combinations of three blueprints and three stages."""
 
     @property
     def name(self) -> str:
-        """What is measured, in words."""
+        """Return a description of the case."""
         words = f"{self.design} {self.size}, {self.n_hosts} host{'s' if self.n_hosts > 1 else ''}"
         words += ", growing" if self.is_growing else ""
         return words + (f", {self.n_threads} threads" if self.n_threads > 1 else "")
 
     @property
     def is_short(self) -> bool:
-        """Whether there is time for more than two rounds."""
+        """Whether the case is fast enough for more than two rounds."""
         thousands = int(self.size.removesuffix("k")) * self.n_hosts
         return self.design == "MLP" or thousands < 10 * 64
 
     @property
-    def reach(self) -> float | None:
-        """How many times as fast as one by one stacking is asked to be."""
+    def target(self) -> float | None:
+        """Return the target speedup of stacking over one by one."""
         if self.is_growing or self.n_threads > 1 or self.size not in ("1k", "10k"):
             return None
         return {("MLP", 16): 5.0, ("MLP", 64): 7.0, ("CNN", 16): 2.0}.get(
@@ -116,16 +116,16 @@ def _run_case(case: Case, effort: Effort) -> list[Row]:
     with _threads(case.n_threads):
         _require_agreement(calls)
         timings = time_side_by_side(calls, effort if case.is_short else fewer)
-    faster = partial(compare, timings, ours, group=GROUP, asked=Asked.FASTER, per_call=case.n_hosts)
-    # What a population chooses by itself may not be slower than one by one.
-    rows = [faster(ONE_BY_ONE, limit=case.reach or (1.0 if is_chosen else None))]
+    faster = partial(compare, timings, ours, group=GROUP, kind=Ratio.SPEEDUP, per_call=case.n_hosts)
+    # The form that make_population chooses must not be slower than one by one.
+    rows = [faster(ONE_BY_ONE, limit=case.target or (1.0 if is_chosen else None))]
     if BARE in timings:
         rows.append(faster(BARE))
     return rows
 
 
 def plant_seeds(population: Population, blueprints: tuple[str, ...]) -> None:
-    """Give every host a seed in its first slot, in each combination of blueprint and stage."""
+    """Plant a seed in the first slot of every host, cycling through blueprints and stages."""
     slot = population.slot_config.slot_ids[0]
     for host in range(population.n_hosts):
         blueprint = blueprints[host % len(blueprints)]
@@ -135,7 +135,7 @@ def plant_seeds(population: Population, blueprints: tuple[str, ...]) -> None:
 
 
 def actions_to(stage: Stage, slot: str, blueprint: str) -> list[GrowthAction]:
-    """Return what takes an empty slot to a stage at once, where no stage has a least duration."""
+    """Return the actions that take an empty slot to a stage if no stage has a minimum duration."""
     act = partial(GrowthAction, slot=slot)
     germinate = act(op=Op.GERMINATE, blueprint=blueprint, tempo_epochs=0, alpha_target=0.5)
     n_steps = {Stage.TRAINING: 1, Stage.BLENDING: 2, Stage.FOSSILIZED: 3}[stage]
@@ -144,13 +144,13 @@ def actions_to(stage: Stage, slot: str, blueprint: str) -> list[GrowthAction]:
 
 
 def _require_agreement(calls: dict[str, Call]) -> None:
-    """Refuse to time forms that do not learn the same from the same batches."""
+    """Raise if the forms learn differently from the same batches."""
     losses = {name: getattr(report := call(), "losses", report) for name, call in calls.items()}
     expected = losses[ONE_BY_ONE]
     for name, found in losses.items():
         error = np.abs(np.asarray(found) - np.asarray(expected)).max()
         if not error <= 1e-4:
-            raise AssertionError(f"the losses of {name!r} differ from ours by {error:g}")
+            raise AssertionError(f"the losses of {name!r} differ by {error:g}")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The peer of the update: sb3-contrib's RecurrentPPO, in the configuration nearest to ours.
+"""The update's peer: sb3-contrib's RecurrentPPO, in the configuration closest to ours.
 
-Its features extractor is one layer of 128 with a rectifier, its LSTM has 128 units, and nothing
-stands between the LSTM and the outputs: the layers of ours. It has no masks and no relevance.
+It has our layers: a features extractor of one ReLU layer of 128, an LSTM of 128, and nothing
+between the LSTM and the outputs. It has no masks and no causal relevance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from update import (
 
 
 class NoiseEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Random observations and rewards, whatever is done."""
+    """Random observations and rewards, whatever the action."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (OBSERVATION_SIZE,), np.float32)
     action_space = spaces.MultiDiscrete(growth_action_spec(SLOTS).sizes)
@@ -51,7 +51,7 @@ class NoiseEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._observe(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Draw what follows; episodes end by themselves, as the kind of rollout says."""
+        """Draw the next observation and reward; the kind of rollout decides when episodes end."""
         self.time += 1
         is_over = {
             Episodes.WHOLE: self.time == N_STEPS,
@@ -65,7 +65,7 @@ class NoiseEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class OneLayer(BaseFeaturesExtractor):
-    """The layer that ours has between the observation and the LSTM."""
+    """The layer between the observation and the LSTM, as in our policy."""
 
     def __init__(self, observation_space: spaces.Space[Any]) -> None:
         super().__init__(observation_space, features_dim=FEATURE_SIZE)
@@ -80,9 +80,9 @@ def make_trainer(kind: Episodes, *, shares_lstm: bool) -> Call:
     """Return the ``train()`` of a RecurrentPPO whose buffer has just been filled.
 
     Args:
-        kind: How episodes lie in the rollout.
-        shares_lstm: Whether the critic reads the actor's LSTM, as ours does (but without training
-            it); by default RecurrentPPO gives the critic an LSTM of its own.
+        kind: Where episodes start and end in the rollout.
+        shares_lstm: Whether the critic uses the actor's LSTM, as ours does (but without training
+            it). By default the critic of RecurrentPPO has its own LSTM.
     """
     envs = DummyVecEnv([lambda: NoiseEnv(kind)] * N_ENVS)
     model = RecurrentPPO(
@@ -104,14 +104,14 @@ def make_trainer(kind: Episodes, *, shares_lstm: bool) -> Call:
         device="cpu",
     )
     _, callback = model._setup_learn(total_timesteps=1_000_000)
-    # The first rollout starts with the first step of an episode; one more leaves that behind.
+    # The first rollout starts with the first step of an episode; a second one does not.
     n_rollouts = 2 if kind is Episodes.ONGOING else 1
     for _ in range(n_rollouts):
         model.collect_rollouts(envs, callback, model.rollout_buffer, N_STEPS)
     as_collected = dict(vars(model.rollout_buffer))
 
     def train() -> None:
-        # Training lays out the arrays anew and leaves the collected ones alone.
+        # Training replaces the buffer's arrays by reshaped ones; restore the collected ones.
         vars(model.rollout_buffer).update(as_collected)
         model.train()
 

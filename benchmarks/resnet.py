@@ -1,4 +1,4 @@
-"""ResNet-18 as torchvision has it, for slots in a network of a usual size."""
+"""ResNet-18 as in torchvision, to measure slots in a network of realistic size."""
 
 from __future__ import annotations
 

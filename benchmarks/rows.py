@@ -1,5 +1,4 @@
-"""The rows of the result: what was compared, the figures, the reach that is asked, and whether it
-was reached."""
+"""Result rows: what was compared, the figures, and whether the target was met."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from enum import Enum
 from timing import Spread, Timings
 
 
-class Asked(Enum):
-    """In which sense a ratio is given, and bounded."""
+class Ratio(Enum):
+    """What a ratio divides by what, and whether its target is a minimum or a maximum."""
 
-    FASTER = "other / ours, at least"
+    SPEEDUP = "other / ours, at least"
     COST = "ours / other, at most"
 
 
@@ -29,32 +28,32 @@ class Row:
     other: str
     """What it is compared with."""
 
-    asked: Asked
+    kind: Ratio
     ours_seconds: float
     other_seconds: float | None = None
     ratio: Spread | None = None
-    """None if there is nothing to compare with; ``note`` says why."""
+    """None if the other could not be timed; ``note`` says why."""
 
     per_call: int | None = None
-    """How many things one call does; the table then shows how many a second, not seconds."""
+    """Items that one call processes; if given, the table shows items per second."""
 
     samples: int = 0
-    """Rounds in which both were timed."""
+    """Number of rounds in which both were timed."""
 
     limit: float | None = None
-    """The reach that is asked; None for a row that is there to inform."""
+    """The target; None for a row that only informs."""
 
     is_detail: bool = False
-    """Whether only ``--all`` prints it."""
+    """Whether the row is printed only with ``--all``."""
 
     note: str = ""
 
     @property
-    def reached(self) -> bool | None:
-        """Whether the reach was reached; None if none is asked or nothing was compared."""
+    def is_met(self) -> bool | None:
+        """Whether the target was met; None without a target or a comparison."""
         if self.limit is None or self.ratio is None:
             return None
-        if self.asked is Asked.FASTER:
+        if self.kind is Ratio.SPEEDUP:
             return self.ratio.median >= self.limit
         return self.ratio.median <= self.limit
 
@@ -65,19 +64,19 @@ def compare(
     other: str,
     *,
     group: str,
-    asked: Asked,
+    kind: Ratio,
     limit: float | None = None,
     is_detail: bool = False,
     label: str | None = None,
     per_call: int | None = None,
 ) -> Row:
-    """Return the row of two candidates timed side by side; the label renames the other."""
-    pair = (other, ours) if asked is Asked.FASTER else (ours, other)
+    """Return the row for two candidates that were timed together; ``label`` renames the other."""
+    pair = (other, ours) if kind is Ratio.SPEEDUP else (ours, other)
     return Row(
         group=group,
         what=ours,
         other=label or other,
-        asked=asked,
+        kind=kind,
         ours_seconds=timings.seconds(ours),
         other_seconds=timings.seconds(other),
         ratio=timings.ratio(*pair),
@@ -88,22 +87,22 @@ def compare(
     )
 
 
-def absent(
+def missing_row(
     timings: Timings,
     ours: str,
     other: str,
     *,
     group: str,
-    asked: Asked,
+    kind: Ratio,
     limit: float | None = None,
     note: str,
 ) -> Row:
-    """Return the row of something that could not be timed, saying why."""
+    """Return the row for a candidate that could not be timed; ``note`` says why."""
     return Row(
         group=group,
         what=ours,
         other=other,
-        asked=asked,
+        kind=kind,
         ours_seconds=timings.seconds(ours),
         limit=limit,
         note=note,

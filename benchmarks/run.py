@@ -1,10 +1,10 @@
-"""Measures Esper against other libraries and against what the hardware allows.
+"""Measure Esper against other libraries and against hardware limits.
 
 Run:  make bench            or, where the peers are installed:  python benchmarks/run.py
 
-One thread where nothing else is said; medians over rounds in which all candidates take turns;
-ratios within a round.
-Prints a table and writes everything to benchmarks/results/ as JSON.
+Uses one thread unless a row says otherwise. Times are medians over rounds in which all candidates
+take turns; ratios are formed within a round. Prints a table and writes all results as JSON to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# Read when the libraries are loaded, so it comes before them.
+# The libraries read these when they are loaded.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
 
 import torch
 from rich.console import Console
 
-from report import print_rows
 from rows import Row
+from table import print_rows
 from timing import FULL, QUICK, Effort
 
 GROUPS = (
@@ -48,7 +48,7 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)
-    # Not a terminal: wide enough for a row, instead of the 80 columns that are then assumed.
+    # Without a terminal rich assumes 80 columns, too few for a row.
     console = Console() if Console().is_terminal else Console(width=150)
     if arguments.profile:
         from update_profile import print_profile
@@ -67,14 +67,16 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=GROUPS, help="measure one group")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: does it still run?")
-    parser.add_argument("--all", action="store_true", help="show every peer, not just the nearest")
-    parser.add_argument("--profile", action="store_true", help="show where an update spends time")
+    parser.add_argument(
+        "--quick", action="store_true", help="few repetitions, to check that it runs"
+    )
+    parser.add_argument("--all", action="store_true", help="show every peer, not only the fastest")
+    parser.add_argument("--profile", action="store_true", help="profile an update")
     return parser.parse_args()
 
 
 def write_json(rows: list[Row], effort: Effort) -> Path:
-    """Write all rows and what they were measured with; return the file."""
+    """Write all rows, the machine and the package versions; return the file."""
     document = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -87,7 +89,7 @@ def write_json(rows: list[Row], effort: Effort) -> Path:
         },
         "packages": {name: version_of(name) for name in PACKAGES},
         "effort": asdict(effort),
-        "rows": [{**asdict(row), "asked": row.asked.value, "reached": row.reached} for row in rows],
+        "rows": [{**asdict(row), "kind": row.kind.value, "is_met": row.is_met} for row in rows],
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}.json"

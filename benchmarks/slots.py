@@ -1,4 +1,4 @@
-"""What slots cost: empty ones in a forward pass, seeds in a step of training."""
+"""The cost of empty slots in a forward pass and of seeds in a training step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host, sample_input, slot_names
 from esper.growth.placement import add_slots
 from esper.populations.host_models import CostTable
-from host_worlds import HOSTS
+from host_designs import HOSTS
 from populations import BLUEPRINTS, STAGES, actions_to
 from resnet import BLOCKS, ResNet
-from rows import Asked, Row, compare
+from rows import Ratio, Row, compare
 from timing import Call, Effort, time_side_by_side
 
 GROUP = "slots"
@@ -42,19 +42,19 @@ def run(effort: Effort) -> list[Row]:
 
 
 def _run_empty(name: str, plain: nn.Module, at: list[str], x: Tensor, effort: Effort) -> Row:
-    """Compare a forward pass of a model with one of the same model with slots around blocks."""
+    """Compare the forward pass of a model with and without empty slots around its blocks."""
     slotted = add_slots(copy.deepcopy(plain), at, x)
     plain.eval()
     slotted.eval()
     ours = f"{name}, {len(at)} empty slots, forward"
     with torch.no_grad():
-        assert torch.equal(plain(x), slotted(x)), f"{name} computes something else with slots"
+        assert torch.equal(plain(x), slotted(x)), f"slots change the output of {name}"
         timings = time_side_by_side({ours: partial(slotted, x), WITHOUT: partial(plain, x)}, effort)
-    return compare(timings, ours, WITHOUT, group=GROUP, asked=Asked.COST, limit=1.02)
+    return compare(timings, ours, WITHOUT, group=GROUP, kind=Ratio.COST, limit=1.02)
 
 
 def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
-    """Compare steps of training with one seed and without, and the share of operations it has."""
+    """Compare training steps with and without one seed, with the seed's share of the FLOPs."""
     x = sample_input(config, BATCH_SIZE)
     growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
     empty = make_host(config, growth_config=growth)
@@ -70,7 +70,7 @@ def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
             calls[name] = partial(_train, host, x)
             shares[name] = costs.training_flops(slots(host).lives) / costs.host_training
     timings = time_side_by_side(calls, effort)
-    cost = partial(compare, timings, other=WITHOUT, group=GROUP, asked=Asked.COST)
+    cost = partial(compare, timings, other=WITHOUT, group=GROUP, kind=Ratio.COST)
     return [
         cost(
             name, label=f"no seed; FLOPs {share:.2f}x", is_detail=BLUEPRINTS[design][0] not in name

@@ -1,7 +1,7 @@
-"""A hand-written pilot: the hosts of ``digits-family`` as one set of parameters, and nothing else.
+"""A hand-written baseline: the hosts of ``digits-family`` stacked in a few lines of PyTorch.
 
-Shapes: N = hosts, B = samples of a batch. No slots, governor, records or hosts of other sizes: what
-a few lines of PyTorch do.
+Shapes: N = hosts, B = samples of a batch. There are no slots, no governor and no
+records, and all hosts have the same size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from esper.populations.host_data import BatchOrder
 
 SIZES = ((64, 16), (16, 16), (16, 16), (16, 16), (16, 16), (16, 10))
 RECTIFIED = (1, 3)
-"""The layers that a rectifier follows: the first of each block."""
+"""The layers followed by a ReLU: the first of each block."""
 RATE = 1e-3
 
 
 class StackedPilot:
-    """Trains all hosts by one forward, one backward and one update."""
+    """Trains all hosts with one forward pass, one backward pass and one update per batch."""
 
     def __init__(self, specs: Sequence[HostSpec], batch_size: int, n_batches: int) -> None:
         generator, n = torch.Generator().manual_seed(0), len(specs)

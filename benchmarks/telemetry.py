@@ -1,4 +1,4 @@
-"""Telemetry: steps written and acknowledged, against the least that SQLite must do for them."""
+"""Telemetry: writing steps until they are acknowledged, against a bare SQLite insert."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import StepRecord
 from esper.telemetry.schema import create_tables, insert_sql
-from rows import Asked, Row, compare
+from rows import Ratio, Row, compare
 from timing import Effort, Spread, time_side_by_side
 
 GROUP = "telemetry"
 N_ROWS = 10_000
 ROUNDS = 16
-WANTED_PER_SECOND = 10_000
-MOST_SHARE = 0.03
-"""What writing may take of a training thread that makes a thousand rows a second."""
+TARGET_PER_SECOND = 10_000
+MAX_SHARE = 0.03
+"""Target for the share of a core that writing a thousand rows per second takes."""
 
-OURS = f"{N_ROWS:,} steps as records, written and acknowledged"
-AT_ONCE = f"{N_ROWS:,} steps as records, given in one call"
-BOUND = "executemany of ready rows in one transaction"
+OURS = f"{N_ROWS:,} steps, one call each"
+AT_ONCE = f"{N_ROWS:,} steps, one call in all"
+BOUND = "executemany of prepared rows in one transaction"
 
 
 def step_values(number: int) -> dict[str, Any]:
-    """Return the values of a step's fields: what a trainer has before it makes a record."""
+    """Return the field values of one step."""
     return {
         "round": number // 1024,
         "step": number // 64,
@@ -59,11 +59,12 @@ def step_values(number: int) -> dict[str, Any]:
         "value": number / 29,
         "log_prob": -number / 31,
         "slots": "[[0, -1, 0.0, 0.0], [4, 2, 0.7, 0.0123], [0, -1, 0.0, 0.0]]",
+        "probabilities": bytes(2 * 46),  # two bytes for every choice of the eight heads
     }
 
 
-class Written:
-    """The same steps by a writer, which makes their records, and by a bare connection."""
+class StepWriter:
+    """Writes the same steps through a ``TelemetryWriter`` and through a bare connection."""
 
     def __init__(self, folder: Path) -> None:
         self.values = [step_values(number) for number in range(N_ROWS)]
@@ -76,18 +77,18 @@ class Written:
         self.last = 0
 
     def one_by_one(self) -> None:
-        """Make and give one record after another."""
+        """Create and write records one at a time."""
         for values in self.values:
             self.writer.write(StepRecord(**values))
         self.writer.flush()
 
     def at_once(self) -> None:
-        """Make all records, then give them."""
+        """Create all records, then write them in one call."""
         self.writer.write_many([StepRecord(**values) for values in self.values])
         self.writer.flush()
 
     def bound(self) -> Callable[[], None]:
-        """Return the call with rows made beforehand; only their numbers are given in it."""
+        """Return a call that inserts prepared rows; only their row numbers are made in it."""
         rows = [tuple(values.values()) for values in self.values]
 
         def insert() -> None:
@@ -108,49 +109,52 @@ class Written:
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure both ways of writing, and what a thousand rows a second take from everything else."""
+    """Measure both ways of writing, and the CPU time of a thousand rows."""
     effort = replace(effort, rounds=min(effort.rounds, ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
-        written = Written(Path(folder))
-        calls = {OURS: written.one_by_one, AT_ONCE: written.at_once, BOUND: written.bound()}
+        steps = StepWriter(Path(folder))
+        calls = {OURS: steps.one_by_one, AT_ONCE: steps.at_once, BOUND: steps.bound()}
         timings = time_side_by_side(calls, effort)
-        shares = [busy_share(written) for _ in range(effort.rounds)]
-        written.close()
-    asked = Spread.of([N_ROWS / WANTED_PER_SECOND / timings.seconds(OURS)])
+        shares = [busy_share(steps) for _ in range(effort.rounds)]
+        steps.close()
+    speedup = Spread.of([N_ROWS / TARGET_PER_SECOND / timings.seconds(OURS)])
     return [
         Row(
             group=GROUP,
             what=OURS,
-            other=f"{WANTED_PER_SECOND:,} rows a second",
-            asked=Asked.FASTER,
+            other=f"{TARGET_PER_SECOND:,} rows per second",
+            kind=Ratio.SPEEDUP,
             ours_seconds=timings.seconds(OURS),
-            other_seconds=N_ROWS / WANTED_PER_SECOND,
-            ratio=asked,
+            other_seconds=N_ROWS / TARGET_PER_SECOND,
+            ratio=speedup,
             samples=timings.n_samples(OURS),
             limit=1.0,
             per_call=N_ROWS,
         ),
         *(
-            compare(timings, ours, BOUND, group=GROUP, asked=Asked.COST, per_call=N_ROWS)
+            compare(timings, ours, BOUND, group=GROUP, kind=Ratio.COST, per_call=N_ROWS)
             for ours in (OURS, AT_ONCE)
         ),
         Row(
             group=GROUP,
-            what="processor time of 1,000 steps, all threads",
+            what="CPU time of 1,000 steps, all threads",
             other="one second",
-            asked=Asked.COST,
+            kind=Ratio.COST,
             ours_seconds=Spread.of(shares).median,
             other_seconds=1.0,
             ratio=Spread.of(shares),
             samples=len(shares),
-            limit=MOST_SHARE,
+            limit=MAX_SHARE,
         ),
     ]
 
 
-def busy_share(written: Written) -> float:
-    """Return processor seconds per thousand rows: at a thousand rows a second the training thread
-    cannot lose more, even if nothing of the writer's work ran beside it."""
+def busy_share(steps: StepWriter) -> float:
+    """Return CPU seconds per thousand rows, over all threads.
+
+    At a thousand rows per second the training thread cannot lose more than this, even if none of
+    the writer's work ran in parallel.
+    """
     start = process_time()
-    written.at_once()
+    steps.at_once()
     return (process_time() - start) / (N_ROWS / 1000)

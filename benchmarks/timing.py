@@ -1,4 +1,4 @@
-"""Times calls side by side: in rounds, each candidate in turn, so that noise hits all alike."""
+"""Time calls side by side: all candidates take turns in every round and share its noise."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class Effort:
     """How long to measure."""
 
     rounds: int
-    """Rounds in which every candidate is sampled once; a power of two."""
+    """Number of rounds; every candidate is sampled once per round. A power of two."""
 
     sample_seconds: float
     """A short call is repeated until a sample takes about this long."""
 
     budget_seconds: float
-    """A candidate that would take longer than this in all is sampled in fewer rounds."""
+    """A candidate that would take longer than this in total is sampled in fewer rounds."""
 
 
 FULL = Effort(rounds=64, sample_seconds=4e-3, budget_seconds=12.0)
 QUICK = Effort(rounds=2, sample_seconds=2e-4, budget_seconds=0.0)
 
 MIN_SAMPLES = 4
-# Above this a call warms itself: what a first, untimed call would bring in does not matter.
+# A longer call needs no untimed call before it: warming up does not change its time noticeably.
 LONG_CALL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some numbers, and the quartiles around it."""
+    """A median and its quartiles."""
 
     median: float
     low: float
@@ -53,7 +53,7 @@ class Spread:
 
 
 class Timings:
-    """Seconds for each call of each candidate, by round."""
+    """Seconds per call of each candidate, by round."""
 
     def __init__(self, samples: Mapping[str, Mapping[int, float]]) -> None:
         self._samples = samples
@@ -66,11 +66,11 @@ class Timings:
         return statistics.median(self._samples[name].values())
 
     def n_samples(self, name: str) -> int:
-        """Return how many rounds a candidate was sampled in."""
+        """Return the number of rounds in which a candidate was sampled."""
         return len(self._samples[name])
 
     def ratio(self, slower: str, faster: str) -> Spread:
-        """Return ``slower / faster``, formed within each round that has both."""
+        """Return ``slower / faster``, formed within each round that sampled both."""
         above, below = self._samples[slower], self._samples[faster]
         return Spread.of([above[n] / below[n] for n in above if n in below])
 
@@ -78,14 +78,14 @@ class Timings:
 @dataclass(frozen=True)
 class _Plan:
     repeats: int
-    """Calls in a sample."""
+    """Calls per sample."""
     stride: int
-    """Rounds from one sample to the next: a power of two, so that any two candidates meet."""
+    """Rounds between samples: a power of two, so that any two candidates share rounds."""
     is_long: bool
 
 
 def time_side_by_side(calls: Mapping[str, Call], effort: Effort) -> Timings:
-    """Sample every call in each round, starting with another one each time."""
+    """Sample every call in each round, rotating which one goes first."""
     names = list(calls)
     plans = {name: _plan(call, effort) for name, call in calls.items()}
     samples: dict[str, dict[int, float]] = {name: {} for name in names}
@@ -100,7 +100,7 @@ def time_side_by_side(calls: Mapping[str, Call], effort: Effort) -> Timings:
 
 
 def _plan(call: Call, effort: Effort) -> _Plan:
-    """Find out how long a call takes; the first one may compile or allocate."""
+    """Plan the samples of a call from how long it takes; its first call may compile or allocate."""
     seconds = _time(call, 1)
     if seconds < LONG_CALL_SECONDS:
         seconds = min(_time(call, 1) for _ in range(3))

@@ -1,4 +1,4 @@
-"""A training round of the quick preset: where its time goes, part by part."""
+"""The time of each part of a training round of the quick preset."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from esper.telemetry.records import Record, RoundRecord
 from esper.training.output import RecordOutput
 from esper.training.stopping import StopRequest
 from esper.training.trainer import Trainer
-from rows import Asked, Row
+from rows import Ratio, Row
 from timing import Effort, Spread
 
 GROUP = "training"
 PRESET = "quick"
 WARM_UP = 2
-"""Rounds before any is measured: blueprints are counted and stacked when they first occur."""
+"""Rounds before the first measurement: the first use of a blueprint counts and stacks it."""
 ROUNDS = 20
 BLOCK = 5
-"""Rounds from one checkpoint to the next."""
+"""Rounds between checkpoints."""
 LIMITS = {"not training or evaluating": 0.15, "telemetry": 0.03}
-"""The share of a round that parts may take."""
+"""Targets for the share of a round."""
 HOST_WORK = ("training", "evaluation", "counterfactuals")
 PARTS = (
     *HOST_WORK,
@@ -49,14 +49,14 @@ PARTS = (
 
 
 class Rounds:
-    """Keeps the seconds of each round by part."""
+    """Keeps the seconds of each round, by part."""
 
     def __init__(self) -> None:
         self.seconds: list[dict[str, float]] = []
         self.advantages = 0.0
 
     def write(self, record: Record) -> None:
-        """Keep a round's seconds."""
+        """Store the seconds of a round."""
         if isinstance(record, RoundRecord):
             parts = json.loads(record.seconds_by_part)
             parts["advantages"], self.advantages = self.advantages, 0.0
@@ -64,12 +64,12 @@ class Rounds:
             self.seconds.append({**parts, "total": record.seconds})
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; there is nothing to close."""
 
 
 @contextmanager
 def timed_advantages(rounds: Rounds) -> Generator[None]:
-    """Count the seconds that advantages take, while the context lasts."""
+    """Measure the time spent on advantages inside the context."""
     original: Callable[..., Any] = TamiyoRolloutBuffer.compute_advantages_and_returns
 
     def timed(*arguments: Any, **options: Any) -> None:
@@ -88,7 +88,7 @@ def run(effort: Effort) -> list[Row]:
     """Train for some rounds and return the share of each part."""
     n_rounds = WARM_UP + min(ROUNDS, effort.rounds)
     config = load_preset(PRESET)
-    # Evaluations come between rounds and are left out.
+    # Evaluations run between rounds and are not measured.
     config = replace(
         config, rounds=n_rounds, evaluation=replace(config.evaluation, eval_freq=10**6)
     )
@@ -109,9 +109,9 @@ def run(effort: Effort) -> list[Row]:
 
 
 def _rows(seconds: list[dict[str, float]]) -> list[Row]:
-    """Return a row for each part of a round, and one for all that is not work on hosts.
+    """Return a row for each part of a round, and one for everything but work on hosts.
 
-    Rounds are taken in blocks of as many as there are from one checkpoint to the next.
+    Shares are formed over blocks of the rounds between two checkpoints.
     """
     blocks = [seconds[i : i + BLOCK] for i in range(0, len(seconds) - BLOCK + 1, BLOCK)] or [
         seconds
@@ -134,7 +134,7 @@ def _rows(seconds: list[dict[str, float]]) -> list[Row]:
             group=GROUP,
             what=f"{PRESET} preset, a round: {part}",
             other="the whole round",
-            asked=Asked.COST,
+            kind=Ratio.COST,
             ours_seconds=statistics.median(values) * whole,
             other_seconds=whole,
             ratio=Spread.of(values),

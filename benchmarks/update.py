@@ -14,7 +14,7 @@ from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo.policy.action_masks import compute_array_masks
 from masks import SLOTS, random_slot_states
-from rows import Asked, Row, absent, compare
+from rows import Ratio, Row, compare, missing_row
 from timing import Call, Effort, Timings, time_side_by_side
 
 GROUP = "update"
@@ -22,31 +22,31 @@ N_ENVS, N_STEPS, N_EPOCHS = 16, 150, 4
 OBSERVATION_SIZE = FEATURE_SIZE = LSTM_SIZE = 128
 P_DONE = 0.04
 
-# So small that thousands of updates from one rollout leave the policy where it was; the
-# arithmetic of an update does not depend on it.
+# So small that thousands of updates from one rollout hardly change the policy; the amount of
+# arithmetic is the same.
 LEARNING_RATE = 1e-7
 
 BARE_LSTM = f"bare nn.LSTM, {N_EPOCHS} x (forward + backward)"
 PEERS = {False: "sb3-contrib, a second LSTM for the critic", True: "sb3-contrib, one LSTM"}
-"""The peer's configurations, by whether the critic shares the actor's LSTM."""
+"""Configurations of the peer, by whether the critic shares the actor's LSTM."""
 
 
 class Episodes(Enum):
-    """How the episodes of a rollout lie in it."""
+    """Where the episodes of a rollout start and end."""
 
     WHOLE = "one episode per environment"
     ENDING_INSIDE = "episodes ending inside"
     ONGOING = "middle of long episodes"
 
     def is_done(self, t: int, generator: torch.Generator) -> torch.Tensor:
-        """Return ``[E]`` bool: whether the episode of each environment ends with step t."""
+        """Return ``[E]`` bool, whether each environment's episode ends with step t."""
         if self is Episodes.ENDING_INSIDE:
             return torch.rand(N_ENVS, generator=generator) < P_DONE
         return torch.full((N_ENVS,), self is Episodes.WHOLE and t == N_STEPS - 1)
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure all kinds of rollout side by side."""
+    """Measure all kinds of rollouts together."""
     calls: dict[str, Call] = {BARE_LSTM: bare_lstm()}
     for kind in Episodes:
         agent = make_agent()
@@ -67,15 +67,15 @@ def run(effort: Effort) -> list[Row]:
 
 def _rows(timings: Timings, kind: Episodes, missing: str) -> list[Row]:
     ours = _ours(kind)
-    faster = partial(compare, timings, group=GROUP, asked=Asked.FASTER)
+    faster = partial(compare, timings, group=GROUP, kind=Ratio.SPEEDUP)
     rows: list[Row] = []
     for shares_lstm, label in PEERS.items():
         if missing:
-            gone = partial(absent, timings, group=GROUP, asked=Asked.FASTER, limit=8.0)
+            gone = partial(missing_row, timings, group=GROUP, kind=Ratio.SPEEDUP, limit=8.0)
             rows.append(gone(ours, label, note=missing))
         else:
             rows.append(faster(ours, _peer(kind, shares_lstm), limit=8.0, label=label))
-    cost = partial(compare, timings, group=GROUP, asked=Asked.COST)
+    cost = partial(compare, timings, group=GROUP, kind=Ratio.COST)
     rows.append(cost(ours, BARE_LSTM, limit=1.3))
     if not missing:
         rows += [
@@ -129,7 +129,7 @@ def fill_buffer(agent: PPOAgent, kind: Episodes) -> TamiyoRolloutBuffer:
 
 
 def bare_lstm() -> Call:
-    """Return what no update can do without: the LSTM over the sequences, there and back."""
+    """Return the lower bound of an update: the LSTM's forward and backward pass."""
     lstm = nn.LSTM(FEATURE_SIZE, LSTM_SIZE)
     inputs = torch.randn(N_STEPS, N_ENVS, FEATURE_SIZE, requires_grad=True)
     gradient = torch.randn(N_STEPS, N_ENVS, LSTM_SIZE)

@@ -1,4 +1,4 @@
-"""Where the time of an update goes: the LSTM, matrix products, and the rest."""
+"""A profile of the update: the LSTM, matrix products, and the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def part_of(name: str) -> str:
 
 
 def print_profile(console: Console, kind: Episodes = Episodes.WHOLE) -> None:
-    """Profile updates from one rollout and print each part's share of the operators' own time."""
+    """Profile updates from one rollout and print each part's share of operator time."""
     agent = make_agent()
     buffer = fill_buffer(agent, kind)
     agent.update(buffer)
@@ -43,11 +43,11 @@ def print_profile(console: Console, kind: Episodes = Episodes.WHOLE) -> None:
     for event in events:
         by_part[part_of(event.key)] += event.self_cpu_time_total
 
-    table = Table(title=f"update, {kind.value}: share of the operators' own time")
+    table = Table(title=f"update, {kind.value}: share of operator time")
     for column in ("operator", "part", "calls", "time", "share"):
         table.add_column(column, justify="left" if column in ("operator", "part") else "right")
     for part in (LSTM, PRODUCT, REST):
-        table.add_row(f"[bold]all of: {part}", "", "", *_cost(by_part[part], total))
+        table.add_row(f"[bold]all {part}", "", "", *_cost(by_part[part], total))
     table.add_section()
     largest = sorted(events, key=lambda event: -event.self_cpu_time_total)[:N_LARGEST]
     for event in largest:
@@ -57,7 +57,7 @@ def print_profile(console: Console, kind: Episodes = Episodes.WHOLE) -> None:
     console.print(table)
     console.print(
         f"one update, mean of {N_UPDATES}: {total / N_UPDATES / 1e3:.0f} ms in operators under the "
-        f"profiler, {wall_ms:.0f} ms in all without it"
+        f"profiler, {wall_ms:.0f} ms in total without it"
     )
 
 

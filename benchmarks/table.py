@@ -1,17 +1,17 @@
-"""Prints rows as one table."""
+"""Print rows as one table."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-from rows import Asked, Row
+from rows import Ratio, Row
 
 
 def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
-    """Print a table with a section for each call and shape, and how many reaches were reached."""
-    table = Table(title="one thread if not said; ratio: median and quartiles over rounds")
-    for name in ("what", "compared with", "ours", "other", "ratio", "reach", "reached"):
+    """Print a table with a section for each call and shape, then the targets that were missed."""
+    table = Table(title="one thread unless stated; ratio: median and quartiles over rounds")
+    for name in ("what", "compared with", "ours", "other", "ratio", "target", "met"):
         is_figure = name in ("ours", "other", "ratio")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure)
     previous = ""
@@ -24,28 +24,28 @@ def print_rows(console: Console, rows: list[Row], *, show_all: bool) -> None:
         table.add_row(what, *_cells(row))
         previous = row.what
     console.print(table)
-    judged = [row for row in rows if row.reached is not None]
-    missed = [row for row in judged if not row.reached]
-    console.print(f"{len(judged) - len(missed)} of {len(judged)} reaches were reached")
+    judged = [row for row in rows if row.is_met is not None]
+    missed = [row for row in judged if not row.is_met]
+    console.print(f"{len(judged) - len(missed)} of {len(judged)} targets met")
     for row in missed:
-        console.print(f"  not reached: {row.what} against {row.other}")
+        console.print(f"  missed: {row.what} against {row.other}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     ours = _figure(row, row.ours_seconds)
     if row.ratio is None or row.other_seconds is None:
-        return row.other, ours, "", row.note, _reach(row), "not measured" if row.limit else ""
-    word = "faster" if row.asked is Asked.FASTER else "the time"
+        return row.other, ours, "", row.note, _target(row), "not measured" if row.limit else ""
+    word = "faster" if row.kind is Ratio.SPEEDUP else "the time"
     low, high = number(row.ratio.low), number(row.ratio.high)
     ratio = f"{number(row.ratio.median)}x {word} [{low}-{high}]"
-    verdict = {True: "[green]yes", False: "[red]no", None: ""}[row.reached]
+    verdict = {True: "[green]yes", False: "[red]no", None: ""}[row.is_met]
     # Square brackets are markup to rich unless escaped.
     return (
         row.other,
         ours,
         _figure(row, row.other_seconds),
         ratio.replace("[", r"\["),
-        _reach(row),
+        _target(row),
         verdict,
     )
 
@@ -54,22 +54,22 @@ def _figure(row: Row, seconds: float) -> str:
     return duration(seconds) if row.per_call is None else f"{number(row.per_call / seconds)} /s"
 
 
-def _reach(row: Row) -> str:
+def _target(row: Row) -> str:
     if row.limit is None:
         return ""
-    sign = "at least" if row.asked is Asked.FASTER else "at most"
+    sign = "at least" if row.kind is Ratio.SPEEDUP else "at most"
     return f"{sign} {row.limit:g}x"
 
 
 def number(value: float) -> str:
-    """Return a number with three figures that count."""
+    """Format a number with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them."""
+    """Format seconds in a fitting unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{number(seconds / scale)} {unit}"

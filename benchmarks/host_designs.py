@@ -1,4 +1,4 @@
-"""Hosts of several designs and sizes with random data, and the plain loop that trains them."""
+"""Hosts of several designs and sizes, random data for them, and a plain loop to train them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from esper.populations.host_data import BatchOrder
 
 N_TRAIN, N_VALIDATION = 128, 16
 
-# So small that hundreds of epochs leave a host where it was; the arithmetic does not depend on it.
+# So small that hundreds of epochs hardly change a host; the amount of arithmetic is the same.
 POPULATION = PopulationConfig(batch_size=32, optimizer="adamw", learning_rate=1e-6)
 
 HOSTS: dict[str, dict[str, HostConfig]] = {
@@ -45,11 +45,11 @@ HOSTS: dict[str, dict[str, HostConfig]] = {
         "50k": GPTHostConfig(width=48, hidden=120),
     },
 }
-"""The hosts by design and by about how many parameters they have."""
+"""Host configurations by design and approximate number of parameters."""
 
 
 class Builder:
-    """Makes hosts of one size with slots."""
+    """Build hosts of one size, with slots."""
 
     def __init__(self, config: HostConfig) -> None:
         self.config = config
@@ -60,7 +60,7 @@ class Builder:
 
 
 def make_specs(config: HostConfig, n_hosts: int) -> list[HostSpec]:
-    """Return hosts with random data of their own."""
+    """Return specifications of hosts, each with its own random data."""
     return [HostSpec(seed=seed, data=_random_data(config, seed)) for seed in range(n_hosts)]
 
 
@@ -78,7 +78,7 @@ def _random_data(config: HostConfig, seed: int) -> HostData:
 
 
 class BareLoop:
-    """Plain models without slots or governor and torch's AdamW, one host after another."""
+    """A plain training loop without slots or governor: torch's AdamW, one host at a time."""
 
     def __init__(self, config: HostConfig, specs: Sequence[HostSpec]) -> None:
         rate, size = POPULATION.learning_rate, POPULATION.batch_size
@@ -97,7 +97,7 @@ class BareLoop:
         losses: list[float] = []
         for batch in torch.from_numpy(self.orders[host].draw_epoch()):
             optimizer.zero_grad()
-            # Classes last and one prediction in each row, for images and for sequences.
+            # One prediction per row, for images and for sequences.
             outputs = model(inputs[batch]).flatten(0, -2)
             loss = cross_entropy(outputs, targets[batch].flatten())
             loss.backward()
