@@ -36,5 +36,5 @@ def test_a_worked_example_of_bytes() -> None:
 
 
 def test_a_wrong_number_of_choices_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are 2 probabilities and 3 choices"):
+    with pytest.raises(ValueError, match=r"2 .* 3 choices"):
         unpack_probabilities(b"\0\0\0\0", (3,))

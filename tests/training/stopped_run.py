@@ -18,7 +18,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import override
 from esper.errors import EsperError
 from esper.storage.state import State
-from esper.telemetry.records import Record, is_clock_field
+from esper.telemetry.records import Record
 from esper.training.output import RecordOutput
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
@@ -69,7 +69,7 @@ class Checkpoints:
 
 def as_text(record: Record) -> str:
     """Return everything of a record that does not tell the time."""
-    values = [getattr(record, f.name) for f in fields(record) if not is_clock_field(f)]
+    values = [getattr(record, f.name) for f in fields(record) if not f.metadata["clock"]]
     return repr((record.table, *values))
 
 

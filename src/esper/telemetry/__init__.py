@@ -1,4 +1,4 @@
-"""What happened in a run: typed records in SQLite, written behind and readable meanwhile."""
+"""Telemetry of a run: typed records in SQLite, readable while the run writes them."""
 
 from esper.telemetry.metrics import METRICS, Metrics, Series, metrics_of
 from esper.telemetry.reader import RunTelemetry, open_run

@@ -1,4 +1,4 @@
-"""A run's telemetry as files that other programs read: one for each table."""
+"""Exporting a run's telemetry as CSV or Parquet: one file per table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from esper.telemetry.records import TABLES
 from esper.telemetry.schema import RecordType, all_columns_of
 
 BATCH_ROWS = 50_000
-"""Rows that are in memory at a time."""
+"""Rows held in memory at a time."""
 
 
 def export_csv(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
     """Write every table of a run to ``<table>.csv`` in a folder, and return the files.
 
-    A field is empty where there is no value. Floats are written so that they read back exactly,
-    bytes as hexadecimal digits.
+    Missing values are empty fields. Floats are written so that they read back exactly, bytes as
+    hexadecimal digits.
 
     Raises:
-        TelemetryError: If the run has no telemetry that can be read.
+        TelemetryError: If the run has no readable telemetry.
         StorageError: If a file cannot be written.
     """
 
@@ -44,7 +44,7 @@ def export_parquet(run_dir: str | os.PathLike[str], folder: str | os.PathLike[st
 
     Raises:
         ConfigError: If pyarrow is not installed.
-        TelemetryError: If the run has no telemetry that can be read.
+        TelemetryError: If the run has no readable telemetry.
         StorageError: If a file cannot be written.
     """
     try:
@@ -82,7 +82,7 @@ def _export(
     suffix: str,
     write: Callable[[RunTelemetry, RecordType, Path], None],
 ) -> list[Path]:
-    """Write each table of one moment, whatever a running writer adds meanwhile."""
+    """Write all tables as of the same moment, also while the run is writing."""
     paths: list[Path] = []
     with open_run(run_dir) as telemetry, telemetry.snapshot():
         try:
@@ -93,7 +93,7 @@ def _export(
         except OSError as error:
             raise StorageError(
                 f"{paths[-1] if paths else folder} cannot be written ({error.strerror or error}); "
-                "name a folder that can be written, on a disk with space."
+                "name a writable folder on a disk with free space."
             ) from error
     return paths
 

@@ -1,4 +1,4 @@
-"""Reading a run's telemetry, also while the run writes it."""
+"""Reading a run's telemetry, also while the run is writing it."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from esper.telemetry.schema import (
     columns_of,
     decoders,
     key_of,
+    last_position,
 )
 
 R = TypeVar("R")
 Columns = dict[str, list[Any]]
 
 BUSY_SECONDS = 10.0
-"""How long a writer may be in the way of a reader; it hardly ever is."""
+"""How long to wait for a writer's lock, which is rarely held."""
 
 _NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 
 
 def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
-    """Open the telemetry of a run folder for reading. A run that writes it is not disturbed.
+    """Open the telemetry of a run folder for reading, also while the run writes it.
 
-    What an earlier version did not store is None.
+    Columns that an older schema version lacks read as None.
 
     Raises:
-        TelemetryError: If there is none, or it is damaged or of a later version.
+        TelemetryError: If it is missing, damaged or of a newer version.
     """
     path = Path(directory) / FILE_NAME
     if not path.is_file():
@@ -51,8 +52,8 @@ def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
 class RunTelemetry:
     """The telemetry of one run, read only.
 
-    Each call sees every row that was stored when it began, and of rows in the order of writing it
-    sees a beginning without holes. Calls inside ``with telemetry.snapshot():`` see the same rows.
+    Each call sees all rows up to some moment, without gaps in the order of writing. Calls inside
+    ``with telemetry.snapshot():`` all see the same moment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,26 +74,32 @@ class RunTelemetry:
         self.close()
 
     def close(self) -> None:
-        """Close the database; nothing can be read afterwards."""
+        """Close the database."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     @property
     def schema_version(self) -> int:
-        """The version of the tables and columns."""
-        return int(self._query("PRAGMA user_version")[0][0])
+        """The schema version of the database."""
+        return self._version
+
+    @property
+    def position(self) -> int:
+        """The number of the last row over all tables, 0 without rows."""
+        with self._errors_named():
+            return last_position(self._open_connection())
 
     @property
     def run(self) -> RunRecord:
-        """What the run is."""
+        """The record that describes the run."""
         record = self.last(RunRecord)
         if record is None:
-            raise TelemetryError(f"{self._path} does not say yet what the run is; try again later.")
+            raise TelemetryError(f"{self._path} does not describe its run yet; try again later.")
         return record
 
     def sessions(self) -> list[SessionRecord]:
-        """Return the processes that worked on the run, in order."""
+        """Return the sessions of the run, oldest first."""
         return self.rows(SessionRecord)
 
     @overload
@@ -104,20 +111,17 @@ class RunTelemetry:
 
         Args:
             table: A table's name, or a record type.
-            equal: Values that columns must have, such as ``round=3``.
+            equal: Required values of columns, such as ``round=3``.
         """
         return list(self.stream(table, **equal))
 
     def stream(self, table: str | type[Any], **equal: object) -> Iterator[Any]:
-        """Give the records of a table one after another, for tables too large for memory."""
+        """Yield the records of a table one at a time, for tables too large for memory."""
         kind = self._kind(table)
-        columns = columns_of(kind)
-        names = [column.name for column in columns]
-        for values in self._decoded(kind, columns, equal):
-            yield kind(**dict(zip(names, values, strict=True)))
+        return self._records(kind, self._condition(kind, equal), tuple(equal.values()))
 
     def columns(self, table: str | type[Any], **equal: object) -> Columns:
-        """Return a table as lists by the names of its columns, each row's number first."""
+        """Return a table as lists by column name, starting with the row numbers."""
         names = [column.name for column in all_columns_of(self._kind(table))]
         lists: tuple[list[Any], ...] = tuple([] for _ in names)
         for values in self.stream_values(table, **equal):
@@ -126,34 +130,35 @@ class RunTelemetry:
         return dict(zip(names, lists, strict=True))
 
     def stream_values(self, table: str | type[Any], **equal: object) -> Iterator[list[Any]]:
-        """Give the rows of a table one after another, each as its number and its values."""
+        """Yield the rows of a table one at a time, each as its number and its values."""
         kind = self._kind(table)
-        return self._decoded(kind, all_columns_of(kind), equal)
+        where = self._condition(kind, equal)
+        return self._decoded(kind, all_columns_of(kind), where, tuple(equal.values()))
 
     def count(self, table: str | type[Any]) -> int:
-        """Return how many rows a table has."""
-        return int(self._query(f'SELECT count(*) FROM "{self._kind(table).table}"')[0][0])
+        """Return the number of rows of a table."""
+        return int(self.select(f'SELECT count(*) FROM "{self._kind(table).table}"')[0][0])
 
     def last(self, table: type[R]) -> R | None:
-        """Return the last record of a type, or None if there is none."""
+        """Return the last record of a type, or None without any."""
         kind = self._kind(table)
         key = key_of(kind)
-        found = self._query(f'SELECT max({key}) FROM "{kind.table}"')[0][0]
+        found = self.select(f'SELECT max({key}) FROM "{kind.table}"')[0][0]
         return None if found is None else cast(R, next(self.stream(table, **{key: found})))
 
     def select(self, sql: str, **values: object) -> list[tuple[Any, ...]]:
-        """Return the rows that a query gives, as the database keeps them.
+        """Return the rows of a query, with values as the database stores them.
 
         Args:
-            sql: The query, with ``:name`` in the place of values.
-            values: By name; those that the query does not name are of no effect.
+            sql: The query, with ``:name`` placeholders.
+            values: By name; those that the query does not use are ignored.
         """
         return list(self._iterate(sql, values))
 
     def digest(self) -> str:
-        """Return a hash of all rows but sessions, without what depends on the clock or the process.
+        """Return a hash of all rows except sessions, without columns that depend on the clock.
 
-        Two runs of the same digest decided, did and measured the same things in the same order.
+        Two runs with the same digest decided, did and measured the same things in the same order.
         """
         total = hashlib.sha256()
         with self.snapshot():
@@ -163,13 +168,24 @@ class RunTelemetry:
         return total.hexdigest()
 
     def metrics(self) -> Metrics:
-        """Return every metric by its name, as rounds and values."""
+        """Return all metrics by name, as rounds and values."""
+        return self.metrics_since(None)
+
+    def metrics_since(self, first_round: int | None) -> Metrics:
+        """Return all metrics from a round on; None for the whole run."""
+
+        def stream(kind: type[Any]) -> Iterator[Any]:
+            if first_round is None:
+                return self.stream(kind)
+            # Rounds never decrease from row to row: this order is also that of writing.
+            return self._records(kind, "round >= ?", (first_round,), order="round, seq")
+
         with self.snapshot():
-            return collect_metrics(self.stream)
+            return collect_metrics(stream)
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
-        """Have all calls inside see the rows of one moment, whatever is written meanwhile."""
+        """Make all calls inside the context see the rows of the same moment."""
         connection = self._open_connection()
         if connection.in_transaction:
             yield
@@ -186,28 +202,46 @@ class RunTelemetry:
         sql = f"SELECT seq, '{kind.table}', {', '.join(names)} FROM \"{kind.table}\" ORDER BY seq"
         return self._iterate(sql, ())
 
+    def _records(
+        self, kind: RecordType, where: str, values: tuple[object, ...], order: str = ""
+    ) -> Iterator[Any]:
+        """Yield the records that meet a condition."""
+        columns = columns_of(kind)
+        names = [column.name for column in columns]
+        for row in self._decoded(kind, columns, where, values, order):
+            yield kind(**dict(zip(names, row, strict=True)))
+
     def _decoded(
-        self, kind: RecordType, columns: tuple[Column, ...], equal: dict[str, object]
+        self,
+        kind: RecordType,
+        columns: tuple[Column, ...],
+        where: str,
+        values: tuple[object, ...],
+        order: str = "",
     ) -> Iterator[list[Any]]:
-        """Give the values of some columns of the rows that are asked for."""
+        """Yield the decoded values of some columns of the rows that meet a condition."""
+        chosen = ", ".join(map(self._sql, columns))
+        order = order or key_of(kind)
+        todo = decoders(columns)
+        sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {order}'
+        for row in self._iterate(sql, values):
+            decoded = list(row)
+            for index, decode in todo.items():
+                decoded[index] = decode(decoded[index])
+            yield decoded
+
+    def _condition(self, kind: RecordType, equal: dict[str, object]) -> str:
+        """Return the SQL condition that columns have given values."""
         allowed = {column.name: self._sql(column) for column in all_columns_of(kind)}
         for name in equal:
             if name not in allowed:
                 raise TelemetryError(
                     f"table {kind.table!r} has no column {name!r}.{did_you_mean(name, allowed)}"
                 )
-        chosen = ", ".join(map(self._sql, columns))
-        where = " AND ".join(f"{allowed[name]} IS ?" for name in equal) or "1"
-        sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {key_of(kind)}'
-        todo = decoders(columns)
-        for row in self._iterate(sql, tuple(equal.values())):
-            values = list(row)
-            for index, decode in todo.items():
-                values[index] = decode(values[index])
-            yield values
+        return " AND ".join(f"{allowed[name]} IS ?" for name in equal) or "1"
 
     def _sql(self, column: Column) -> str:
-        """Return what a column is in a query: none if the database is too old to have it."""
+        """Return a column's name in a query, or NULL if the database is too old to have it."""
         return f'"{column.name}"' if column.since <= self._version else "NULL"
 
     def _iterate(
@@ -216,21 +250,18 @@ class RunTelemetry:
         with self._errors_named(), closing(self._open_connection().cursor()) as cursor:
             yield from cursor.execute(sql, cast(Any, values))
 
-    def _query(self, sql: str) -> list[tuple[Any, ...]]:
-        return list(self._iterate(sql, ()))
-
     def _kind(self, table: str | type[Any]) -> RecordType:
         name = table if isinstance(table, str) else getattr(table, "table", table.__name__)
         if name not in TABLES:
             raise TelemetryError(
-                f"there is no table {name!r}; there are {', '.join(TABLES)}."
+                f"unknown table {name!r}; the tables are {', '.join(TABLES)}."
                 f"{did_you_mean(name, TABLES)}"
             )
         return TABLES[name]
 
     def _open_connection(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise TelemetryError(f"{self._path} was closed; open the run again.")
+            raise TelemetryError(f"{self._path} is closed; open the run again.")
         return self._connection
 
     @contextmanager
@@ -239,15 +270,15 @@ class RunTelemetry:
             yield
         except sqlite3.Error as error:
             raise TelemetryError(
-                f"{self._path} cannot be read ({error}); it is damaged, locked or no database."
+                f"{self._path} cannot be read ({error}); it is damaged, locked or not a database."
             ) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads.
+    """Return a read-only connection.
 
-    In a folder that cannot be written, the files through which readers and a writer agree cannot be
-    made. A database without them has no writer, and is read as it is.
+    SQLite cannot create its shared-memory file in a read-only folder. A database there without a
+    write-ahead log has no writer, so it is opened as immutable.
     """
     place = path.resolve().as_uri()
     for options in ("mode=ro", "mode=ro&immutable=1"):

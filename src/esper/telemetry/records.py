@@ -1,435 +1,397 @@
-"""Every kind of record, the tables that they are kept in, and the version of them all.
+"""The record types of a run: one SQLite table each, one column per field.
 
-A record is a frozen dataclass of plain values: int, float, str, bytes, bool or None. Where a list
-or a mapping is needed, it is JSON text.
+A record is a frozen dataclass of plain values: int, float, str, bytes, bool or None. Lists and
+mappings are stored as JSON text. The description of a column is the one shown in the docs, and a
+column that names a metric is plotted and sent to trackers under that name.
 """
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-_MARK = "clock"
-_SINCE = "since"
+SCHEMA_VERSION = 4
+"""Increases with every change of tables, columns or indexes. Older versions can still be read."""
 
-
-def clock_field() -> Any:
-    """Return a field whose value differs from one process to the next; no digest contains it."""
-    return field(metadata={_MARK: True})
+T = TypeVar("T")
+Indexes = tuple[tuple[str, ...], ...]
 
 
-def is_clock_field(one: Field[Any]) -> bool:
-    """Return whether a field was made by :func:`clock_field`."""
-    return bool(one.metadata.get(_MARK))
+def column(
+    about: str, *, metric: str | None = None, sign: int = 1, clock: bool = False, since: int = 1
+) -> Any:
+    """Declare a field of a record.
+
+    Args:
+        about: What the column holds, in a sentence.
+        metric: The name under which users see it. ``<head>`` in it stands for the keys of a JSON
+            mapping.
+        sign: -1 if the metric is the negated value.
+        clock: True if the value depends on time or on the process; digests leave it out.
+        since: The schema version that added it. It reads as None from older databases, so its
+            type must allow None.
+    """
+    return field(
+        metadata={"about": about, "metric": metric, "sign": sign, "clock": clock, "since": since}
+    )
 
 
-def added_field(*, since: int) -> Any:
-    """Return a field that databases before a schema version lack; it reads as None from them."""
-    return field(metadata={_SINCE: since})
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(column,))
+def record(cls: type[T]) -> type[T]:
+    """Make a class a record type."""
+    return dataclass(frozen=True, kw_only=True, slots=True)(cls)
 
 
-def version_of(one: Field[Any]) -> int:
-    """Return the schema version from which on a field is stored."""
-    return int(one.metadata.get(_SINCE, 1))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunRecord:
-    """What a run is. There is one, and it is the first row."""
+    """The run itself. A run has one, and it is the first row."""
 
     table: ClassVar[str] = "runs"
+    indexes: ClassVar[Indexes] = ()
 
-    name: str = clock_field()
-    """The run's name."""
-    task: str
-    """What hosts learn."""
-    config: str
-    """The whole configuration, as TOML."""
-    slots: str
-    """Names of the hosts' slots, in the order of the slot head: a JSON list."""
-    blueprints: str
-    """Names of the blueprints, in the order of the blueprint head: a JSON list."""
-    heads: str
-    """Names of the heads of an action: a JSON list."""
-    ops: str
-    """Names of the ops, in the order of the op head: a JSON list."""
-    esper_version: str = clock_field()
-    """The version of Esper that began the run."""
-    created_at: str = clock_field()
-    """When the run began, in ISO 8601 with its time zone."""
-    choices: str | None = added_field(since=3)
-    """What the choices of each head are called: a JSON object of lists, by head."""
-    reads: str | None = added_field(since=3)
-    """The heads that each op reads: a JSON object of lists, by op."""
-    host: str | None = added_field(since=3)
-    """The parts of the task's host in their order: a JSON list of objects with ``name``, ``kind``,
-    ``parameters`` and ``slot``, which is null but for a slot; and ``first_env``, the environment
-    from which on hosts have this part, where there are several kinds."""
+    name: str = column("The run's name.", clock=True)
+    task: str = column("The task that hosts learn.")
+    config: str = column("The whole configuration, as TOML.")
+    slots: str = column("Names of the hosts' slots, in the order of the slot head: a JSON list.")
+    blueprints: str = column(
+        "Names of the blueprints, in the order of the blueprint head: a JSON list."
+    )
+    heads: str = column("Names of the action heads: a JSON list.")
+    ops: str = column("Names of the ops, in the order of the op head: a JSON list.")
+    esper_version: str = column("The version of Esper that started the run.", clock=True)
+    created_at: str = column("Start of the run, in ISO 8601 with time zone.", clock=True)
+    choices: str | None = column(
+        "Names of each head's choices: a JSON object of lists, by head.", since=3
+    )
+    reads: str | None = column(
+        "The heads that each op reads: a JSON object of lists, by op.", since=3
+    )
+    host: str | None = column(
+        "The layers and slots of the task's host in order: a JSON list of objects with `name`, "
+        "`kind`, `parameters` and `slot` (null for a layer), plus `first_env`, the first "
+        "environment whose hosts have this part, if the task has several kinds of host.",
+        since=3,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SessionRecord:
-    """One process that worked on the run. A resumed run has several; none is ever taken back."""
+    """One process that worked on the run; a resumed run has several. Never rolled back."""
 
     table: ClassVar[str] = "sessions"
+    indexes: ClassVar[Indexes] = ()
 
-    pid: int
-    """The process."""
-    started_at: str
-    """When it began, in ISO 8601 with its time zone."""
-    ended_at: str | None
-    """When it ended; none while it runs, or if it was killed."""
-    outcome: str | None
-    """``done``, ``interrupted`` or ``failed``; none while it runs, or if it was killed."""
-    message: str | None
-    """What there is to say about how it began and ended."""
-    first_round: int
-    """The round that it began or went on with."""
-    threads: int
-    """Threads of PyTorch."""
-    torch_version: str
-    """The version of PyTorch."""
-    python_version: str
-    """The version of Python."""
-    esper_version: str
-    """The version of Esper."""
-    platform: str
-    """The operating system and the processor."""
+    pid: int = column("Process ID.")
+    started_at: str = column("Start, in ISO 8601 with time zone.")
+    ended_at: str | None = column("End; none while it is running or if it was killed.")
+    outcome: str | None = column(
+        "`done`, `interrupted` or `failed`; none while it is running or if it was killed."
+    )
+    message: str | None = column("Remarks on how it started and ended.")
+    first_round: int = column("The round it started with.")
+    threads: int = column("PyTorch threads.")
+    torch_version: str = column("The version of PyTorch.")
+    python_version: str = column("The version of Python.")
+    esper_version: str = column("The version of Esper.")
+    platform: str = column("Operating system and processor.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class NoticeRecord:
-    """Something that a person should know, such as that the run stopped early."""
+    """Something the user should know, such as why the run stopped early."""
 
     table: ClassVar[str] = "notices"
+    indexes: ClassVar[Indexes] = ()
 
-    round: int
-    """The round in which it happened."""
-    kind: str
-    """What sort of thing it is, in a word or two."""
-    message: str
-    """The thing itself, in a sentence."""
+    round: int = column("The round in which it happened.")
+    kind: str = column("The kind of notice, in a word or two.")
+    message: str = column("The notice, in a sentence.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RoundRecord:
     """One round: what was collected, and how the episodes that ended in it went.
 
-    What is a mean over ended episodes is none if no episode ended.
+    Means over episodes are none if no episode ended in the round.
     """
 
     table: ClassVar[str] = "rounds"
+    indexes: ClassVar[Indexes] = (("round",),)
 
-    round: int
-    """The round, counted from 1."""
-    env_steps: int
-    """Steps of environments so far in the run, each environment's counted."""
-    n_episodes: int
-    """Episodes that ended in the round."""
-    ep_rew_mean: float | None
-    """Mean sum of rewards of an episode."""
-    ep_len_mean: float | None
-    """Mean steps of an episode."""
-    score_mean: float | None
-    """Mean final score."""
-    static_score: float | None
-    """Mean final score of held-out hosts left alone, the same in every round."""
-    flops_mean: float | None
-    """Mean computing spent, as a share of the reference host's."""
-    host_parameters_mean: float | None
-    """Mean parameters of the hosts as they began."""
-    seed_parameters_mean: float | None
-    """Mean parameters of the committed seeds."""
-    op_wait: float | None
-    """Waits done per episode."""
-    op_germinate: float | None
-    """Seeds germinated per episode."""
-    op_set_alpha_target: float | None
-    """Changes of alpha's target per episode."""
-    op_prune: float | None
-    """Seeds pruned per episode."""
-    op_fossilize: float | None
-    """Seeds fossilized per episode."""
-    op_advance: float | None
-    """Seeds advanced by an action per episode."""
-    op_finish: float | None
-    """Share of episodes that the controller ended."""
-    n_illegal: int
-    """Steps of the round whose action the host's state did not allow."""
-    n_refused: int
-    """Steps of the round whose action a gate refused."""
-    n_restored: int
-    """Hosts that the governor put back in the round."""
-    learning_rate: float
-    """Learning rate of the round's update."""
-    ent_coef: float
-    """Weight of the entropy in the round's update."""
-    seconds: float = clock_field()
-    """How long the round took."""
-    steps_per_second: float = clock_field()
-    """Environments' steps per second of the round."""
-    seconds_by_part: str = clock_field()
-    """Seconds of each part of the round: a JSON mapping."""
-    rss_bytes: int = clock_field()
-    """Memory of the process after the round."""
+    round: int = column("The round, counted from 1.", metric="time/iterations")
+    env_steps: int = column(
+        "Environment steps so far, summed over environments.", metric="time/total_timesteps"
+    )
+    n_episodes: int = column("Episodes that ended in the round.")
+    ep_rew_mean: float | None = column("Mean episode return.", metric="rollout/ep_rew_mean")
+    ep_len_mean: float | None = column("Mean episode length.", metric="rollout/ep_len_mean")
+    score_mean: float | None = column("Mean final score of the hosts.", metric="growth/score")
+    static_score: float | None = column(
+        "Mean final score of held-out hosts that are never grown, the same in every round.",
+        metric="growth/static_score",
+    )
+    flops_mean: float | None = column(
+        "Mean training FLOPs per episode, as a share of the reference host's.",
+        metric="growth/flops",
+    )
+    host_parameters_mean: float | None = column(
+        "Mean parameters of the hosts before growth.", metric="growth/host_parameters"
+    )
+    seed_parameters_mean: float | None = column(
+        "Mean parameters of the fossilized seeds.", metric="growth/seed_parameters"
+    )
+    op_wait: float | None = column("Waits per episode.", metric="ops/wait")
+    op_germinate: float | None = column("Seeds germinated per episode.", metric="ops/germinate")
+    op_set_alpha_target: float | None = column(
+        "Changes of the alpha target per episode.", metric="ops/set_alpha_target"
+    )
+    op_prune: float | None = column("Seeds pruned per episode.", metric="ops/prune")
+    op_fossilize: float | None = column("Seeds fossilized per episode.", metric="ops/fossilize")
+    op_advance: float | None = column(
+        "Seeds advanced by an action per episode.", metric="ops/advance"
+    )
+    op_finish: float | None = column(
+        "Share of episodes that the controller finished early.", metric="ops/finish"
+    )
+    n_illegal: int = column(
+        "Steps of the round whose action was illegal in the host's state.",
+        metric="growth/illegal",
+    )
+    n_refused: int = column(
+        "Steps of the round whose action a gate refused.", metric="growth/refused"
+    )
+    n_restored: int = column(
+        "Hosts that the governor rolled back in the round.", metric="growth/restored"
+    )
+    learning_rate: float = column(
+        "Learning rate of the round's update.", metric="train/learning_rate"
+    )
+    ent_coef: float = column("Entropy coefficient of the round's update.", metric="train/ent_coef")
+    seconds: float = column("Duration of the round.", clock=True)
+    steps_per_second: float = column(
+        "Environment steps per second, over the round.", metric="time/fps", clock=True
+    )
+    seconds_by_part: str = column("Seconds of each part of the round: a JSON object.", clock=True)
+    rss_bytes: int = column("Memory of the process after the round.", clock=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class UpdateRecord:
-    """One update of the policy. Its numbers are none if it was refused."""
+    """One update of the policy. Its statistics are none if it was rejected."""
 
     table: ClassVar[str] = "updates"
+    indexes: ClassVar[Indexes] = (("round",),)
 
-    round: int
-    """The round."""
-    n_updates: int
-    """Updates so far that were not refused."""
-    approx_kl: float | None
-    """Divergence from the policy that collected the steps, a mean over heads that mattered."""
-    joint_kl: float | None
-    """The same for whole actions: summed over heads."""
-    policy_loss: float | None
-    """The clipped surrogate, summed over the heads that mattered."""
-    value_loss: float | None
-    """Squared error of the critic, in squared deviations of the return."""
-    entropy: float | None
-    """Entropy of an action, summed over the heads that could have mattered."""
-    clip_fraction: float | None
-    """Share of the ratios that mattered which left the clip range."""
-    explained_variance: float | None
-    """Share of the returns' variance that the values explain; 1 is perfect."""
-    gradient_norm: float | None
-    """Norm of the gradient before clipping, a mean over gradient steps."""
-    epochs_run: int
-    """Passes over the rollout that were begun."""
-    gradient_steps: int
-    """Gradient steps taken."""
-    stopped_early: bool
-    """Whether the divergence ended the update before its last epoch."""
-    was_refused: bool
-    """Whether the update was undone because a number was not finite."""
-    refusal: str | None
-    """Why; none if it was not refused."""
-    approx_kl_by_head: str
-    """Divergence of each head: a JSON mapping, empty if refused."""
-    clip_fraction_by_head: str
-    """Clipped share of each head: a JSON mapping, empty if refused."""
-    entropy_by_head: str
-    """Entropy of each head: a JSON mapping, empty if refused."""
+    round: int = column("The round.")
+    n_updates: int = column("Updates so far, without rejected ones.", metric="train/n_updates")
+    approx_kl: float | None = column(
+        "Approximate KL divergence from the policy that collected the steps, averaged over the "
+        "heads and steps that mattered.",
+        metric="train/approx_kl",
+    )
+    joint_kl: float | None = column(
+        "The same for whole actions: summed over heads, averaged over steps.",
+        metric="train/joint_kl",
+    )
+    policy_loss: float | None = column(
+        "The clipped surrogate loss, summed over the heads that mattered.",
+        metric="train/policy_gradient_loss",
+    )
+    value_loss: float | None = column(
+        "Squared error of the critic, in units of the return's variance.",
+        metric="train/value_loss",
+    )
+    entropy: float | None = column(
+        "Entropy of an action, summed over the heads that could have mattered. The metric is "
+        "negated, as in Stable-Baselines3.",
+        metric="train/entropy_loss",
+        sign=-1,
+    )
+    clip_fraction: float | None = column(
+        "Share of the probability ratios outside the clip range.", metric="train/clip_fraction"
+    )
+    explained_variance: float | None = column(
+        "Share of the returns' variance that the critic explains: 1 is perfect, 0 no better than a "
+        "constant.",
+        metric="train/explained_variance",
+    )
+    gradient_norm: float | None = column(
+        "Gradient norm before clipping, averaged over gradient steps.",
+        metric="train/gradient_norm",
+    )
+    epochs_run: int = column("Passes over the rollout that were started.")
+    gradient_steps: int = column("Gradient steps taken.")
+    stopped_early: bool = column(
+        "Whether the KL divergence stopped the update before its last epoch.",
+        metric="train/early_stop",
+    )
+    was_refused: bool = column(
+        "Whether the update was undone because a value was not finite.", metric="train/refused"
+    )
+    refusal: str | None = column("Why it was undone; none if it was not.")
+    approx_kl_by_head: str = column(
+        "`approx_kl` of each head: a JSON object, empty if rejected.",
+        metric="train/approx_kl/<head>",
+    )
+    clip_fraction_by_head: str = column(
+        "`clip_fraction` of each head: a JSON object, empty if rejected.",
+        metric="train/clip_fraction/<head>",
+    )
+    entropy_by_head: str = column(
+        "Entropy of each head: a JSON object, empty if rejected.", metric="train/entropy/<head>"
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class EvaluationRecord:
-    """A controller tried on hosts that nobody learned from."""
+    """A controller evaluated on held-out hosts."""
 
     table: ClassVar[str] = "evaluations"
+    indexes: ClassVar[Indexes] = (("round",),)
 
-    round: int
-    """The round after which it was."""
-    arm: str
-    """The controller: ``learned``, or the name of one that it is compared with."""
-    purpose: str
-    """``tuning`` to follow learning and keep the best, ``final`` to compare at the end."""
-    split: str
-    """Which draws of hosts."""
-    n_episodes: int
-    """Hosts grown."""
-    ep_rew_mean: float
-    """Mean sum of rewards of an episode."""
-    score_mean: float
-    """Mean final score."""
-    flops_mean: float
-    """Mean computing spent, as a share of the reference host's."""
-    n_epochs_mean: float
-    """Mean epochs trained."""
-    host_parameters_mean: float
-    """Mean parameters of the hosts as they began."""
-    seed_parameters_mean: float
-    """Mean parameters of the committed seeds."""
-    ops: str
-    """Ops done per episode, by name: a JSON mapping."""
-    is_best: bool
-    """Whether it is the best so far of its kind."""
-    fixed_reward: float | None = added_field(since=2)
-    """In trials of the learned controller: what ``ep_rew_mean`` is of the fixed schedule there."""
-    seconds: float = clock_field()
-    """How long it took."""
+    round: int = column("The round after which it took place.")
+    arm: str = column("The controller: `learned`, or the name of a baseline.")
+    purpose: str = column(
+        "`tuning` to follow learning and keep the best controller, `final` to compare at the end."
+    )
+    split: str = column("The split that hosts were drawn from.")
+    n_episodes: int = column("Hosts grown.")
+    ep_rew_mean: float = column("Mean episode return.", metric="eval/mean_reward")
+    score_mean: float = column("Mean final score of the hosts.", metric="eval/score")
+    flops_mean: float = column(
+        "Mean training FLOPs per episode, as a share of the reference host's.",
+        metric="eval/flops",
+    )
+    n_epochs_mean: float = column("Mean epochs trained.")
+    host_parameters_mean: float = column("Mean parameters of the hosts before growth.")
+    seed_parameters_mean: float = column("Mean parameters of the fossilized seeds.")
+    ops: str = column("Ops per episode, by name: a JSON object.")
+    is_best: bool = column("Whether it is the best so far of its kind.")
+    fixed_reward: float | None = column(
+        "Mean episode return of the fixed schedule on the same hosts.",
+        metric="eval/fixed_reward",
+        since=2,
+    )
+    seconds: float = column("Duration of the evaluation.", clock=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class EpisodeRecord:
-    """An episode that ended: one host, from its first weights to its score."""
+    """A finished episode: one host, from its first weights to its final score."""
 
     table: ClassVar[str] = "episodes"
+    indexes: ClassVar[Indexes] = (("env", "episode"), ("round",))
 
-    round: int
-    """The round in which it ended."""
-    step: int
-    """The step of the run at which it ended, counting all environments' steps as one."""
-    env: int
-    """The environment."""
-    episode: int
-    """Which episode of the environment, counted from 0."""
-    draw_seed: int
-    """What decided the host's data and first weights."""
-    ep_rew: float
-    """The sum of its rewards."""
-    ep_len: int
-    """Its steps."""
-    progress: float
-    """The sum of what the rewards gave for a better validation score."""
-    settlement: float
-    """What the last reward gave so that the sum is about the final score."""
-    flops_cost: float
-    """The sum of what the rewards took for computing."""
-    rent: float
-    """The sum of what the rewards took for added parameters."""
-    penalty: float
-    """The sum of what the rewards took for steps that the governor had to undo."""
-    shaping: float
-    """The sum of the shaping terms."""
-    final_score: float | None
-    """The committed host's score on data the controller did not see; none if it was not scored."""
-    flops: float
-    """Computing spent, as a share of the reference host's."""
-    n_epochs: int
-    """Epochs trained."""
-    host_parameters: int
-    """Parameters of the host that it began with."""
-    seed_parameters: int
-    """Parameters of the seeds that were committed."""
-    was_truncated: bool
-    """Whether a limit outside the task cut it short."""
+    round: int = column("The round in which it ended.")
+    step: int = column("The run's step at which it ended; environments step together.")
+    env: int = column("The environment.")
+    episode: int = column("The episode's number in its environment, counted from 0.")
+    draw_seed: int = column("The seed of the host's data and first weights.")
+    ep_rew: float = column("The return: the sum of the rewards.")
+    ep_len: int = column("The number of steps.")
+    progress: float = column("Sum of the rewards for a better validation score.")
+    settlement: float = column("The last reward's correction to the final score.")
+    flops_cost: float = column("Sum of the costs of computing.")
+    rent: float = column("Sum of the costs of added parameters.")
+    penalty: float = column("Sum of the penalties for steps that the governor rolled back.")
+    shaping: float = column("Sum of the shaping terms.")
+    final_score: float | None = column(
+        "Score of the committed host on data unseen by the controller; none if not scored."
+    )
+    flops: float = column("Training FLOPs, as a share of the reference host's.")
+    n_epochs: int = column("Epochs trained.")
+    host_parameters: int = column("Parameters of the host before growth.")
+    seed_parameters: int = column("Parameters of the fossilized seeds.")
+    was_truncated: bool = column("Whether a limit outside the task ended it.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class StepRecord:
-    """One step of one environment: what was chosen, what was done, and what it was worth.
+    """One step of one environment: the action, its effect and its reward.
 
-    The eight choices are indices; the run's record says what they stand for. A choice that the
-    op does not read was drawn like the others and has no effect.
+    The eight choices are indices into the names in the run's record. A choice that the op does not
+    read has no effect.
     """
 
     table: ClassVar[str] = "steps"
+    indexes: ClassVar[Indexes] = (("env", "episode"), ("step",))
 
-    round: int
-    """The round."""
-    step: int
-    """The step of the run, counting all environments' steps as one."""
-    env: int
-    """The environment."""
-    episode: int
-    """Which episode of the environment, counted from 0."""
-    epoch: int
-    """Epochs that the host had trained after the step."""
-    slot: int
-    """The slot that was chosen."""
-    blueprint: int
-    """The blueprint that was chosen."""
-    style: int
-    """The way of blending that was chosen."""
-    tempo: int
-    """The tempo that was chosen."""
-    alpha_target: int
-    """The target of alpha that was chosen."""
-    alpha_speed: int
-    """The speed of alpha that was chosen."""
-    alpha_curve: int
-    """The curve of alpha that was chosen."""
-    op: int
-    """The op that was chosen."""
-    op_done: int
-    """The op that was done: a refused one is a wait."""
-    is_illegal: bool
-    """Whether the host's state did not allow what was chosen."""
-    refusal: str | None
-    """Why a gate refused what was chosen; none if it did not."""
-    reward: float
-    """The reward: the sum of the six terms that follow."""
-    progress: float
-    """Given for a better validation score."""
-    settlement: float
-    """Given at the end, so that the sum is about the final score."""
-    flops_cost: float
-    """Taken for computing; at most 0."""
-    rent: float
-    """Taken for added parameters; at most 0."""
-    penalty: float
-    """Taken for a step that the governor had to undo; at most 0."""
-    shaping: float
-    """Potential-based shaping."""
-    score: float
-    """The validation score after the step."""
-    flops: float
-    """Computing spent in the episode so far, as a share of the reference host's."""
-    value: float
-    """What the critic expected before the step."""
-    log_prob: float
-    """Logarithm of the probability of the action, over the heads that the op reads."""
-    slots: str
-    """The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution,
-    parameters of the seed]; before schema version 3 without the last."""
-    probabilities: bytes | None = added_field(since=3)
-    """The probability that each choice of each head had, packed as two bytes each: little-endian,
-    in 65,534ths, 65,535 for a choice that was masked. Heads follow one another as in ``heads``."""
+    round: int = column("The round.")
+    step: int = column("The run's step; environments step together.")
+    env: int = column("The environment.")
+    episode: int = column("The episode's number in its environment, counted from 0.")
+    epoch: int = column("Epochs that the host has trained after the step.")
+    slot: int = column("The chosen slot.")
+    blueprint: int = column("The chosen blueprint.")
+    style: int = column("The chosen blending style.")
+    tempo: int = column("The chosen tempo.")
+    alpha_target: int = column("The chosen alpha target.")
+    alpha_speed: int = column("The chosen alpha speed.")
+    alpha_curve: int = column("The chosen alpha curve.")
+    op: int = column("The chosen op.")
+    op_done: int = column("The op that was performed: a refused one becomes a wait.")
+    is_illegal: bool = column("Whether the action was illegal in the host's state.")
+    refusal: str | None = column("Why a gate refused the action; none if it did not.")
+    reward: float = column("The reward: the sum of the next six columns.")
+    progress: float = column("Reward for a better validation score.")
+    settlement: float = column("Correction to the final score, at the last step.")
+    flops_cost: float = column("Cost of computing; at most 0.")
+    rent: float = column("Cost of added parameters; at most 0.")
+    penalty: float = column("Penalty for a step that the governor rolled back; at most 0.")
+    shaping: float = column("Potential-based shaping.")
+    score: float = column("Validation score after the step.")
+    flops: float = column("Training FLOPs of the episode so far, as a share of the reference's.")
+    value: float = column("The critic's estimate before the step.")
+    log_prob: float = column("Log-probability of the action, over the heads that the op reads.")
+    slots: str = column(
+        "The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution, "
+        "parameters of the seed]; without the last before schema version 3."
+    )
+    probabilities: bytes | None = column(
+        "The probability of each choice of each head, two bytes each: little-endian, in "
+        "65,534ths, 65,535 for a masked choice. Heads follow one another as in `heads`.",
+        since=3,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class SeedEventRecord:
-    """A seed that went from one stage of its life to the next."""
+    """A seed that moved from one stage to another."""
 
     table: ClassVar[str] = "seed_events"
+    indexes: ClassVar[Indexes] = (("env", "episode"), ("round",))
 
-    round: int
-    """The round."""
-    step: int
-    """The step of the run, counting all environments' steps as one."""
-    env: int
-    """The environment."""
-    episode: int
-    """Which episode of the environment, counted from 0."""
-    draw_seed: int
-    """What decided the host's data and first weights."""
-    epoch: int
-    """Epochs that the host had trained."""
-    slot: str
-    """The slot's name."""
-    blueprint: str
-    """The blueprint's name."""
-    from_stage: str
-    """The stage that it left."""
-    to_stage: str
-    """The stage that it entered."""
-    alpha: float
-    """How strongly it was blended in."""
-    contribution: float
-    """The score with it minus without it, when it was last measured; NaN if it never was."""
+    round: int = column("The round.")
+    step: int = column("The run's step; environments step together.")
+    env: int = column("The environment.")
+    episode: int = column("The episode's number in its environment, counted from 0.")
+    draw_seed: int = column("The seed of the host's data and first weights.")
+    epoch: int = column("Epochs that the host has trained.")
+    slot: str = column("The slot's name.")
+    blueprint: str = column("The blueprint's name.")
+    from_stage: str = column("The stage before.")
+    to_stage: str = column("The stage after.")
+    alpha: float = column("How strongly the seed was blended in.")
+    contribution: float = column(
+        "The score with the seed minus without it, as last measured; NaN if never measured."
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class GovernorRecord:
-    """A host that the governor put back to its last good state."""
+    """A host that the governor rolled back to its last good state."""
 
     table: ClassVar[str] = "governor_events"
+    indexes: ClassVar[Indexes] = (("env", "episode"),)
 
-    round: int
-    """The round."""
-    step: int
-    """The step of the run, counting all environments' steps as one."""
-    env: int
-    """The environment."""
-    episode: int
-    """Which episode of the environment, counted from 0."""
-    draw_seed: int
-    """What decided the host's data and first weights."""
-    epoch: int
-    """Epochs that the host had trained."""
-    reason: str
-    """What was wrong."""
+    round: int = column("The round.")
+    step: int = column("The run's step; environments step together.")
+    env: int = column("The environment.")
+    episode: int = column("The episode's number in its environment, counted from 0.")
+    draw_seed: int = column("The seed of the host's data and first weights.")
+    epoch: int = column("Epochs that the host has trained.")
+    reason: str = column("What was wrong.")
 
-
-SCHEMA_VERSION = 3
-"""Changes when a table or column does. Earlier ones can be read, and not written."""
 
 Record = (
     RunRecord
@@ -442,7 +404,7 @@ Record = (
     | EvaluationRecord
     | NoticeRecord
 )
-"""What a run writes: rows that are numbered in the order of writing."""
+"""A row of a run; rows are numbered over all tables in the order of writing."""
 
 RECORD_TYPES: tuple[type[Record], ...] = (
     RunRecord,
@@ -461,20 +423,3 @@ TABLES: dict[str, type[Record] | type[SessionRecord]] = {
     kind.table: kind for kind in (*RECORD_TYPES, SessionRecord)
 }
 """Every table's record type."""
-
-__all__ = [
-    "RECORD_TYPES",
-    "SCHEMA_VERSION",
-    "TABLES",
-    "EpisodeRecord",
-    "EvaluationRecord",
-    "GovernorRecord",
-    "NoticeRecord",
-    "Record",
-    "RoundRecord",
-    "RunRecord",
-    "SeedEventRecord",
-    "SessionRecord",
-    "StepRecord",
-    "UpdateRecord",
-]

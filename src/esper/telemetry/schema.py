@@ -1,7 +1,7 @@
-"""The database's tables, made from the record types, and how values go in and come out.
+"""The database schema, derived from the record types, and the encoding of values.
 
-SQLite has no NaN: it keeps NULL instead. In a column that always holds a number, NULL is therefore
-NaN. In a column where NULL means that there is no number, NaN is kept as the text ``NaN``.
+SQLite stores NaN as NULL. In a column that always holds a number, NULL therefore means NaN. In an
+optional column, where NULL means None, NaN is stored as the text ``NaN``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from esper.telemetry.records import (
     TABLES,
     Record,
     SessionRecord,
-    is_clock_field,
-    version_of,
 )
 
 FILE_NAME = "telemetry.sqlite"
 """The database's name in a run folder."""
 
 APPLICATION_ID = 0x45737052
-"""Marks a database as one of ours, in its header."""
+"""Marks a database as Esper telemetry, in its header."""
 
 Value = int | float | str | bytes | None
-"""What SQLite keeps."""
+"""A value as SQLite stores it."""
 
 RecordType = type[Record] | type[SessionRecord]
 
@@ -58,18 +56,20 @@ class Column:
     is_optional: bool
     """Whether None is allowed."""
     is_clock: bool
-    """Whether it depends on the clock or the process."""
+    """Whether it depends on time or on the process."""
     since: int = 1
     """The schema version that added it."""
+    about: str = ""
+    """What it holds, in a sentence."""
 
     @property
     def sql(self) -> str:
-        """The column as a table's definition has it."""
+        """The column's definition in SQL."""
         may_be_null = self.is_optional or self.kind is float
         return f'"{self.name}" {_SQL_TYPES[self.kind]}{"" if may_be_null else " NOT NULL"}'
 
     def accepts(self, value: object) -> bool:
-        """Return whether a value is of the column's type."""
+        """Return whether a value has the column's type."""
         if value is None:
             return self.is_optional
         if isinstance(value, bool):
@@ -78,7 +78,7 @@ class Column:
 
     @property
     def decode(self) -> Callable[[Any], Any] | None:
-        """What makes a record's value of a stored one; None if they are the same."""
+        """The function from a stored value to a record's value; None if they are the same."""
         if self.kind is bool:
             return _decode_optional_bool if self.is_optional else bool
         if self.kind is float:
@@ -111,15 +111,16 @@ def columns_of(kind: RecordType) -> tuple[Column, ...]:
                 name=one.name,
                 kind=plain,
                 is_optional=len(options) > 1,
-                is_clock=is_clock_field(one),
-                since=version_of(one),
+                is_clock=one.metadata["clock"],
+                since=one.metadata["since"],
+                about=one.metadata["about"],
             )
         )
     return tuple(columns)
 
 
 class RowMaker:
-    """Turns the records of one type into rows, refusing values of the wrong type."""
+    """Converts records of one type to rows, rejecting values of the wrong type."""
 
     def __init__(self, kind: RecordType) -> None:
         self._kind = kind
@@ -134,10 +135,10 @@ class RowMaker:
         """Return a record's values as SQLite takes them.
 
         Raises:
-            TelemetryError: If a value is not of its field's type, such as a number of NumPy's.
+            TelemetryError: If a value does not have its field's type, such as a NumPy number.
         """
         values = self._values(record)
-        # Almost all records of a type have values of the same few types: looked at only once.
+        # Most records of a type have values of the same types: check each combination once.
         types = tuple(map(type, values))
         if types not in self._known:
             self._check(values)
@@ -160,33 +161,37 @@ class RowMaker:
 
 @cache
 def insert_sql(kind: RecordType, n_rows: int = 1) -> str:
-    """Return the statement that inserts some rows of a record type, each after its key."""
+    """Return the statement that inserts rows of a record type, each starting with its key."""
     row = f"({', '.join('?' * (len(columns_of(kind)) + 1))})"
     return f'INSERT INTO "{kind.table}" VALUES {", ".join([row] * n_rows)}'
 
 
 def key_of(kind: RecordType) -> str:
-    """Return the name of the table's key: the row's number, or the session's."""
+    """Return the name of a table's primary key."""
     return "id" if kind is SessionRecord else "seq"
 
 
 def all_columns_of(kind: RecordType) -> tuple[Column, ...]:
     """Return the columns of a table: its key, then those of its record type."""
-    key = Column(name=key_of(kind), kind=int, is_optional=False, is_clock=False)
+    about = "The session's number." if kind is SessionRecord else "The row's number in the run."
+    key = Column(name=key_of(kind), kind=int, is_optional=False, is_clock=False, about=about)
     return (key, *columns_of(kind))
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """Make an empty database one of ours; the caller has begun a transaction."""
+    """Create all tables and indexes in an empty database, inside the caller's transaction."""
     for kind in TABLES.values():
         names = [f"{key_of(kind)} INTEGER PRIMARY KEY", *(c.sql for c in columns_of(kind))]
         connection.execute(f'CREATE TABLE "{kind.table}" ({", ".join(names)})')
+        for index in kind.indexes:
+            name, columns = "_".join((kind.table, *index)), ", ".join(f'"{c}"' for c in index)
+            connection.execute(f'CREATE INDEX "{name}" ON "{kind.table}" ({columns})')
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def is_blank(connection: sqlite3.Connection) -> bool:
-    """Return whether a database holds nothing at all and belongs to nobody."""
+    """Return whether a database is empty and not marked as another program's."""
     (n_things,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return not (n_things or _pragma(connection, "application_id"))
 
@@ -194,39 +199,42 @@ def is_blank(connection: sqlite3.Connection) -> bool:
 def check_schema(
     connection: sqlite3.Connection, path: Path, *, oldest: int = SCHEMA_VERSION
 ) -> int:
-    """Return the version of a database; raise TelemetryError unless it is telemetry of ours.
+    """Return the schema version of a database.
 
     Args:
         connection: To the database.
-        path: Where it is.
-        oldest: The oldest version that is of use.
+        path: Its file, for messages.
+        oldest: The oldest version that the caller accepts.
+
+    Raises:
+        TelemetryError: If it is not Esper telemetry, or of another version, or damaged.
     """
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise TelemetryError(
-            f"{path} is not telemetry of Esper; name a run folder, or move the file away."
+            f"{path} is not Esper telemetry; name a run folder, or move the file away."
         )
     version = _pragma(connection, "user_version")
     if not oldest <= version <= SCHEMA_VERSION:
-        known = f"writes version {SCHEMA_VERSION} and reads those up to it"
         raise TelemetryError(
-            f"{path} has schema version {version}; this Esper {known}: use the Esper that wrote it."
+            f"{path} has schema version {version}; this Esper writes version {SCHEMA_VERSION} and "
+            "reads versions up to it: use the Esper that wrote it."
         )
     for kind in TABLES.values():
         found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
         if found != [column.name for column in all_columns_of(kind) if column.since <= version]:
-            raise TelemetryError(f"{path} is damaged: table {kind.table!r} is not as it was made.")
+            raise TelemetryError(f"{path} is damaged: table {kind.table!r} has the wrong columns.")
     return version
 
 
 def last_position(connection: sqlite3.Connection) -> int:
-    """Return the number of the last row of all tables, 0 if there is none."""
+    """Return the number of the last row over all tables, 0 without rows."""
     kinds = (kind for kind in TABLES.values() if kind is not SessionRecord)
     parts = " UNION ALL ".join(f'SELECT max(seq) AS s FROM "{kind.table}"' for kind in kinds)
     return connection.execute(f"SELECT max(s) FROM ({parts})").fetchone()[0] or 0
 
 
 def decoders(columns: Iterable[Column]) -> Mapping[int, Callable[[Any], Any]]:
-    """Return what must be applied to the values of a row, by position."""
+    """Return the decoders that the values of a row need, by position."""
     return {i: column.decode for i, column in enumerate(columns) if column.decode is not None}
 
 
@@ -235,23 +243,25 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 SCALE = 65534
+"""Steps between probabilities 0 and 1 in a packed probability."""
 ILLEGAL = 65535
+"""The packed probability of a masked choice."""
 
 
 def unpack_probabilities(packed: bytes, sizes: Sequence[int]) -> list[list[float | None]]:
-    """Return the probabilities of each head's choices; None for a choice that was masked.
+    """Return the probabilities of each head's choices, None for masked choices.
 
     Args:
-        packed: The choices of all heads side by side.
-        sizes: How many choices each head has.
+        packed: Two bytes for each choice, heads one after another.
+        sizes: The number of choices of each head.
 
     Raises:
-        ValueError: If there are more or fewer numbers than choices.
+        ValueError: If the number of probabilities is not the number of choices.
     """
     numbers = array("H", packed)
     if sys.byteorder == "big":
         numbers.byteswap()
     if len(numbers) != sum(sizes):
-        raise ValueError(f"there are {len(numbers)} probabilities and {sum(sizes)} choices.")
+        raise ValueError(f"{len(numbers)} probabilities for {sum(sizes)} choices.")
     values = iter([None if number == ILLEGAL else number / SCALE for number in numbers])
     return [[next(values) for _ in range(size)] for size in sizes]

@@ -1,6 +1,6 @@
-"""Writing a run's telemetry: records are queued here and stored by one thread behind.
+"""Writing a run's telemetry: records are queued and stored by a background thread.
 
-Nothing is dropped and nothing piles up: when too many rows wait, writing waits as well.
+Nothing is dropped and the queue is bounded: :meth:`TelemetryWriter.write` blocks while it is full.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from esper.telemetry.schema import (
 from esper.version import __version__
 
 BUSY_SECONDS = 10.0
-"""How long another program may hold the database locked before writing fails."""
+"""How long to wait for another program's lock before writing fails."""
 
 MAX_CHUNK_ROWS = 512
-"""Rows that one statement inserts, at most. The interpreter is handed over at each statement, and
-a busy one is slow to come back, so that a statement for each row would hold up both threads."""
+"""Largest number of rows per statement. Each statement releases the interpreter lock, which a busy
+main thread is slow to return, so a statement per row would slow down both threads."""
 
 Row = tuple[type[Record], tuple[Any, ...]]
-"""A record's type, and its number followed by its values."""
+"""A record's type, and its row number followed by its values."""
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class WriterDatabase:
-    """A database that is written by the thread that opened it.
+    """The writing side of the database, used by the thread that opened it.
 
-    Every transaction is on the disk when its call returns. Errors are those of :mod:`sqlite3`;
-    :func:`explain` makes them ours.
+    Every transaction is on disk when its call returns. Errors are those of :mod:`sqlite3`;
+    :func:`explain` turns them into Esper's.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,20 +66,19 @@ class WriterDatabase:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StorageError(
-                f"{path} cannot be read while it is written on this file system; "
-                "put the run on a local disk."
+                f"{path} is on a file system that lacks WAL mode; put the run on a local disk."
             )
         connection.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             if is_blank(connection):
                 create_tables(connection)
             else:
-                # What cannot be written is to be noticed now, not with the first row.
+                # Fail now rather than at the first row if the file is read-only.
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.position = last_position(connection)
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """Insert rows in one transaction: all are there afterwards, or none."""
+        """Insert rows in one transaction."""
         by_type: dict[type[Record], list[tuple[Any, ...]]] = {}
         for kind, values in rows:
             by_type.setdefault(kind, []).append(values)
@@ -88,7 +87,7 @@ class WriterDatabase:
                 self._insert_chunks(kind, some)
 
     def _insert_chunks(self, kind: type[Record], rows: list[tuple[Any, ...]]) -> None:
-        """Insert rows by statements of sizes that are powers of two: few are ever compiled."""
+        """Insert rows in chunks of power-of-two sizes, so that few statements are compiled."""
         n_values = len(rows[0])
         most = min(MAX_CHUNK_ROWS, self._max_values // n_values)
         start = 0
@@ -99,7 +98,7 @@ class WriterDatabase:
             start += size
 
     def rewind(self, seq: int) -> None:
-        """Delete every row after the one of a number."""
+        """Delete every row after a row number."""
         with self._transaction():
             for kind in RECORD_TYPES:
                 self._connection.execute(f'DELETE FROM "{kind.table}" WHERE seq > ?', (seq,))
@@ -111,7 +110,7 @@ class WriterDatabase:
             return self._connection.execute(insert_sql(SessionRecord), values).lastrowid or 0
 
     def end_session(self, number: int, *, ended_at: str, outcome: str, message: str | None) -> None:
-        """Say how a session ended; a message is put after the one that it began with."""
+        """Record how a session ended; a message is appended to the one it started with."""
         with self._transaction():
             self._connection.execute(
                 "UPDATE sessions SET ended_at = ?, outcome = ?, "
@@ -120,7 +119,7 @@ class WriterDatabase:
             )
 
     def close(self) -> None:
-        """Close the connection; the log is folded into the database if nobody reads it."""
+        """Close the connection; SQLite merges the log into the database if nobody reads it."""
         self._connection.close()
 
     def _transaction(self) -> _Transaction:
@@ -128,7 +127,7 @@ class WriterDatabase:
 
 
 class _Transaction:
-    """A transaction that takes the right to write at once, and leaves nothing if it fails."""
+    """A transaction that takes the write lock at once and is rolled back if it fails."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -144,22 +143,22 @@ class _Transaction:
 
 
 def explain(error: Exception, path: Path) -> EsperError:
-    """Return what to tell the user of an error that the database gave."""
+    """Return the error to show the user for an error of the database."""
     if isinstance(error, EsperError):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGED:
         return TelemetryError(
-            f"{path} is damaged or no database ({error}); move it away or restore a copy."
+            f"{path} is damaged or not a database ({error}); move it away or restore a copy."
         )
     if isinstance(error, sqlite3.IntegrityError):
         return TelemetryError(
-            f"{path} is written by another process as well ({error}); let only one work on a run."
+            f"{path} is also written by another process ({error}); let only one work on a run."
         )
     if isinstance(error, (sqlite3.OperationalError, OSError)):
         return StorageError(
-            f"{path} cannot be written ({error}); free space on the disk or make the folder "
-            "writable, then resume."
+            f"{path} cannot be written ({error}); free disk space or make the folder writable, "
+            "then resume."
         )
     return TelemetryError(f"a record cannot be stored in {path} ({type(error).__name__}: {error}).")
 
@@ -168,17 +167,16 @@ Outcome = Literal["done", "interrupted", "failed"]
 
 
 class TelemetryWriter:
-    """The one writer of a run's telemetry.
+    """The single writer of a run's telemetry.
 
-    A row is *given* when :meth:`write` returns and *acknowledged* when :meth:`flush` returns: from
-    then on it survives the process's being killed and the machine's losing power. Rows are numbered
-    over all tables in the order in which they are given, and whatever a reader sees is a beginning
-    of that order. Rows are stored at least every ``flush_seconds``.
+    A row is *queued* when :meth:`write` returns and *acknowledged* when :meth:`flush` returns: from
+    then on it survives ``kill -9`` and power loss. Rows are numbered over all tables in the order
+    of writing, and a reader always sees a prefix of that order.
 
     Args:
-        path: The database; made if it is not there.
-        max_queued_rows: Rows that may be given and not yet stored; :meth:`write` waits beyond that.
-        flush_seconds: How long a row waits to be stored, at most, while the disk keeps up.
+        path: The database; created if missing.
+        max_queued_rows: Rows that may be queued before :meth:`write` blocks.
+        flush_seconds: The longest time that a row stays queued while the disk keeps up.
 
     Raises:
         TelemetryError: If the file is not telemetry of this version, or damaged.
@@ -200,7 +198,7 @@ class TelemetryWriter:
         self._makers = {kind: RowMaker(kind) for kind in RECORD_TYPES}
         self._changed = threading.Condition()
         self._queue: deque[Row] = deque()
-        self._n_given = 0
+        self._n_queued = 0
         self._n_stored = 0
         self._position = 0
         self._task: Callable[[WriterDatabase], Any] | None = None
@@ -209,7 +207,7 @@ class TelemetryWriter:
         self._is_closing = False
         self._is_ended = False
         self._failure: EsperError | None = None
-        self._is_failure_told = False
+        self._has_raised = False
         self._session: int | None = None
         self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
         self._thread.start()
@@ -218,51 +216,51 @@ class TelemetryWriter:
 
     @property
     def position(self) -> int:
-        """The number of the last row that was given; 0 before the first."""
+        """The number of the last row written; 0 before the first."""
         return self._position
 
     def write(self, record: Record) -> None:
-        """Give one row; wait if too many are on their way.
+        """Queue one row; block while the queue is full.
 
         Raises:
-            StorageError: If a row given before could not be stored.
-            TelemetryError: If a value is not of its field's type, or the writer is closed.
+            StorageError: If an earlier row could not be stored.
+            TelemetryError: If a value does not have its field's type, or the writer is closed.
         """
         self.write_many((record,))
 
     def write_many(self, records: Iterable[Record]) -> None:
-        """Give rows, in their order; wait whenever too many are on their way."""
+        """Queue rows in order; block while the queue is full."""
         rows = [(type(record), self._makers[type(record)](record)) for record in records]
         with self._changed:
             for kind, values in rows:
-                if self._n_given - self._n_stored >= self._max_rows:
-                    self._hurry(lambda: self._n_given - self._n_stored < self._max_rows)
+                if self._n_queued - self._n_stored >= self._max_rows:
+                    self._hurry(lambda: self._n_queued - self._n_stored < self._max_rows)
                 if self._is_ended or self._is_closing:
-                    self._complain()
+                    self._raise_failure()
                 self._position += 1
-                self._n_given += 1
+                self._n_queued += 1
                 self._queue.append((kind, (self._position, *values)))
-            # Not at every row: waking the thread costs more than storing what it would find.
-            if self._n_given - self._n_stored > self._max_rows // 4 and not self._is_urgent:
+            # Not for every row: waking the thread costs more than storing a row.
+            if self._n_queued - self._n_stored > self._max_rows // 4 and not self._is_urgent:
                 self._is_urgent = True
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when every row that was given is acknowledged.
+        """Block until every queued row is stored.
 
         Raises:
-            StorageError: If a row could not be stored.
-            TelemetryError: If a row could not be stored for what it holds.
+            StorageError: If a row could not be written.
+            TelemetryError: If a row's values could not be stored.
         """
         with self._changed:
-            target = self._n_given
+            target = self._n_queued
             self._hurry(lambda: self._n_stored >= target)
 
     def rewind(self, seq: int) -> None:
-        """Take back every row after number ``seq``, for a run that resumes from there.
+        """Delete every row after number ``seq``, for a run that resumes from there.
 
         Raises:
-            TelemetryError: If there is no such row: the telemetry is not what the caller knew.
+            TelemetryError: If the telemetry ends before that row.
         """
         require_int("seq", seq, least=0)
         if seq > self._position:
@@ -277,7 +275,7 @@ class TelemetryWriter:
     def start_session(
         self, *, first_round: int, threads: int, torch_version: str, message: str | None = None
     ) -> None:
-        """Record that this process works on the run from now on."""
+        """Record that this process starts to work on the run."""
         session = SessionRecord(
             pid=os.getpid(),
             started_at=_now(),
@@ -295,7 +293,7 @@ class TelemetryWriter:
         self._session = self._result
 
     def end_session(self, outcome: Outcome, message: str | None = None) -> None:
-        """Record how this process's work ended; rows given before are acknowledged."""
+        """Store all rows and record how this process's work ended."""
         number = self._session
         assert number is not None, "a session must be started before it ends"
         self.flush()
@@ -303,17 +301,17 @@ class TelemetryWriter:
         self._ask(lambda d: d.end_session(number, ended_at=_now(), outcome=outcome, message=text))
 
     def close(self) -> None:
-        """Acknowledge every row and end the thread; a second call does nothing.
+        """Store all rows and end the thread; a second call does nothing.
 
         Raises:
-            StorageError: If a row could not be stored and no call before has said so.
+            StorageError: If a row could not be stored and no earlier call has raised.
         """
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join()
-        if self._failure is not None and not self._is_failure_told:
-            self._complain()
+        if self._failure is not None and not self._has_raised:
+            self._raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -322,31 +320,31 @@ class TelemetryWriter:
         self.close()
 
     def _ask(self, task: Callable[[WriterDatabase], Any]) -> None:
-        """Have the thread do something, and wait for its result."""
+        """Run a task in the thread and wait for its result."""
         with self._changed:
             if self._is_closing:
-                self._complain()
+                self._raise_failure()
             self._task = task
             self._hurry(lambda: self._task is None)
 
     def _hurry(self, is_done: Callable[[], bool]) -> None:
-        """Wake the thread and wait, holding the condition, until something is so or it failed."""
+        """Wake the thread and wait until a condition holds; raise if the thread has failed."""
         if not is_done():
             self._is_urgent = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: is_done() or self._is_ended)
         if not is_done() or self._failure is not None:
-            self._complain()
+            self._raise_failure()
 
-    def _complain(self) -> None:
-        self._is_failure_told = True
+    def _raise_failure(self) -> None:
+        self._has_raised = True
         if self._failure is None:
             raise TelemetryError(f"the writer of {self._path} is closed; open another one.")
-        # A fresh one each time: an exception that is raised again collects tracebacks.
+        # A new one each time: an exception that is raised again collects tracebacks.
         raise type(self._failure)(str(self._failure)) from self._failure
 
     def _work(self) -> None:
-        """Be the thread: store what is queued until the writer is closed or something fails."""
+        """Store queued rows until the writer is closed or fails; the thread's main function."""
         database: WriterDatabase | None = None
         try:
             database = WriterDatabase(self._path)
@@ -363,7 +361,7 @@ class TelemetryWriter:
                 self._changed.notify_all()
 
     def _take_turn(self, database: WriterDatabase) -> bool:
-        """Store what has come; return whether there may be more."""
+        """Store the queue; return False once the writer is closing."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_urgent or self._is_closing, timeout=self._flush_seconds
@@ -388,5 +386,5 @@ def _now() -> str:
 
 
 def _storable(text: str | None) -> str | None:
-    """Return a text without half characters, which names of files can bring into a message."""
+    """Return a text without lone surrogates, which file names can bring into a message."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()

@@ -111,6 +111,10 @@ def age(folder: Path, version: int) -> None:
             for column in columns_of(kind):
                 if column.since > version:
                     connection.execute(f"ALTER TABLE {table} DROP COLUMN {column.name}")
+        if version < 4:
+            for kind in TABLES.values():
+                for index in kind.indexes:
+                    connection.execute(f"DROP INDEX {'_'.join((kind.table, *index))}")
         if version < 3:
             for seq, text in connection.execute("SELECT seq, slots FROM steps").fetchall():
                 shorter = json.dumps([slot[:4] for slot in json.loads(text)])

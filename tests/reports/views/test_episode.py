@@ -210,7 +210,7 @@ def test_probabilities_that_do_not_fit_the_heads_are_named(tmp_path: Path) -> No
     broken = replace(own(RECORDS, StepRecord, 0, 0)[0], probabilities=b"\x00\x00")
     with (
         stored(tmp_path, [run_record(), broken]) as telemetry,
-        pytest.raises(TelemetryError, match="there are 1 probabilities and 20 choices"),
+        pytest.raises(TelemetryError, match=r"1 .* 20 choices"),
     ):
         episode_detail(telemetry, 0, 0)
 

@@ -1,6 +1,6 @@
-"""What is recorded of a run as plain values, ready to be shown: for pages, reports and tests.
+"""Views of a run's telemetry as plain values, shared by the dashboard and the report.
 
-Every value can be written as JSON. What is unknown or not finite is None.
+Every view can be written as JSON. Unknown and non-finite values are None.
 """
 
 from esper.reports.views.comparison import ComparisonView, comparison_view

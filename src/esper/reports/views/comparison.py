@@ -1,7 +1,7 @@
-"""What a run came to beside other controllers, from the files that its folder holds.
+"""A run's controller compared with others, from the files in its folder.
 
 summary.json            the comparison at the end of training
-evaluation.json         an evaluation, in the folder or in one directly below
+evaluation.json         an evaluation, in the folder or directly below
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMMARY_FILE, EVALUATION_FILE = "summary.json", "evaluation.json"
 
 
 class IntervalValues(TypedDict):
-    """A mean, its 95 % interval, and from how many hosts it is."""
+    """A mean over n hosts with its 95 % interval."""
 
     mean: float | None
     low: float | None
@@ -31,7 +31,7 @@ class IntervalValues(TypedDict):
 
 
 class ArmView(TypedDict):
-    """How one controller did."""
+    """The result of one controller."""
 
     name: str
     ep_rew: IntervalValues
@@ -44,7 +44,7 @@ class ArmView(TypedDict):
 
 
 class DifferenceView(TypedDict):
-    """The learned controller minus another, on the same hosts, in numbers and in words."""
+    """The learned controller minus another one on the same hosts, in numbers and words."""
 
     against: str
     ep_rew: IntervalValues
@@ -54,7 +54,7 @@ class DifferenceView(TypedDict):
 
 
 class EvaluationFile(TypedDict):
-    """What an evaluation at one price showed, as its file tells."""
+    """The result of an evaluation at one price, as stored in its file."""
 
     file: str
     """Relative to the run's folder."""
@@ -70,7 +70,7 @@ class EvaluationFile(TypedDict):
 
 
 class ComparisonView(TypedDict):
-    """What is found in a run's folder; without a summary its fields are empty or None."""
+    """The results in a run's folder; without a summary its fields are empty or None."""
 
     n_hosts: int | None
     split: str | None
@@ -79,11 +79,11 @@ class ComparisonView(TypedDict):
     sentences: list[str]
     evaluations: list[EvaluationFile]
     problems: list[str]
-    """Files that cannot be read, a sentence each."""
+    """Unreadable files, a sentence each."""
 
 
 def comparison_view(run_path: str | os.PathLike[str]) -> ComparisonView | None:
-    """Return how a run's controller did beside others, or None if nothing is there yet."""
+    """Return how a run's controller compares with others, or None without results."""
     place, problems = Path(run_path), list[str]()
     summary = _read_summary(place / SUMMARY_FILE, problems)
     found = _read_evaluations(place, problems)
@@ -103,7 +103,7 @@ def comparison_view(run_path: str | os.PathLike[str]) -> ComparisonView | None:
 def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
     if not path.is_file():
         return None
-    # NumPy comes with it, and most runs that are looked at have no summary yet.
+    # This imports NumPy, and most runs have no summary yet.
     from esper.training.comparison import Comparison
 
     try:
@@ -152,15 +152,12 @@ def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationFile]:
         try:
             found += _entries(json.loads(path.read_text("utf-8")), name)
         except (OSError, ValueError, KeyError, TypeError, IndexError):
-            problems.append(f"{name} is damaged or of another version; evaluate again.")
+            problems.append(f"{name} is damaged or of another version; run esper evaluate again.")
     return found
 
 
 def _entries(values: dict[str, Any], file: str) -> list[EvaluationFile]:
-    """Return each price of an evaluation with the verdict that is written beside it.
-
-    To weigh it again takes seconds; who doubts the file can do so from what it holds.
-    """
+    """Return each price of an evaluation with its stored verdict; computing it takes seconds."""
     pairs = zip(values["entries"], values["verdicts"], strict=True)
     return [
         {

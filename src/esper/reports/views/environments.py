@@ -1,15 +1,14 @@
-"""All hosts that are being grown, as of the last step that is recorded."""
+"""The hosts that are being grown, as of the last recorded step."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
 
 from esper.reports.views.episode import named, read_slots
-from esper.reports.views.finding import first_number
 from esper.reports.views.run import Names, names_of, run_of, settings_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
-from esper.telemetry.records import EpisodeRecord, StepRecord
+from esper.telemetry.records import StepRecord
 
 
 class Environment(TypedDict):
@@ -18,7 +17,7 @@ class Environment(TypedDict):
     env: int
     episode: int
     is_over: bool
-    """Whether the episode ended with the last step, so that another host is next."""
+    """Whether the episode ended with the last step."""
     epoch: int
     score: float | None
     scores: list[float | None]
@@ -29,9 +28,9 @@ class Environment(TypedDict):
     ep_rew: float | None
     """The sum of rewards so far."""
     seed_parameters: int | None
-    """Parameters of the seeds that are there; None if they were not recorded."""
+    """Parameters of the present seeds; None if not recorded."""
     n_episodes: int
-    """Episodes of the environment that ended."""
+    """Finished episodes of the environment."""
 
 
 class Environments(TypedDict):
@@ -40,56 +39,54 @@ class Environments(TypedDict):
     slots: list[str]
     n_epochs_max: int | None
     has_steps: bool
-    """Whether there are steps; a run can be told not to record them."""
+    """Whether steps were recorded (``telemetry.record_steps``)."""
     envs: list[Environment]
 
 
 def environments(telemetry: RunTelemetry) -> Environments:
-    """Return how the host of each environment is, as of its last recorded step."""
+    """Return the state of each environment's host after its last recorded step."""
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(StepRecord)
         n_epochs = None if run is None else settings_of(run).budget.n_epochs
         rows: dict[int, list[tuple[Any, ...]]] = {}
-        ended = set[tuple[int, int]]()
         if last is not None:
-            # The step that finishes a host trains no epoch, and the last step may be in part there.
-            first = last.step - (n_epochs or 0) - 1
-            rows, ended = _rows_since(telemetry, first), _ended_since(telemetry, first)
+            # The step that finishes a host trains no epoch, and the last step may be incomplete.
+            rows = _rows_since(telemetry, last.step - (n_epochs or 0) - 1)
+        over = {env: _ended(telemetry, env, own[-1][0]) for env, own in rows.items()}
     names = names_of(run)
     return {
         "slots": names.slots,
         "n_epochs_max": n_epochs,
         "has_steps": last is not None,
-        "envs": [_environment(env, rows[env], ended, names) for env in sorted(rows)],
+        "envs": [_environment(env, rows[env], names, is_over=over[env]) for env in sorted(rows)],
     }
 
 
 def _rows_since(telemetry: RunTelemetry, step: int) -> dict[int, list[tuple[Any, ...]]]:
-    """Return what is needed of the steps since one, by environment."""
-    start = first_number(telemetry, StepRecord, "step", step)
-    sql = "SELECT env, episode, epoch, score, reward, op_done, slots FROM steps WHERE seq >= :start"
+    """Return the steps from one on, by environment."""
     rows: dict[int, list[tuple[Any, ...]]] = {}
-    for env, *values in telemetry.select(f"{sql} ORDER BY seq", start=start):
+    for env, *values in telemetry.select(
+        "SELECT env, episode, epoch, score, reward, op_done, slots FROM steps "
+        "WHERE step >= :step ORDER BY step, seq",
+        step=step,
+    ):
         rows.setdefault(env, []).append(tuple(values))
     return rows
 
 
-def _ended_since(telemetry: RunTelemetry, step: int) -> set[tuple[int, int]]:
-    """Return the environments and numbers of the episodes that ended since a step."""
-    start = first_number(telemetry, EpisodeRecord, "step", step)
-    sql = "SELECT env, episode FROM episodes WHERE seq >= :start"
-    return {(env, episode) for env, episode in telemetry.select(sql, start=start)}
+def _ended(telemetry: RunTelemetry, env: int, episode: int) -> bool:
+    sql = "SELECT 1 FROM episodes WHERE env = :env AND episode = :episode"
+    return bool(telemetry.select(sql, env=env, episode=episode))
 
 
 def _environment(
-    env: int, rows: list[tuple[Any, ...]], ended: set[tuple[int, int]], names: Names
+    env: int, rows: list[tuple[Any, ...]], names: Names, *, is_over: bool
 ) -> Environment:
     episode, epoch, score, _, op_done, text = rows[-1]
     own = [row for row in rows if row[0] == episode]
     slots = read_slots(text, names.blueprints)
     parameters = [slot["parameters"] for slot in slots]
     known = [number for number in parameters if number is not None]
-    is_over = (env, episode) in ended
     return {
         "env": env,
         "episode": episode,

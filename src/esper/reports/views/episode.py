@@ -1,4 +1,4 @@
-"""One episode in full: its steps, the lives of its seeds, and what came of it."""
+"""One episode in full: its steps, its seeds and its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypedDict
 from esper.errors import TelemetryError
 from esper.lifecycle.stages import Stage
 from esper.reports.views.episodes import Episode, ended_episode
-from esper.reports.views.finding import R, numbers_of_steps, records_among
 from esper.reports.views.run import Names, names_of, run_of, settings_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
@@ -40,7 +39,7 @@ class Terms(TypedDict):
 
 
 class Step(TypedDict):
-    """One decision and its outcome; None is what was not recorded or is not finite."""
+    """One decision and its outcome; None where a value is not recorded or not finite."""
 
     epoch: int
     step: int
@@ -50,14 +49,14 @@ class Step(TypedDict):
     is_illegal: bool
     refusal: str | None
     slot: str | None
-    """The slot that was acted on, if the op reads it."""
+    """The chosen slot, if the op reads it."""
     blueprint: str | None
-    """The blueprint that was chosen, if the op reads it."""
+    """The chosen blueprint, if the op reads it."""
     choices: dict[str, int]
     relevant: list[str]
-    """The heads that the op reads; all heads if the run did not record which."""
+    """The heads that the op reads; all heads if the run did not record them."""
     probabilities: dict[str, list[float | None]] | None
-    """Of each head's choices; None for a choice that was not legal."""
+    """By head, for each choice; None for a masked choice."""
     reward: float | None
     terms: Terms
     score: float | None
@@ -68,7 +67,7 @@ class Step(TypedDict):
 
 
 def describe_step(record: StepRecord, names: Names) -> Step:
-    """Return a step with names in the place of indices."""
+    """Return a step with names instead of indices."""
     op = named(names.ops, record.op)
     reads = names.reads.get(op)
     is_read = set(reads or ())
@@ -130,13 +129,13 @@ def _probabilities(packed: bytes | None, names: Names) -> dict[str, list[float |
         return dict(zip(names.heads, unpack_probabilities(packed, sizes), strict=True))
     except ValueError as error:
         raise TelemetryError(
-            f"a step's probabilities do not fit the run's heads: {error} The database is damaged."
+            f"a step's probabilities do not match the run's heads: {error} The database is damaged."
         ) from error
 
 
 def read_slots(text: str, blueprints: list[str]) -> list[SlotState]:
-    """Return the slots that a step's record tells of."""
-    # NumPy writes what is not finite in another way than JSON's readers take.
+    """Return the slots of a step's record."""
+    # NumPy spells non-finite numbers differently from Python's JSON reader.
     values: list[list[Any]] = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
     return [
         {
@@ -151,24 +150,24 @@ def read_slots(text: str, blueprints: list[str]) -> list[SlotState]:
 
 
 def named(names: list[str], index: int) -> str:
-    """Return the name at an index, or the index itself if there is none."""
+    """Return the name at an index, or the index as text if it has none."""
     return names[index] if 0 <= index < len(names) else str(index)
 
 
 Part = TypedDict("Part", {"stage": str, "from": int, "to": int})
-"""A stage of a seed's life, and the epochs that it lasted."""
+"""A stage of a seed's life, with its first and last epoch."""
 
 
 class Bar(TypedDict):
-    """The life of one seed, until its slot is free again."""
+    """The life of one seed in a slot."""
 
     slot: str
     blueprint: str | None
     seed: int
-    """Which seed of the slot, counted from 0."""
+    """The seed's number in its slot, counted from 0."""
     parts: list[Part]
     alphas: list[tuple[int, float | None]]
-    """Epochs, and how strongly it was blended in after each."""
+    """Epochs, with the seed's alpha after each."""
     parameters: int | None
 
 
@@ -186,11 +185,11 @@ def make_bars(
     """Return a bar for each seed, slot by slot.
 
     Args:
-        events: Of one episode, in order.
-        steps: Of the same episode, none if they were not recorded.
+        events: The seed events of one episode, in order.
+        steps: Its steps; empty if they were not recorded.
         slots: Names of the slots.
         last_epoch: Epochs that the host has trained.
-        finish_step: The step that finished the host before another epoch; None if none did.
+        finish_step: The step that finished the host without training an epoch, or None.
     """
     bars: list[Bar] = []
     for slot in dict.fromkeys([*slots, *(event.slot for event in events)]):
@@ -211,7 +210,7 @@ def make_bars(
 
 
 def _lives(events: list[SeedEventRecord]) -> list[list[SeedEventRecord]]:
-    """Return the events of a slot, those of each of its seeds together."""
+    """Return the events of a slot, grouped by seed."""
     lives: list[list[SeedEventRecord]] = []
     for event in events:
         if not lives or event.from_stage == _DORMANT:
@@ -221,12 +220,12 @@ def _lives(events: list[SeedEventRecord]) -> list[list[SeedEventRecord]]:
 
 
 def _is_over(life: list[SeedEventRecord]) -> bool:
-    """Return whether the last event of a life only says that its slot is free again."""
+    """Return whether the last event frees the slot."""
     return life[-1].to_stage == _DORMANT
 
 
 def _steps_of(life: list[SeedEventRecord], steps: list[Step]) -> list[Step]:
-    """Return the steps after which the slot was the seed's."""
+    """Return the steps after which the seed was in the slot."""
     end = life[-1].step if _is_over(life) else math.inf
     return [one for one in steps if life[0].step <= one["step"] < end]
 
@@ -253,7 +252,7 @@ def _alphas(
 
 
 def _parameters(steps: list[Step], place: int | None) -> int | None:
-    """Return how many parameters a seed had, if that was recorded."""
+    """Return a seed's number of parameters, None if not recorded."""
     if place is None:
         return None
     found = [one["slots"][place]["parameters"] for one in steps if place < len(one["slots"])]
@@ -261,7 +260,7 @@ def _parameters(steps: list[Step], place: int | None) -> int | None:
 
 
 class SeedEvent(TypedDict):
-    """A seed that went from one stage to the next."""
+    """A seed that moved from one stage to another."""
 
     epoch: int
     step: int
@@ -274,7 +273,7 @@ class SeedEvent(TypedDict):
 
 
 class Rescue(TypedDict):
-    """A host that the governor put back."""
+    """A host that the governor rolled back."""
 
     epoch: int
     step: int
@@ -282,14 +281,14 @@ class Rescue(TypedDict):
 
 
 class EpisodeDetail(TypedDict):
-    """All that is recorded of one episode."""
+    """Everything recorded about one episode."""
 
     env: int
     episode: int
     draw_seed: str | None
     is_over: bool
     has_steps: bool
-    """Whether there are steps; a run can be told not to record them."""
+    """Whether steps were recorded (``telemetry.record_steps``)."""
     n_epochs_max: int | None
     result: Episode | None
     slots: list[str]
@@ -311,28 +310,28 @@ class _Rows:
 
     @property
     def draw_seed(self) -> str | None:
-        """What decided the host, if a record tells it."""
+        """The seed of the host's data and weights, if a record has it."""
         if self.result is not None:
             return self.result["draw_seed"]
         return next((str(one.draw_seed) for one in (*self.events, *self.rescues)), None)
 
     @property
     def last_epoch(self) -> int:
-        """Epochs that the host has trained, as far as records tell."""
+        """Epochs that the host has trained, according to the records."""
         if self.result is not None:
             return self.result["n_epochs"]
         return max(one.epoch for one in (*self.steps, *self.events, *self.rescues))
 
     @property
     def finish_step(self) -> int | None:
-        """The step in which the host was finished without training another epoch."""
+        """The step that finished the host without training an epoch, or None."""
         if self.result is None or self.result["ep_len"] <= self.result["n_epochs"]:
             return None
         return self.result["step"]
 
 
 def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDetail | None:
-    """Return an episode, also one that goes on, or None if nothing is recorded of it."""
+    """Return a finished or running episode, or None if nothing is recorded of it."""
     with telemetry.snapshot():
         rows, run = _find_rows(telemetry, env, episode), run_of(telemetry)
     if rows is None:
@@ -364,22 +363,13 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
 
 
 def _find_rows(telemetry: RunTelemetry, env: int, episode: int) -> _Rows | None:
-    """Return the records of an episode: those of its environment since the episode before."""
-    result = ended_episode(telemetry, env, episode)
-    before = None if episode == 0 else ended_episode(telemetry, env, episode - 1)
-    if result is None and before is None and episode != 0:
-        return None
-    first = 1 if before is None else before["step"] + 1
-    last = None if result is None else result["step"]
-
-    def find(kind: type[R]) -> list[R]:
-        numbers = numbers_of_steps(telemetry, kind, first, last)
-        return list(records_among(telemetry, kind, numbers, env=env, episode=episode))
-
-    steps, events, rescues = find(StepRecord), find(SeedEventRecord), find(GovernorRecord)
-    if result is None and not (steps or events or rescues):
-        return None
-    return _Rows(result=result, steps=steps, events=events, rescues=rescues)
+    rows = _Rows(
+        result=ended_episode(telemetry, env, episode),
+        steps=telemetry.rows(StepRecord, env=env, episode=episode),
+        events=telemetry.rows(SeedEventRecord, env=env, episode=episode),
+        rescues=telemetry.rows(GovernorRecord, env=env, episode=episode),
+    )
+    return rows if rows.result or rows.steps or rows.events or rows.rescues else None
 
 
 def _event(record: SeedEventRecord) -> SeedEvent:

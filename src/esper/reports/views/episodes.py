@@ -1,15 +1,14 @@
-"""Lists of episodes: the last, the best, the worst, and those like most."""
+"""Lists of finished episodes: recent, best, worst or typical ones."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal, TypedDict, get_args
 
 from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.finding import first_number
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
-from esper.telemetry.records import SeedEventRecord
 
 Order = Literal["recent", "best", "worst", "typical"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -35,7 +34,7 @@ class Episode(TypedDict):
     round: int
     step: int
     draw_seed: str
-    """A text, since it has more digits than a number of JavaScript."""
+    """Text, because it has more digits than a JavaScript number."""
     ep_rew: float | None
     ep_len: int
     final_score: float | None
@@ -49,7 +48,7 @@ class Episode(TypedDict):
 
 
 class EpisodeList(TypedDict):
-    """Some episodes, and how many there are to choose from."""
+    """Some episodes, and how many there are in total."""
 
     total: int
     episodes: list[Episode]
@@ -65,19 +64,19 @@ def episode_list(
     limit: int = 50,
     offset: int = 0,
 ) -> EpisodeList:
-    """Return episodes that ended, in an order; of equal ones the later comes first.
+    """Return finished episodes in an order; among equal ones, later ones come first.
 
     Args:
-        telemetry: Of the run.
-        order: The last first, the highest or lowest return first, or that nearest to the median.
-        env: Only those of an environment.
-        first_round: Only those that ended in this round or later.
-        last_round: Only those that ended in this round or earlier.
-        limit: How many, at most.
-        offset: How many to leave out before.
+        telemetry: The run's telemetry.
+        order: Latest first, highest or lowest return first, or nearest to the median return first.
+        env: Only episodes of this environment.
+        first_round: Only episodes that ended in this round or later.
+        last_round: Only episodes that ended in this round or earlier.
+        limit: The largest number of episodes to return.
+        offset: The number of episodes to skip.
 
     Raises:
-        ConfigError: If the order is not one of these, or a number is too small.
+        ConfigError: If the order is unknown, or a number is too small.
     """
     by = _ORDERS[require_choice("order", order, ORDERS)]
     require_int("limit", limit, least=1)
@@ -90,20 +89,32 @@ def episode_list(
         if order == "typical":
             values["median"] = _median_return(telemetry, where, values)
         values |= {"limit": limit, "offset": offset}
-        sql = f"SELECT seq, {_COLUMNS} FROM episodes WHERE {where} ORDER BY {by}"
+        sql = f"SELECT {_COLUMNS} FROM episodes WHERE {where} ORDER BY {by}"
         rows = telemetry.select(f"{sql} LIMIT :limit OFFSET :offset", **values)
-        return {"total": total, "episodes": [_episode(telemetry, row) for row in rows]}
+        return {"total": total, "episodes": _episodes(telemetry, rows)}
 
 
 def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | None:
-    """Return an episode that ended, or None if there is none of these numbers."""
-    sql = f"SELECT seq, {_COLUMNS} FROM episodes WHERE env = :env AND episode = :episode"
+    """Return a finished episode, or None if it does not exist or has not ended."""
+    sql = f"SELECT {_COLUMNS} FROM episodes WHERE env = :env AND episode = :episode"
     rows = telemetry.select(sql, env=env, episode=episode)
-    return _episode(telemetry, rows[0]) if rows else None
+    return next(iter(_episodes(telemetry, rows)), None)
 
 
-def _episode(telemetry: RunTelemetry, row: tuple[Any, ...]) -> Episode:
-    seq, env, episode, round_, step, draw_seed, ep_rew, ep_len, score, flops, *others = row
+def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Episode]:
+    """Return rows as episodes, with the number of seeds that each fossilized."""
+    pairs = ", ".join(f"({env}, {episode})" for env, episode, *_ in rows)
+    sql = (
+        "SELECT env, episode FROM seed_events WHERE to_stage = :stage "
+        # SQLite does not use the index for a plain list of VALUES.
+        f"AND (env, episode) IN (SELECT * FROM (VALUES {pairs}))"
+    )
+    n_grown = Counter(telemetry.select(sql, stage=Stage.FOSSILIZED.name.lower()) if rows else ())
+    return [_episode(row, n_grown[row[:2]]) for row in rows]
+
+
+def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
+    env, episode, round_, step, draw_seed, ep_rew, ep_len, score, flops, *others = row
     n_epochs, host_parameters, seed_parameters, was_truncated = others
     return {
         "env": env,
@@ -119,23 +130,12 @@ def _episode(telemetry: RunTelemetry, row: tuple[Any, ...]) -> Episode:
         "host_parameters": host_parameters,
         "seed_parameters": seed_parameters,
         "was_truncated": bool(was_truncated),
-        "n_grown": _count_grown(telemetry, env, first_step=step - ep_len + 1, end=seq),
+        "n_grown": n_grown,
     }
 
 
-def _count_grown(telemetry: RunTelemetry, env: int, *, first_step: int, end: int) -> int:
-    """Return how many seeds an episode fossilized, whose last row has the number ``end``."""
-    start = first_number(telemetry, SeedEventRecord, "step", first_step)
-    sql = (
-        "SELECT count(*) FROM seed_events WHERE seq >= :start AND seq < :end AND env = :env "
-        "AND to_stage = :stage"
-    )
-    stage = Stage.FOSSILIZED.name.lower()
-    return telemetry.select(sql, start=start, end=end, env=env, stage=stage)[0][0]
-
-
 def _median_return(telemetry: RunTelemetry, where: str, values: dict[str, Any]) -> float | None:
-    """Return the median return of the episodes that have one; None without any."""
+    """Return the median return of episodes, None without any."""
     chosen = f"FROM episodes WHERE {where} AND ep_rew IS NOT NULL"
     (n,) = telemetry.select(f"SELECT count(*) {chosen}", **values)[0]
     sql = f"SELECT ep_rew {chosen} ORDER BY ep_rew LIMIT :n_middle OFFSET :n_below"

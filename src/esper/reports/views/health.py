@@ -1,4 +1,4 @@
-"""What went wrong in a run, what was refused, and how fast and how large it is."""
+"""The health of a run: rollbacks, rejected updates, notices, speed and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.telemetry import RunTelemetry
 
 
 class Restored(TypedDict):
-    """A host that the governor put back."""
+    """A host that the governor rolled back."""
 
     round: int
     env: int
@@ -22,30 +22,30 @@ class Restored(TypedDict):
 
 
 class Governor(TypedDict):
-    """What the governor did."""
+    """Rollbacks by the governor."""
 
     total: int
     by_round: Points
     last: list[Restored]
-    """The newest first."""
+    """Newest first."""
 
 
 class RefusedUpdate(TypedDict):
-    """An update that was undone because a number was not finite."""
+    """An update that was undone because a value was not finite."""
 
     round: int
     reason: str | None
 
 
 class EarlyStops(TypedDict):
-    """Updates that the divergence ended before their last epoch."""
+    """Updates that the KL divergence stopped before their last epoch."""
 
     total: int
     rounds: list[int]
 
 
 class Notice(TypedDict):
-    """Something that a person should know."""
+    """Something the user should know."""
 
     round: int
     kind: str
@@ -53,7 +53,7 @@ class Notice(TypedDict):
 
 
 class Parts(TypedDict):
-    """Where the time of rounds went: for each name the seconds of each round."""
+    """Time spent in each part of a round: for each name, the seconds of each round."""
 
     names: list[str]
     rounds: list[int]
@@ -61,32 +61,32 @@ class Parts(TypedDict):
 
 
 class Health(TypedDict):
-    """How well a run goes, apart from what it learns."""
+    """The health of a run, apart from what it learns."""
 
     governor: Governor
     refused_updates: list[RefusedUpdate]
-    """The newest first."""
+    """Newest first."""
     early_stops: EarlyStops
     illegal: int
-    """Steps whose action the host's state did not allow."""
+    """Steps whose action was illegal in the host's state."""
     refused_by_gates: int
     """Steps whose action a gate refused."""
     notices: list[Notice]
-    """The newest first."""
+    """Newest first."""
     throughput: Points
-    """Environments' steps per second."""
+    """Environment steps per second."""
     memory: Points
-    """Of the process, in bytes."""
+    """Memory of the process, in bytes."""
     seconds_by_part: Parts
     sessions: list[Session]
 
 
 def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
-    """Return what went wrong in a run, what was refused, and how fast and how large it is.
+    """Return rollbacks, rejected updates, notices, speed and memory of a run.
 
     Args:
-        telemetry: Of the run.
-        limit: Of each kind of event how many are told one by one, the newest.
+        telemetry: The run's telemetry.
+        limit: The number of events of each kind to list, newest first.
 
     Raises:
         ConfigError: If the limit is below 1.
@@ -123,7 +123,7 @@ def _points(rounds: list[int], values: list[Any]) -> Points:
 
 
 def _parts(rounds: list[int], texts: list[str]) -> Parts:
-    """Return seconds by part; a part that a round does not have took none of its time."""
+    """Return seconds by part, 0 for a part that a round does not have."""
     read: list[dict[str, Any]] = [json.loads(text) for text in texts]
     names = list(dict.fromkeys(name for one in read for name in one))
     values = [[finite(one.get(name, 0.0)) for one in read] for name in names]

@@ -1,24 +1,23 @@
-"""What the controller does, early in training and late: its ops, its blueprints, its timing."""
+"""What the controller does early and late in training: ops, blueprints, timing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.finding import first_number
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
-from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord
+from esper.telemetry.records import RoundRecord
 
 _OP = "op_"
 _OPS = [one.name.removeprefix(_OP) for one in fields(RoundRecord) if one.name.startswith(_OP)]
 
 
 class LearnedPart(TypedDict):
-    """What was done in some rounds, over the episodes that ended in them."""
+    """A range of rounds, and the episodes that ended in them."""
 
     first_round: int
     last_round: int
@@ -26,29 +25,29 @@ class LearnedPart(TypedDict):
     ops: dict[str, float]
     """How often each op was done per episode."""
     blueprints: dict[str, float]
-    """Shares of the seeds that were germinated."""
+    """Each blueprint's share of the germinated seeds."""
     committed: dict[str, float]
-    """Shares of the seeds that were fossilized."""
+    """Each blueprint's share of the fossilized seeds."""
     germination_epochs: dict[int, int]
-    """How many seeds were germinated in each epoch, counted from 1."""
+    """Seeds germinated in each epoch, counted from 1."""
     finish_epochs: dict[int, int]
-    """How many hosts the controller finished after so many epochs."""
+    """Hosts that the controller finished after each number of epochs."""
     mean_return: float | None
     mean_score: float | None
 
 
 class Learned(TypedDict):
-    """Parts of a run of about as many rounds each, in order."""
+    """Consecutive ranges of about the same number of rounds."""
 
     parts: list[LearnedPart]
 
 
 def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
-    """Return what the controller did in each part of the rounds that are done.
+    """Return what the controller did in each part of training so far.
 
     Args:
-        telemetry: Of the run.
-        n_parts: How many parts, at most one for each round.
+        telemetry: The run's telemetry.
+        n_parts: The number of parts; a run of fewer rounds has one part per round.
 
     Raises:
         ConfigError: If the number of parts is below 1.
@@ -63,27 +62,25 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
 
 
 def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:
-    n_episodes, mean_return, mean_score = _select(
-        telemetry,
-        EpisodeRecord,
-        # A score that is not a number is kept as text, which an average would count as zero.
-        "count(*), avg(ep_rew), avg(iif(typeof(final_score) = 'real', final_score, NULL))",
-        (first, last),
-    )[0]
-    finished = _select(
-        telemetry,
-        EpisodeRecord,
-        "n_epochs, count(*)",
-        (first, last),
-        # The step that finishes a host is the only one that trains no epoch.
-        more="AND ep_len > n_epochs GROUP BY n_epochs ORDER BY n_epochs",
+    rounds = {"first": first, "last": last}
+    ((n_episodes, mean_return, mean_score),) = telemetry.select(
+        # A NaN score is stored as text, which avg() would count as zero.
+        "SELECT count(*), avg(ep_rew), avg(iif(typeof(final_score) = 'real', final_score, NULL)) "
+        "FROM episodes WHERE round BETWEEN :first AND :last",
+        **rounds,
     )
-    germinated, committed, epochs = _count_seeds(telemetry, (first, last))
+    finished = telemetry.select(
+        # The step that finishes a host is the only one that trains no epoch.
+        "SELECT n_epochs, count(*) FROM episodes WHERE round BETWEEN :first AND :last "
+        "AND ep_len > n_epochs GROUP BY n_epochs ORDER BY n_epochs",
+        **rounds,
+    )
+    germinated, committed, epochs = _count_seeds(telemetry, rounds)
     return {
         "first_round": first,
         "last_round": last,
         "n_episodes": n_episodes,
-        "ops": _ops(telemetry, (first, last)),
+        "ops": _ops(telemetry, rounds),
         "blueprints": _shares(germinated),
         "committed": _shares(committed),
         "germination_epochs": dict(sorted(epochs.items())),
@@ -94,50 +91,35 @@ def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:
 
 
 def _count_seeds(
-    telemetry: RunTelemetry, rounds: tuple[int, int]
+    telemetry: RunTelemetry, rounds: dict[str, int]
 ) -> tuple[Counter[str], Counter[str], Counter[int]]:
-    """Return seeds germinated and committed by blueprint, and germinated by epoch."""
-    begun, kept = (
-        f"{column} = '{stage.name.lower()}'"
-        for column, stage in (("from_stage", Stage.DORMANT), ("to_stage", Stage.FOSSILIZED))
-    )
+    """Return seeds germinated and fossilized by blueprint, and germinated by epoch."""
     germinated, committed, epochs = Counter[str](), Counter[str](), Counter[int]()
-    for blueprint, epoch, is_begun, is_kept, n in _select(
-        telemetry,
-        SeedEventRecord,
-        f"blueprint, epoch, {begun}, {kept}, count(*)",
-        rounds,
-        more=f"AND ({begun} OR {kept}) GROUP BY 1, 2, 3, 4",
+    for blueprint, epoch, is_germinated, is_fossilized, n in telemetry.select(
+        "SELECT blueprint, epoch, from_stage = :dormant, to_stage = :fossilized, count(*) "
+        "FROM seed_events WHERE round BETWEEN :first AND :last "
+        "AND (from_stage = :dormant OR to_stage = :fossilized) GROUP BY 1, 2, 3, 4",
+        dormant=Stage.DORMANT.name.lower(),
+        fossilized=Stage.FOSSILIZED.name.lower(),
+        **rounds,
     ):
-        germinated[blueprint] += n * is_begun
-        committed[blueprint] += n * is_kept
-        epochs[epoch] += n * is_begun
-    return germinated, committed, +epochs
+        if is_germinated:
+            germinated[blueprint] += n
+            epochs[epoch] += n
+        if is_fossilized:
+            committed[blueprint] += n
+    return germinated, committed, epochs
 
 
 def _shares(counts: Counter[str]) -> dict[str, float]:
-    """Return shares by name, the largest first; a seed gone in its first step has no name."""
+    """Return shares by name, largest first; a seed that is gone after one step has no name."""
     named = {name: n for name, n in counts.most_common() if name and n}
     return {name: n / sum(named.values()) for name, n in named.items()}
 
 
-def _ops(telemetry: RunTelemetry, rounds: tuple[int, int]) -> dict[str, float]:
-    """Return how often each op was done per episode; nothing if no episode ended."""
-    sums = ", ".join(f"sum({_OP}{op} * n_episodes) / sum(n_episodes)" for op in _OPS)
-    values = _select(telemetry, RoundRecord, sums, rounds)[0]
+def _ops(telemetry: RunTelemetry, rounds: dict[str, int]) -> dict[str, float]:
+    """Return how often each op was done per episode; empty if no episode ended."""
+    means = ", ".join(f"sum({_OP}{op} * n_episodes) / sum(n_episodes)" for op in _OPS)
+    sql = f"SELECT {means} FROM rounds WHERE round BETWEEN :first AND :last"
+    (values,) = telemetry.select(sql, **rounds)
     return {op: n for op, n in zip(_OPS, values, strict=True) if n is not None}
-
-
-def _select(
-    telemetry: RunTelemetry,
-    kind: type[Record],
-    columns: str,
-    rounds: tuple[int, int],
-    *,
-    more: str = "",
-) -> list[tuple[Any, ...]]:
-    """Return a query's answer over the rows of some rounds."""
-    start = first_number(telemetry, kind, "round", rounds[0])
-    end = first_number(telemetry, kind, "round", rounds[1] + 1)
-    sql = f'SELECT {columns} FROM "{kind.table}" WHERE seq >= :start AND seq < :end {more}'
-    return telemetry.select(sql, start=start, end=end)

@@ -1,67 +1,73 @@
-"""What a run is and who worked on it: what does not change from round to round."""
+"""The run as a whole: names, settings, sessions, headline numbers, metrics, evaluations."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.reports.views.finding import first_number, last_position, records_among
-from esper.reports.views.values import finite, lists_in, names_in
+from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
-from esper.telemetry.metrics import collect_metrics
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What indices of a run's records stand for; what the run did not record is empty."""
+    """The names behind the indices in a run's records; empty where not recorded."""
 
     slots: list[str]
-    """By the choices of the slot head."""
+    """In the order of the slot head."""
     blueprints: list[str]
-    """By the choices of the blueprint head."""
+    """In the order of the blueprint head."""
     heads: list[str]
-    """The heads of an action, in their order."""
+    """The action heads, in order."""
     ops: list[str]
-    """By the choices of the op head."""
+    """In the order of the op head."""
     choices: dict[str, list[str]]
-    """The choices of each head whose names are known."""
+    """The named choices of each head."""
     reads: dict[str, list[str]]
     """The heads that each op reads."""
 
 
 def run_of(telemetry: RunTelemetry) -> RunRecord | None:
-    """Return what the run is, or None if it has not said so yet."""
+    """Return the run's record, or None before it is written."""
     return telemetry.last(RunRecord)
 
 
 def names_of(run: RunRecord | None) -> Names:
-    """Return the names that a run's record gives."""
+    """Return the names in a run's record."""
     if run is None:
         return Names(slots=[], blueprints=[], heads=[], ops=[], choices={}, reads={})
-    slots, blueprints, ops = map(names_in, (run.slots, run.blueprints, run.ops))
+    slots, blueprints, ops = map(_names, (run.slots, run.blueprints, run.ops))
     return Names(
         slots=slots,
         blueprints=blueprints,
-        heads=names_in(run.heads),
+        heads=_names(run.heads),
         ops=ops,
         choices=(
             {"slot": slots, "blueprint": blueprints, "op": ops}
             if run.choices is None
-            else lists_in(run.choices)
+            else _lists(run.choices)
         ),
-        reads=lists_in(run.reads),
+        reads=_lists(run.reads),
     )
 
 
+def _names(text: str) -> list[str]:
+    return [str(name) for name in json.loads(text)]
+
+
+def _lists(text: str | None) -> dict[str, list[str]]:
+    read: dict[str, list[str]] = {} if text is None else json.loads(text)
+    return {key: [str(name) for name in names] for key, names in read.items()}
+
+
 def settings_of(run: RunRecord) -> RunConfig:
-    """Return the settings that decided a run.
+    """Return the run's settings.
 
     Raises:
         ConfigError: If this version of Esper does not know one of them.
@@ -91,10 +97,10 @@ class Session(TypedDict):
 
 
 class HostPart(TypedDict):
-    """A layer of the task's widest host, or a slot."""
+    """A layer or a slot of the task's widest host."""
 
     first_env: int
-    """The environment from which on hosts are of this kind."""
+    """The first environment whose hosts have this part."""
     name: str
     kind: str
     parameters: int
@@ -102,7 +108,7 @@ class HostPart(TypedDict):
 
 
 class Overview(TypedDict):
-    """A run's names, settings and sessions; None is what it has not said yet."""
+    """A run's names, settings and sessions; None where not recorded yet."""
 
     task: str | None
     slots: list[str]
@@ -122,12 +128,12 @@ class Overview(TypedDict):
 
 
 def sessions_of(telemetry: RunTelemetry) -> list[Session]:
-    """Return the processes that worked on a run, in order."""
+    """Return the sessions of a run, oldest first."""
     return [cast(Session, asdict(session)) for session in telemetry.sessions()]
 
 
 def overview(telemetry: RunTelemetry) -> Overview:
-    """Return what a run is, and who worked on it."""
+    """Return a run's names, settings and sessions."""
     with telemetry.snapshot():
         run, sessions = run_of(telemetry), sessions_of(telemetry)
     names = names_of(run)
@@ -153,7 +159,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
 
 
 class Headline(TypedDict):
-    """A run in a few numbers; None while one is unknown."""
+    """A run in a few numbers; None where unknown."""
 
     task: str | None
     task_options: dict[str, Any]
@@ -174,10 +180,10 @@ class Headline(TypedDict):
 
 
 def headline(telemetry: RunTelemetry) -> Headline:
-    """Return how far a run is, and how good its best controller is on held-out hosts.
+    """Return a run's progress, and the result of its best controller on held-out hosts.
 
-    The best is the trial that the run kept its best checkpoint by. What is gained is against the
-    same hosts left alone.
+    The best controller is the one in the run's best checkpoint. The gain is relative to the same
+    hosts without growth.
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
@@ -185,7 +191,7 @@ def headline(telemetry: RunTelemetry) -> Headline:
         best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
         static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
         fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
-        position = last_position(telemetry)
+        position = telemetry.position
     settings = None if run is None else settings_of(run)
     best_score = None if best is None else finite(best.score_mean)
     static_score = None if static is None else finite(static.score_mean)
@@ -212,45 +218,39 @@ def headline(telemetry: RunTelemetry) -> Headline:
 
 
 def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
-    """Return the first trial in the course of the run that a condition and an order name."""
+    """Return the first evaluation during training by a condition and an order."""
     sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
     found = telemetry.select(sql)
     return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None
 
 
 class Points(TypedDict):
-    """One metric: the rounds that have it, and its value in each; None for what is not finite."""
+    """One metric: rounds and values, None where a value is not finite."""
 
     rounds: list[int]
     values: list[float | None]
 
 
 class MetricSeries(TypedDict):
-    """Metrics by name, and how many rounds the run has done."""
+    """Metrics by name, and the number of finished rounds."""
 
     rounds_done: int
     series: dict[str, Points]
 
 
 def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
-    """Return every metric by the names that docs/reference/metrics.md lists.
+    """Return all metrics by the names in docs/reference/metrics.md.
 
-    A round's trial is recorded after the round: whoever follows a run asks again for the last
-    round that was there.
+    A round's evaluation is recorded after the round itself, so a client that follows a run should
+    ask again for the last round it has.
 
     Args:
-        telemetry: Of the run.
-        after: Only rounds after this one; -1 for trials before the first round as well.
+        telemetry: The run's telemetry.
+        after: Only rounds after this one; -1 includes evaluations before the first round.
     """
-
-    def stream(kind: type[Any]) -> Iterator[Any]:
-        first = first_number(telemetry, kind, "round", after + 1)
-        return records_among(telemetry, kind, range(first, end))
-
     with telemetry.snapshot():
-        end = last_position(telemetry) + 1
         last = telemetry.last(RoundRecord)
-        metrics = collect_metrics(stream)
+        metrics = telemetry.metrics_since(after + 1)
     return {
         "rounds_done": 0 if last is None else last.round,
         "series": {
@@ -261,7 +261,7 @@ def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
 
 
 class Evaluation(TypedDict):
-    """How one controller did in one trial."""
+    """The result of one controller in one evaluation."""
 
     round: int
     arm: str
@@ -277,7 +277,7 @@ class Evaluation(TypedDict):
 
 
 def evaluations(telemetry: RunTelemetry) -> list[Evaluation]:
-    """Return every trial of a run, in order."""
+    """Return every evaluation of a run, in order."""
     return [
         {
             "round": one.round,
