@@ -1,4 +1,4 @@
-"""Print what has grown large: files over 500 lines, functions over 60 lines or 8 parameters."""
+"""Print files over 500 lines, and functions over 60 lines or with more than 8 parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 8
 
 
 def large_functions(path: Path) -> list[str]:
-    """Return a line for each function of a file that is long or takes many parameters."""
+    """Return one line for each function of a file that is over a limit."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -24,12 +24,12 @@ def large_functions(path: Path) -> list[str]:
 
 
 def main(root: str) -> None:
-    """Print the report of all Python files below a folder; it never fails a build."""
+    """Print the report on all Python files below a folder. It never fails."""
     files = sorted(Path(root).rglob("*.py"))
     sizes = {path: len(path.read_text().splitlines()) for path in files}
     large = [f"{path}: {size} lines" for path, size in sizes.items() if size > MAX_FILE_LINES]
     large += [line for path in files for line in large_functions(path)]
-    print(f"{len(files)} files, {sum(sizes.values())} lines, {len(large)} large places")
+    print(f"{len(files)} files, {sum(sizes.values())} lines, {len(large)} over the limits")
     for line in large:
         print("  " + line)
 

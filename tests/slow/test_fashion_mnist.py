@@ -41,7 +41,7 @@ MakeTask = Callable[..., Task]
 
 
 def find_folder() -> Path | None:
-    """Return the first of the usual places that has all four files."""
+    """Return the first standard location that has all four files."""
     layout = {role: (name, f"{name}.gz") for role, name in FILES.items()}
     places = data_places("fashion-mnist", None, INSTALLED)
     try:
@@ -52,7 +52,7 @@ def find_folder() -> Path | None:
 
 
 def unpack_package(folder: Path) -> str | None:
-    """Download Debian's package and unpack it into a folder; return why not if that fails.
+    """Download and unpack Debian's package into a folder; return the reason if that fails.
 
     Neither needs root, and nothing is installed.
     """
@@ -74,7 +74,7 @@ def run(*command: str, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with the four files; skip where they cannot be had."""
+    """Return the folder with the four files; skip if they are not available."""
     found = find_folder()
     if found is not None:
         return found
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make(folder: Path) -> MakeTask:
-    """Return what makes the task from the real files, each variant once."""
+    """Return a function that makes the task from the real files and caches each variant."""
     made: dict[str, Task] = {}
 
     def make_once(**options: object) -> Task:
@@ -100,7 +100,7 @@ def make(folder: Path) -> MakeTask:
 
 
 def read_bytes(folder: Path, name: str, header: int) -> NDArray[np.uint8]:
-    """Return what follows a file's header, packed or not."""
+    """Return the data after a file's header, compressed or not."""
     path = folder / name
     data = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
     return np.frombuffer(data, np.uint8, offset=header)
@@ -118,7 +118,7 @@ def make_named(name: str, envs: GrowthVectorEnv) -> Controller:
 
 
 def run_one(task: Task, name: str) -> None:
-    """Run two episodes and check what holds for every controller."""
+    """Run two episodes and check the properties that every controller shares."""
     envs = GrowthVectorEnv(task, 2, autoreset=False)
     results = run_episodes(envs, make_named(name, envs), seed=0)
     assert np.isfinite(results.returns).all()
@@ -192,7 +192,7 @@ def test_a_seed_can_be_committed_to_a_host_of_full_images(make: MakeTask) -> Non
 
 # Guessing has a tenth right.
 @pytest.mark.parametrize(("image_size", "host", "least"), [(14, "cnn", 0.5), (28, "mlp", 0.75)])
-def test_waiting_through_a_few_epochs_learns(
+def test_a_host_learns_in_a_few_epochs(
     make: MakeTask, image_size: int, host: str, least: float
 ) -> None:
     task = make(image_size=image_size, host=host, n_epochs=4)

@@ -1,4 +1,4 @@
-"""Without a C compiler Esper installs and gives the same numbers."""
+"""Esper installs without a C compiler and gives the same numbers."""
 
 import os
 import subprocess

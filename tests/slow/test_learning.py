@@ -1,4 +1,4 @@
-"""The example's task is solved from every seed, not from a lucky one."""
+"""PPO solves the example's task from every seed."""
 
 import importlib.util
 from pathlib import Path

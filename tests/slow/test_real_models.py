@@ -1,4 +1,4 @@
-"""Slots in models that nobody here designed: a ResNet, BERT, GPT-2 and torch's own transformers."""
+"""Slots work in models designed elsewhere: a ResNet, BERT, GPT-2 and torch's own transformers."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ class ResNet(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, where it is grown, and what should be said of its other parts."""
+    """A model, the slots to grow in, and the errors expected elsewhere."""
 
     build: Callable[[], nn.Module]
     sample: Callable[[torch.Generator], Any]
     at: tuple[str, ...]
     proposed: tuple[str, ...]
-    """Places that must be among the proposals."""
+    """Slots that must be among the proposals."""
     not_proposed: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """What the refusal of a slot there says."""
+    """What the error for a slot there must contain."""
     needs: str = "torch"
 
 
@@ -202,7 +202,7 @@ PLACES = [
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
-    """Return a case's model, with weights of its own, and a sample of its input."""
+    """Return a case's model with fresh weights, and a sample input."""
     case = CASES[name]
     pytest.importorskip(case.needs)
     torch.manual_seed(0)
@@ -210,7 +210,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
-    """Return what a model gives, in the mode it is in; dropout falls the same way every time."""
+    """Return a model's output in its current mode, with the same dropout every time."""
     torch.manual_seed(2)
     result = call_model(model, x)
     return result if isinstance(result, Tensor) else result.logits
@@ -222,7 +222,7 @@ def evaluate(model: nn.Module, x: Any) -> Tensor:
 
 
 def gradients_of(model: nn.Module, x: Any) -> dict[str, Tensor]:
-    """Return every gradient of a loss without symmetry, by the parameter's name in the host."""
+    """Return all gradients of an asymmetric loss, by the parameter's name in the host."""
     model.zero_grad()
     y = outputs(model, x)
     target = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
@@ -254,7 +254,7 @@ def test_sensible_places_are_proposed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_place_that_cannot_have_a_slot_says_why(name: str) -> None:
+def test_an_unsuitable_place_is_rejected_with_a_reason(name: str) -> None:
     model, x = make(name)
     for place, said in CASES[name].refused.items():
         with pytest.raises(SlotError, match=f"{place!r} cannot have a slot: .*({said})"):
@@ -262,7 +262,7 @@ def test_a_place_that_cannot_have_a_slot_says_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_slots_leave_the_model_as_it_is(name: str) -> None:
+def test_empty_slots_do_not_change_the_model(name: str) -> None:
     model, x = make(name)
     before, wanted = state_of(model), evaluate(model, x)
     model.train()
@@ -276,7 +276,7 @@ def test_slots_leave_the_model_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "slot"), PLACES)
-def test_every_blueprint_lives_its_whole_life(name: str, slot: str, tmp_path: Path) -> None:
+def test_every_blueprint_passes_through_all_stages(name: str, slot: str, tmp_path: Path) -> None:
     original, x = make(name)
     esper.add_slots(original, [slot], x)
     for blueprint in fitting_blueprints(esper.slots(original)[slot].site, esper.blueprint_names()):
@@ -284,7 +284,7 @@ def test_every_blueprint_lives_its_whole_life(name: str, slot: str, tmp_path: Pa
 
 
 def live(model: nn.Module, case: Case, slot: str, blueprint: str, x: Any, folder: Path) -> None:
-    """Grow one seed to the end, learning in every stage, and check each promise on the way."""
+    """Take one seed through all stages, training in each, and check every guarantee on the way."""
     slots = esper.slots(model)
     wanted, learned = evaluate(model, x), outputs(copy.deepcopy(model).train(), x)
     gradients = gradients_of(copy.deepcopy(model).train(), x)
@@ -321,21 +321,21 @@ def live(model: nn.Module, case: Case, slot: str, blueprint: str, x: Any, folder
 
 
 def assert_exports(model: nn.Module, x: Any) -> None:
-    """Check that a model's export is plain and computes the same."""
+    """Check that the exported model is plain and computes the same."""
     plain = esper.export(model)
     assert not [module for module in plain.modules() if comes_from_esper(module)]
     assert_close(evaluate(plain, x), evaluate(model, x))
 
 
 def learn(model: nn.Module, x: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Take a real step of training and let an epoch pass."""
+    """Take a training step and end the epoch."""
     gradients_of(model.train(), x)
     optimizer.step()
     esper.slots(model).tick()
 
 
 def learn_seed(model: nn.Module, x: Any, parameters: list[nn.Parameter]) -> None:
-    """Let the seed alone learn, in evaluation mode so that no running statistic moves."""
+    """Train the seed alone, in evaluation mode so that no running statistic changes."""
     gradients_of(model.eval(), x)
     with torch.no_grad():
         for parameter in parameters:
@@ -344,7 +344,7 @@ def learn_seed(model: nn.Module, x: Any, parameters: list[nn.Parameter]) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_seeds_in_all_slots_live_together(name: str, tmp_path: Path) -> None:
+def test_seeds_can_grow_in_all_slots_at_once(name: str, tmp_path: Path) -> None:
     model, x = make(name)
     slots = esper.slots(esper.add_slots(model, list(CASES[name].at), x))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

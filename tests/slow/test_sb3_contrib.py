@@ -1,4 +1,4 @@
-"""MaskablePPO of sb3-contrib, which knows nothing of growth, trains on the growth environment."""
+"""sb3-contrib's MaskablePPO trains on the growth environment."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ N_EPOCHS = 16
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of a foreign agent."""
+    """One step of the agent."""
 
     action: NDArray[np.int64]
     mask: NDArray[np.bool_]
-    """What the agent was told before it chose, all heads side by side."""
+    """The mask before the step, all heads concatenated."""
     is_open: bool
-    """Whether the rules of growth allow the op for the slot, asked before the step."""
+    """Whether the op is legal for the slot before the step."""
     does_fit: bool
-    """Whether the blueprint, if the op reads it, may grow in the slot."""
+    """Whether the blueprint fits the slot, if the op reads it."""
     stages: tuple[Stage, ...]
     """The stages of the slots before the step."""
     observation: NDArray[np.float32]
@@ -54,12 +54,12 @@ class Taken:
 
     @property
     def is_legal(self) -> bool:
-        """Whether the combination is legal as a whole."""
+        """Whether the whole combination is legal."""
         return self.is_open and self.does_fit
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes what an agent was told, what it did and what came of it."""
+    """Records masks, actions and results."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], *, can_finish: bool = True) -> None:
         """Wrap an environment; without ``can_finish`` that op is hidden from the agent."""
@@ -71,7 +71,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.mask: NDArray[np.bool_] | None = None
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return the masks that the agent draws from."""
+        """Return the masks the agent samples from."""
         self.mask = self.env.get_wrapper_attr("action_masks")().copy()
         if not self.can_finish:
             self.mask[len(self.mask) - len(Op) + Op.FINISH] = False
@@ -105,7 +105,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def look(env: Any, action: NDArray[np.int64]) -> tuple[tuple[Stage, ...], bool, bool]:
-    """Return the stages of the slots, and what the rules say of an action's slot and blueprint."""
+    """Return the stages of the slots, and whether an action's slot and blueprint are legal."""
     assert isinstance(env, GrowthEnv)
     config = env.vector.slot_config
     lives = env.vector.growth.population.lives(0)
@@ -118,7 +118,7 @@ def look(env: Any, action: NDArray[np.int64]) -> tuple[tuple[Stage, ...], bool, 
 
 
 class TwoKinds(nn.Module):
-    """A host with an image map and a vector, for which different blueprints fit."""
+    """A host with an image map and a vector, which fit different blueprints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def make_two_kinds(seed: int) -> nn.Module:
 
 
 def two_kinds() -> Task:
-    """Whether two corners of a small image have the same sign."""
+    """Classify whether two corners of a small image have the same sign."""
     x = torch.randn(240, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0, 0, 0] * x[:, 0, 3, 3] > 0).long()
     parts = (slice(120), slice(120, 180), slice(180, None))
@@ -163,7 +163,7 @@ def make_env(name: str) -> gymnasium.Env[Any, Any]:
 
 
 def train(envs: list[Recorder]) -> None:
-    """Let MaskablePPO learn for 2,000 steps in all."""
+    """Train MaskablePPO for 2,000 steps in total."""
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -186,7 +186,7 @@ def train(envs: list[Recorder]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What was recorded of one training run."""
+    """The records of one training run."""
 
     name: str
     recorders: list[Recorder]
@@ -200,7 +200,7 @@ class Run:
 # An agent that knows no better finishes early; seeds grow old only where it cannot.
 @pytest.fixture(scope="module", params=list(OPTIONS))
 def run(request: pytest.FixtureRequest) -> Run:
-    """Return one host's run that may finish, or that of two hosts that may not."""
+    """Return a run of one host that may finish, or of two hosts that may not."""
     name = request.param
     can_finish = name == "spirals"
     n = 1 if can_finish else 2
@@ -210,7 +210,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_the_checker_of_stable_baselines_finds_nothing(name: str) -> None:
+def test_the_environment_passes_the_checker_of_stable_baselines(name: str) -> None:
     from stable_baselines3.common.env_checker import check_env
 
     check_env(make_env(name).unwrapped)
@@ -266,7 +266,7 @@ def test_episodes_ended_and_started_again(run: Run) -> None:
             assert is_finished or info["n_epochs"] == N_EPOCHS
 
 
-def test_seeds_lived_every_part_of_a_life(run: Run) -> None:
+def test_seeds_reached_every_stage(run: Run) -> None:
     ops = {taken.info["op"] for taken in run.taken}
     stages = {stage for taken in run.taken for stage in taken.stages}
     if run.name == "spirals":

@@ -1,4 +1,4 @@
-"""The trackers themselves take what the sinks send, offline, also when a run is resumed."""
+"""The real trackers accept what the sinks send, offline, including for a resumed run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sink.close()
 
 
 def send(name: str, run_dir: Path, first: int, last: int, **environment: str) -> None:
-    """Send rounds to a tracker from a process of its own."""
+    """Send rounds to a tracker from a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", SEND, name, str(run_dir), str(first), str(last)],
         capture_output=True,
@@ -60,7 +60,7 @@ def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
 
 
 def logged_by_wandb(path: Path) -> Iterator[Any]:
-    """Give the records of an offline file: a LevelDB log of protocol buffers, after 7 bytes."""
+    """Yield the records of an offline file: a LevelDB log of protocol buffers, after 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore
 
     data, place, parts = path.read_bytes(), 7, b""
@@ -77,7 +77,7 @@ def logged_by_wandb(path: Path) -> Iterator[Any]:
             parts = b""
 
 
-def test_weights_and_biases_goes_on_with_the_same_run_offline(tmp_path: Path) -> None:
+def test_weights_and_biases_continues_the_same_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     for first, last in ((1, 3), (2, 5)):
         send("wandb", tmp_path, first, last, WANDB_MODE="offline")
@@ -98,7 +98,7 @@ def test_weights_and_biases_goes_on_with_the_same_run_offline(tmp_path: Path) ->
     assert found == [{n: n / 4 for n in numbers} for numbers in ((1, 2, 3), (2, 3, 4, 5))]
 
 
-def test_trackio_goes_on_with_the_same_run(tmp_path: Path) -> None:
+def test_trackio_continues_the_same_run(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     environment = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
     run_dir = tmp_path / "run"

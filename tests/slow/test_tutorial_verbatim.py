@@ -1,4 +1,4 @@
-"""The tutorial as it is written, in a shell, with the run that it tells of."""
+"""The tutorial works in a shell exactly as written."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def interrupt(command: str, folder: Path, environment: dict[str, str]) -> None:
         assert "esper resume" in process.stderr.read()
 
 
-def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
+def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
     binaries = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
     for number, step in enumerate(tutorial_steps()):
