@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from esper.registration import register_when_loaded
+from esper.registration import register_environments
 from esper.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from esper.api import *  # noqa: F403
 
-register_when_loaded()
+if "gymnasium" in sys.modules:
+    register_environments()
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,6 @@ from esper.populations.factory import Form
 from esper.populations.host_data import Split
 from esper.populations.host_models import CostTable
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
-from esper.tamiyo.policy.joint_masks import JointActionMasks
 from esper.tamiyo.policy.observations import clip
 from esper.tasks import Task, TaskDraw
 
@@ -187,9 +186,7 @@ class Hosts:
 
     def masks(self) -> ActionMasks:
         """Return the legal actions of each host."""
-        if len(self.groups) == 1:
-            return self.groups[0].masks()
-        return JointActionMasks([group.masks() for group in self.groups])
+        return ActionMasks.join([group.masks() for group in self.groups])
 
     def slot_arrays(self) -> SlotArrays:
         """Return the state of all slots as arrays; do not change them."""

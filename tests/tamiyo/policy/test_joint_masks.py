@@ -11,7 +11,6 @@ from esper.simic.policy.distribution import draw_actions
 from esper.simic.policy.masks import as_choice_masks
 from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
-from esper.tamiyo.policy.joint_masks import JointActionMasks
 
 DENSE = SlotConfig(("a", "b"), fits={"a": ["norm", "mlp_small"], "b": ["low_rank"]})
 IMAGE = SlotConfig(("c", "d"), fits={"c": ["conv_small"], "d": ["norm", "conv_light"]})
@@ -24,8 +23,8 @@ def dormant(config: SlotConfig, n_hosts: int) -> ActionMasks:
     return compute_batch_masks([DORMANT] * n_hosts, config)
 
 
-def joint() -> JointActionMasks:
-    return JointActionMasks([dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)])
+def joint() -> ActionMasks:
+    return ActionMasks.join([dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)])
 
 
 def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
@@ -36,10 +35,11 @@ def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
 
 
 def test_heads_and_slots_are_those_of_the_parts() -> None:
-    masks = joint()
-    assert list(masks) == list(dormant(DENSE, 1))
+    parts = [dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)]
+    masks = ActionMasks.join(parts)
+    assert list(masks) == list(parts[0])
     for name in masks:
-        assert torch.equal(masks[name], torch.cat([part[name] for part in masks.parts])), name
+        assert torch.equal(masks[name], torch.cat([part[name] for part in parts])), name
 
 
 def test_the_choices_of_a_host_are_those_of_its_design() -> None:
@@ -101,7 +101,7 @@ def test_what_is_drawn_is_legal_for_each_design(way: str) -> None:
 
 def test_hosts_of_one_design_are_drawn_as_by_themselves() -> None:
     spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
-    parts = JointActionMasks([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
+    parts = ActionMasks.join([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
     logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
     drawn = [
         draw_actions(
@@ -114,7 +114,7 @@ def test_hosts_of_one_design_are_drawn_as_by_themselves() -> None:
 
 
 def test_parts_that_one_controller_cannot_steer_are_refused() -> None:
-    with pytest.raises(ShapeError, match="as many slots and blueprints"):
-        JointActionMasks([dormant(DENSE, 1), compute_batch_masks([[None]], SlotConfig(("a",)))])
+    with pytest.raises(ShapeError, match="slots and blueprints"):
+        ActionMasks.join([dormant(DENSE, 1), compute_batch_masks([[None]], SlotConfig(("a",)))])
     with pytest.raises(ConfigError, match="several designs"):
         joint().within(DENSE)

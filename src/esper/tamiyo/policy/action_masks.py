@@ -1,10 +1,11 @@
 """Legal growth actions as masks, for one host, many hosts, or arrays of slot states.
 
-Shapes: ``B`` hosts, ``S`` slots, ``O`` ops, ``H`` heads, ``K`` choices of the widest head.
+Shapes: ``B`` hosts, ``S`` slots, ``O`` ops, ``H`` heads, ``K`` choices of the widest head, ``C``
+state codes.
 
-Three ways in, one rule (:mod:`esper.lifecycle.legality`): :func:`compute_action_masks` for one
+Three entry points, one rule (:mod:`esper.lifecycle.legality`): :func:`compute_action_masks` for one
 host, :func:`compute_batch_masks` for many, :func:`compute_array_masks` for environments that keep
-slot states as tensors. None makes more tensors for a larger batch.
+slot states as tensors. The number of tensor operations does not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.errors import DeviceError, DtypeError, ShapeError, SlotError
+from esper.errors import ConfigError, DeviceError, DtypeError, ShapeError, SlotError
 from esper.lifecycle.factored_actions import HEADS_READ_BY, Op, growth_action_spec
 from esper.lifecycle.legality import (
     BLOCKING_STAGES,
@@ -31,58 +32,8 @@ from esper.lifecycle.stages import LIVE_STAGES, Stage
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.masks import ChoiceMasks, Condition
 
-_NO_LIMIT = 2**31 - 1
-
-
-class MaskTables:
-    """What the masks of any batch of hosts with these slots are made from.
-
-    Shapes: ``C`` state codes, ``S`` slots, ``O`` ops, ``H`` heads, ``K`` choices.
-    """
-
-    def __init__(self, slot_config: SlotConfig, device: torch.device) -> None:
-        self.slot_config = slot_config
-        self.device = device
-        self.spec = growth_action_spec(slot_config)
-        self.seed_limit = _NO_LIMIT if slot_config.seed_limit is None else slot_config.seed_limit
-
-        def table(rows: object) -> torch.Tensor:
-            return torch.tensor(rows, dtype=torch.bool, device=device)
-
-        self.state_allows = table(
-            [
-                [
-                    does_state_allow(op, stage, is_aged=is_aged, alpha_at_rest=at_rest)
-                    and (op != Op.FINISH or slot_config.allow_finish)
-                    for op in Op
-                ]
-                for stage, is_aged, at_rest in STATES
-            ]
-        )
-        """``[C, O]``: what a slot's own state allows."""
-        self.is_live = table([stage in LIVE_STAGES for stage, _, _ in STATES])
-        self.is_blocking = table([stage in BLOCKING_STAGES for stage, _, _ in STATES])
-        slots = slot_config.slot_ids
-        self.is_germinable = table([slot_config.is_enabled(slot) for slot in slots])
-        self.fits = table(
-            [
-                [slot_config.does_fit(name, slot) for name in slot_config.blueprints]
-                for slot in slots
-            ]
-        )
-        """``[S, blueprints]``: which blueprint may grow in which slot."""
-        self.does_everything_fit = bool(self.fits.all())
-        acting = [int(op) for op in Op if "slot" in HEADS_READ_BY[op]]
-        self.ops_that_read_slot = torch.tensor(acting, device=device)
-        self.all_choices = all_choices(self.spec, device)
-        """``[H, K]``: every choice of every head, False where a head is padded."""
-
-
-@lru_cache(maxsize=64)
-def mask_tables(slot_config: SlotConfig, device: torch.device) -> MaskTables:
-    """Return the tables of a slot configuration on a device; made once."""
-    return MaskTables(slot_config, device)
-
+SLOT_BY_OP = "slot_by_op"
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 __all__ = [
     "ActionMasks",
@@ -93,9 +44,6 @@ __all__ = [
     "compute_batch_masks",
 ]
 
-SLOT_BY_OP = "slot_by_op"
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
-
 
 class ActionMasks(Mapping[str, Tensor]):
     """Legal choices by head name, ``[size]`` or ``[B, size]`` bool, and ``"slot_by_op"``.
@@ -105,13 +53,45 @@ class ActionMasks(Mapping[str, Tensor]):
     which slots each op may be applied to.
     """
 
-    __slots__ = ("_tables", "choices", "slot_by_op")
+    __slots__ = ("_tables", "blueprint_fits", "choices", "slot_by_op")
 
-    def __init__(self, choices: Tensor, slot_by_op: Tensor, tables: MaskTables) -> None:
+    def __init__(
+        self,
+        choices: Tensor,
+        slot_by_op: Tensor,
+        tables: MaskTables,
+        blueprint_fits: Tensor | None = None,
+    ) -> None:
         self.choices = choices
         """``[H, K]`` or ``[B, H, K]`` bool, every head padded to one width."""
         self.slot_by_op = slot_by_op
         self._tables = tables
+        self.blueprint_fits = tables.fits if blueprint_fits is None else blueprint_fits
+        """The blueprints that fit each slot: ``[S, blueprints]`` bool for all hosts, or
+        ``[B, S, blueprints]`` for hosts of several designs."""
+
+    @classmethod
+    def join(cls, parts: Sequence[ActionMasks]) -> ActionMasks:
+        """Return the masks of the hosts of several designs as one batch.
+
+        Raises:
+            ShapeError: If the designs differ in their numbers of slots or blueprints.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [part._tables.spec.sizes for part in parts]
+        if any(own != sizes[0] for own in sizes):
+            raise ShapeError(
+                f"the heads have sizes {sizes}; designs that one controller steers need the same "
+                "numbers of slots and blueprints."
+            )
+        fits = [part.blueprint_fits.expand(len(part.choices), -1, -1) for part in parts]
+        return cls(
+            torch.cat([part.choices for part in parts]),
+            torch.cat([part.slot_by_op for part in parts]),
+            parts[0]._tables,
+            torch.cat(fits),
+        )
 
     def __getitem__(self, name: str) -> Tensor:
         if name == SLOT_BY_OP:
@@ -131,47 +111,50 @@ class ActionMasks(Mapping[str, Tensor]):
         shapes = ", ".join(f"{name}={tuple(mask.shape)}" for name, mask in self.items())
         return f"ActionMasks({shapes})"
 
-    @property
-    def head_sizes(self) -> tuple[int, ...]:
-        """How many choices each head has."""
-        return self._tables.spec.sizes
-
-    @property
-    def blueprint_fits(self) -> Tensor:
-        """Which blueprints fit which slot, ``[S, blueprints]`` bool, for all hosts alike."""
-        return self._tables.fits
-
     def are_legal(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each combination of choices ``[B, H]`` is legal, ``[B]``.
 
-        Only what the op reads counts: the slot of all ops but wait and finish, and the blueprint of
-        germinate. The other heads are always free.
+        Only the heads that the op reads count: the slot of all ops but wait and finish, and the
+        blueprint of germinate. All choices of the other heads are legal.
         """
-        spec = self._tables.spec
+        spec, hosts = self._tables.spec, np.arange(len(actions))
         op, slot, blueprint = (actions[:, spec.index(n)] for n in ("op", "slot", "blueprint"))
         # Wait and finish are open for all slots alike.
-        is_open = self.slot_by_op.numpy(force=True)[np.arange(len(op)), op, slot]
-        fits = self._tables.fits.numpy(force=True)[slot, blueprint]
+        is_open = self.slot_by_op.numpy(force=True)[hosts, op, slot]
+        fits = self.blueprint_fits.numpy(force=True)
+        fits = fits[slot, blueprint] if fits.ndim == 2 else fits[hosts, slot, blueprint]
         return is_open & ((op != Op.GERMINATE) | fits)
 
     def of_host(self, host: int) -> ActionMasks:
         """Return the masks of one host of a batch."""
-        return ActionMasks(self.choices[host], self.slot_by_op[host], self._tables)
+        return self._select(host)
 
     def of_hosts(self, first: int, end: int) -> ActionMasks:
-        """Return the masks of the hosts of a batch from one to before another."""
-        part = slice(first, end)
-        return ActionMasks(self.choices[part], self.slot_by_op[part], self._tables)
+        """Return the masks of the hosts ``first`` to ``end - 1`` of a batch."""
+        return self._select(slice(first, end))
+
+    def _select(self, rows: int | slice) -> ActionMasks:
+        fits = self.blueprint_fits
+        fits = fits[rows] if fits.ndim == 3 else fits
+        return ActionMasks(self.choices[rows], self.slot_by_op[rows], self._tables, fits)
 
     def within(self, slot_config: SlotConfig) -> ActionMasks:
         """Return the masks ``[B, ...]`` of the same hosts for other blueprints of their slots.
 
-        Where none of those fits a slot, nothing germinates there.
+        Nothing germinates in a slot that none of them fits.
+
+        Raises:
+            ConfigError: If the hosts are of several designs.
         """
+        if self.blueprint_fits.ndim == 3:
+            raise ConfigError(
+                "these hosts are of several designs, and the other blueprints are for the slots "
+                f"{', '.join(slot_config.slot_ids)} of one; steer each design separately."
+            )
         tables = mask_tables(slot_config, self.choices.device)
         slot_by_op = self.slot_by_op.clone()
         slot_by_op[:, Op.GERMINATE] &= tables.is_germinable
-        return _with_unions(tables, slot_by_op)
+        return _add_head_masks(tables, slot_by_op)
 
     def for_policy(self) -> ChoiceMasks:
         """Return the masks in the form a policy draws from: op, then slot, then the rest."""
@@ -181,8 +164,8 @@ class ActionMasks(Mapping[str, Tensor]):
             choices, slot_by_op = choices.unsqueeze(0), slot_by_op.unsqueeze(0)
         slot, op = spec.index("slot"), spec.op_index
         conditions = [Condition(slot, op, slot_by_op)]
-        if not tables.does_everything_fit:
-            conditions.append(Condition(spec.index("blueprint"), slot, tables.fits))
+        if self.blueprint_fits is not tables.fits or not tables.does_everything_fit:
+            conditions.append(Condition(spec.index("blueprint"), slot, self.blueprint_fits))
         return ChoiceMasks(choices, tuple(conditions))
 
 
@@ -249,7 +232,7 @@ def compute_array_masks(
     Args:
         stage: ``[B, S]`` integer, the :class:`~esper.lifecycle.stages.Stage` of each slot.
         age_epochs: ``[B, S]`` integer, epochs since the seed germinated.
-        alpha_at_rest: ``[B, S]`` bool, whether alpha is not on its way to a target.
+        alpha_at_rest: ``[B, S]`` bool, whether alpha has reached its target.
         slot_config: The hosts' slots.
 
     Raises:
@@ -265,6 +248,53 @@ def compute_array_masks(
     return _masks_of_codes(tables, 4 * stage + 2 * (age_epochs >= 1) + alpha_at_rest)
 
 
+class MaskTables:
+    """Lookup tables for the masks of hosts with these slots."""
+
+    def __init__(self, slot_config: SlotConfig, device: torch.device) -> None:
+        self.device = device
+        self.spec = growth_action_spec(slot_config)
+        limit = slot_config.seed_limit
+        self.seed_limit = slot_config.max_slots + 1 if limit is None else limit
+
+        def table(rows: object) -> torch.Tensor:
+            return torch.tensor(rows, dtype=torch.bool, device=device)
+
+        self.state_allows = table(
+            [
+                [
+                    does_state_allow(op, stage, is_aged=is_aged, alpha_at_rest=at_rest)
+                    and (op != Op.FINISH or slot_config.allow_finish)
+                    for op in Op
+                ]
+                for stage, is_aged, at_rest in STATES
+            ]
+        )
+        """``[C, O]``: the ops that a slot's state allows."""
+        self.is_live = table([stage in LIVE_STAGES for stage, _, _ in STATES])
+        self.is_blocking = table([stage in BLOCKING_STAGES for stage, _, _ in STATES])
+        slots = slot_config.slot_ids
+        self.is_germinable = table([slot_config.is_enabled(slot) for slot in slots])
+        self.fits = table(
+            [
+                [slot_config.does_fit(name, slot) for name in slot_config.blueprints]
+                for slot in slots
+            ]
+        )
+        """``[S, blueprints]``: the blueprints that fit each slot."""
+        self.does_everything_fit = bool(self.fits.all())
+        acting = [int(op) for op in Op if "slot" in HEADS_READ_BY[op]]
+        self.ops_that_read_slot = torch.tensor(acting, device=device)
+        self.all_choices = all_choices(self.spec, device)
+        """``[H, K]``: every choice of every head, False where a head is padded."""
+
+
+@lru_cache(maxsize=64)
+def mask_tables(slot_config: SlotConfig, device: torch.device) -> MaskTables:
+    """Return the tables of a slot configuration on a device, cached."""
+    return MaskTables(slot_config, device)
+
+
 def _masks_of_codes(tables: MaskTables, codes: Tensor) -> ActionMasks:
     """Return the masks of hosts whose slots have the state codes ``[B, S]``."""
     codes = codes.long()
@@ -272,11 +302,11 @@ def _masks_of_codes(tables: MaskTables, codes: Tensor) -> ActionMasks:
     may_germinate = tables.is_live[codes].sum(-1) < tables.seed_limit
     may_germinate &= ~tables.is_blocking[codes].any(-1)
     by_slot[..., Op.GERMINATE] &= may_germinate.unsqueeze(-1) & tables.is_germinable
-    return _with_unions(tables, by_slot.transpose(-1, -2).contiguous())
+    return _add_head_masks(tables, by_slot.transpose(-1, -2).contiguous())
 
 
-def _with_unions(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
-    """Add to what each op may be applied to, ``[B, O, S]``, the masks of each head."""
+def _add_head_masks(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
+    """Return masks with the legal choices of each head, from the slots of each op ``[B, O, S]``."""
     spec = tables.spec
     slot = slot_by_op.index_select(1, tables.ops_that_read_slot).any(1)
     masks = {"slot": slot | ~slot.any(-1, keepdim=True), "op": slot_by_op.any(-1)}
