@@ -156,7 +156,7 @@ def test_the_query_for_what_the_controller_does_counts_each_op_of_a_round_once(
     finished_run: Path,
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/reference/telemetry.md").read_text()
-    query = page.partition("What the controller does")[2].partition("```sql")[2].partition("```")[0]
+    query = page.partition("Steps of each op by round")[2].partition("```sql")[2].partition("```")[0]
     with closing(sqlite3.connect(finished_run / "telemetry.sqlite")) as database:
         found = [(number, op, n) for number, op, n in database.execute(query)]
     with open_run(finished_run) as telemetry:

@@ -32,8 +32,8 @@ NOT_MISSED = {
 
 SAMPLE = [
     "agent/policy/normalize_slot.variance",
-    "agent/optimizer/state/*/square",
-    "agent/nested/optimizer/param_groups/0/count",
+    "agent/optimizer/state/*/exp_avg_sq",
+    "agent/optimizer/state/*/step",
     "agent/normalizer/std",
     "agent/generator",
     "agent/shuffler",
