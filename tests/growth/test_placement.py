@@ -483,7 +483,7 @@ def test_slots_are_asked_for_like_a_mapping() -> None:
     assert "0" in host
     assert "1" not in host
     assert host.get("nope") is None
-    with pytest.raises(SlotError, match="there is no slot 'nope'; there are 0"):
+    with pytest.raises(SlotError, match="no slot 'nope'"):
         host["nope"]
 
 

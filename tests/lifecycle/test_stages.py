@@ -1,11 +1,11 @@
-"""A seed's life follows the drawing in the design."""
+"""Stage transitions follow the diagram in the design."""
 
 from itertools import pairwise
 
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, TRANSITIONS, Stage, may_follow
 
 
-def test_a_seed_that_is_kept_walks_from_dormant_to_fossilized() -> None:
+def test_a_committed_seed_goes_from_dormant_to_fossilized() -> None:
     path = [
         Stage.DORMANT,
         Stage.GERMINATED,
@@ -17,14 +17,14 @@ def test_a_seed_that_is_kept_walks_from_dormant_to_fossilized() -> None:
     assert all(may_follow(here, there) for here, there in pairwise(path))
 
 
-def test_a_seed_can_be_given_up_at_any_live_stage_and_the_slot_comes_back() -> None:
+def test_a_seed_can_be_pruned_at_any_live_stage_and_the_slot_becomes_free() -> None:
     assert {stage for stage in Stage if may_follow(stage, Stage.PRUNED)} == LIVE_STAGES
     path = [Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT]
     assert all(may_follow(here, there) for here, there in pairwise(path))
     assert set(path[:-1]) == COOLING_STAGES
 
 
-def test_fossilized_is_for_good_and_nothing_skips_training() -> None:
+def test_fossilized_is_final_and_no_seed_skips_training() -> None:
     assert TRANSITIONS[Stage.FOSSILIZED] == frozenset()
     assert not may_follow(Stage.GERMINATED, Stage.BLENDING)
     assert not may_follow(Stage.DORMANT, Stage.TRAINING)

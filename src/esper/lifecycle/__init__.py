@@ -1,1 +1,1 @@
-"""The rules of growth as data: stages, actions, which heads matter, what is legal."""
+"""The rules of growth as data: stages, actions, causal masks and legality."""

@@ -1,6 +1,6 @@
-"""Which heads of a growth action mattered, and which could have.
+"""Which heads of a growth action mattered, and which could have mattered.
 
-Both read the one relevance table of :mod:`esper.lifecycle.factored_actions`.
+Both masks come from the relevance table in :mod:`esper.lifecycle.factored_actions`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from torch import Tensor
 from esper.lifecycle.factored_actions import HEAD_NAMES, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 
-# The table does not depend on the slots, so any slot configuration serves.
+# The table does not depend on the slots, so any slot configuration will do.
 _SPEC = growth_action_spec(SlotConfig(("any",)))
 
 
 def compute_causal_masks(op_actions: Tensor) -> dict[str, Tensor]:
-    """Return, by head, at which steps the op that was taken reads the head.
+    """Return, for each head, the steps at which the chosen op reads it.
 
     Args:
         op_actions: ``[...]`` integer, the op taken at each step.
@@ -27,10 +27,10 @@ def compute_causal_masks(op_actions: Tensor) -> dict[str, Tensor]:
 
 
 def compute_availability_masks(op_masks: Tensor) -> dict[str, Tensor]:
-    """Return, by head, at which steps some legal op reads the head.
+    """Return, for each head, the steps at which some legal op reads it.
 
     Args:
-        op_masks: ``[..., 7]`` bool, the ops that were legal at each step.
+        op_masks: ``[..., 7]`` bool, the legal ops at each step.
 
     Returns:
         Head name to ``[...]`` bool.

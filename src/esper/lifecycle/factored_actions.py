@@ -35,7 +35,7 @@ class BlendStyle(Enum):
 
 
 class AlphaCurve(Enum):
-    """The path that alpha takes from one value to the next."""
+    """The shape of an alpha ramp."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -45,19 +45,19 @@ class AlphaCurve(Enum):
 
 
 STYLES: tuple[BlendStyle, ...] = tuple(BlendStyle)
-"""What each choice of the style head means."""
+"""The blend style of each style head choice."""
 
 TEMPO_EPOCHS: tuple[int, ...] = (3, 5, 8)
-"""Epochs that the first ramp of alpha takes, for each choice of the tempo head."""
+"""Length in epochs of the first alpha ramp, for each tempo head choice."""
 
 ALPHA_TARGETS: tuple[float, ...] = (0.5, 0.7, 1.0)
-"""Where alpha goes, for each choice of the alpha_target head."""
+"""Target of alpha, for each alpha_target head choice."""
 
 ALPHA_SPEED_EPOCHS: tuple[int, ...] = (0, 3, 5, 8)
-"""Epochs that a change of alpha takes (0: at once), for each choice of the alpha_speed head."""
+"""Length in epochs of a later alpha ramp (0: immediate), for each alpha_speed head choice."""
 
 ALPHA_CURVES: tuple[AlphaCurve, ...] = tuple(AlphaCurve)
-"""What each choice of the alpha_curve head means."""
+"""The curve of each alpha_curve head choice."""
 
 HEAD_NAMES: tuple[str, ...] = (
     "slot",
@@ -69,7 +69,7 @@ HEAD_NAMES: tuple[str, ...] = (
     "alpha_curve",
     "op",
 )
-"""The heads, in the order of an action's columns."""
+"""The heads, in column order."""
 
 HEADS_READ_BY: dict[Op, frozenset[str]] = {
     Op.WAIT: frozenset({"op"}),
@@ -82,11 +82,11 @@ HEADS_READ_BY: dict[Op, frozenset[str]] = {
     Op.ADVANCE: frozenset({"op", "slot"}),
     Op.FINISH: frozenset({"op"}),
 }
-"""The causal relevance table: the heads that matter when an op is taken."""
+"""The causal relevance table: the heads that each op reads."""
 
 
 def choice_names(slot_config: SlotConfig) -> dict[str, tuple[str, ...]]:
-    """Return what the choices of each head are called, by head, for hosts with these slots."""
+    """Return the display names of each head's choices, for hosts with these slots."""
     names = {
         "slot": slot_config.slot_ids,
         "blueprint": slot_config.blueprints,
@@ -102,7 +102,7 @@ def choice_names(slot_config: SlotConfig) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=64)
 def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
-    """Return the specification of growth actions for hosts with these slots."""
+    """Return the action specification for hosts with these slots."""
     sizes = {
         "slot": slot_config.max_slots,
         "blueprint": len(slot_config.blueprints),
@@ -123,7 +123,7 @@ def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthAction:
-    """What to do with which slot; fields that the op does not read are ignored."""
+    """One decoded action. Fields that the op does not read are ignored."""
 
     op: Op = Op.WAIT
     slot: str = ""
@@ -154,22 +154,22 @@ WAIT = GrowthAction()
 
 
 def decode_action(row: Sequence[int], slot_config: SlotConfig) -> GrowthAction:
-    """Return what a row of choices means, one choice for each head in the order of ``HEAD_NAMES``.
+    """Return the action that a row of choices encodes, one per head in ``HEAD_NAMES`` order.
 
     Raises:
-        ActionSpecError: If the row is not one choice for each head, or a choice does not exist.
+        ActionSpecError: If the row has the wrong length, or a choice is out of range.
     """
     spec = growth_action_spec(slot_config)
     choices = [int(choice) for choice in row]
     if len(choices) != len(HEAD_NAMES):
         raise ActionSpecError(
-            f"the action has {len(choices)} choices; it needs {len(HEAD_NAMES)}, "
+            f"the action has {len(choices)} choices; expected {len(HEAD_NAMES)}, "
             f"one for each of {', '.join(HEAD_NAMES)}."
         )
     for name, size, choice in zip(HEAD_NAMES, spec.sizes, choices, strict=True):
         if not 0 <= choice < size:
             raise ActionSpecError(
-                f"choice {choice} of head {name!r} does not exist; it has 0 to {size - 1}."
+                f"choice {choice} of head {name!r} is out of range; it must be 0 to {size - 1}."
             )
     chosen = dict(zip(HEAD_NAMES, choices, strict=True))
     return GrowthAction(

@@ -1,8 +1,8 @@
-"""The one place that answers: may this op be applied to a slot in this state?
+"""Which ops are legal for a slot in a given state.
 
-The answer has two parts. What a slot's own state allows is a pure function of (stage, at least
-one epoch old, alpha at rest) and is tabulated once over all such states; germinating also asks
-what the host's other slots are doing. Action masks and the slots that execute both read this.
+Action masks and the slots that execute actions both use these rules. What a slot's own state allows
+is a pure function of (stage, at least one epoch old, alpha at rest), tabulated once over all such
+states. Germinating also depends on the host's other slots.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
 ADVANCEABLE_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING})
 RETARGETABLE_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING})
 BLOCKING_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING}) | COOLING_STAGES
-"""Stages of a slot that keep a seed from germinating elsewhere in the same host."""
+"""Stages of a slot that block germination everywhere in the same host."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMaskState:
-    """All that legality needs to know of a slot that is in use."""
+    """The state of a slot in use, as far as legality depends on it."""
 
     stage: Stage
     age_epochs: int
     alpha_at_rest: bool
     code: int = field(init=False, repr=False, compare=False)
-    """The state as one small number, an index into :data:`STATES`."""
+    """Index of the state in :data:`STATES`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage < len(Stage):
             stages = ", ".join(f"{stage.value} {stage.name.lower()}" for stage in Stage)
-            raise SlotError(f"stage is {self.stage!r}; the stages are {stages}.")
+            raise SlotError(f"stage is {self.stage!r}; it must be one of {stages}.")
         if self.age_epochs < 0:
             raise SlotError(f"age_epochs is {self.age_epochs!r}; it must be at least 0.")
         code = state_code(self.stage, self.age_epochs >= 1, self.alpha_at_rest)
@@ -42,7 +42,7 @@ class SlotMaskState:
 
 
 def state_code(stage: int, is_aged: bool, alpha_at_rest: bool) -> int:
-    """Return the number of a slot state: ``4 * stage + 2 * is_aged + alpha_at_rest``."""
+    """Return the code of a slot state, ``4 * stage + 2 * is_aged + alpha_at_rest``."""
     return 4 * stage + 2 * bool(is_aged) + bool(alpha_at_rest)
 
 
@@ -52,14 +52,14 @@ STATES: tuple[tuple[Stage, bool, bool], ...] = tuple(
     for is_aged in (False, True)
     for at_rest in (False, True)
 )
-"""Every (stage, at least one epoch old, alpha at rest), in the order of their codes."""
+"""Every (stage, at least one epoch old, alpha at rest), ordered by code."""
 
 DORMANT_CODE = state_code(Stage.DORMANT, False, True)
-"""The code of a slot with nothing in it."""
+"""The code of an empty slot."""
 
 
 def does_state_allow(op: Op, stage: Stage, *, is_aged: bool, alpha_at_rest: bool) -> bool:
-    """Return whether a slot's own state allows an op, whatever the rest of the host is doing."""
+    """Return whether a slot's own state allows an op, regardless of the other slots."""
     match op:
         case Op.WAIT | Op.FINISH:
             return True
@@ -76,7 +76,7 @@ def does_state_allow(op: Op, stage: Stage, *, is_aged: bool, alpha_at_rest: bool
 
 
 def may_host_germinate(stages: Sequence[Stage], seed_limit: int | None) -> bool:
-    """Return whether a host whose slots are in these stages may take one more seed."""
+    """Return whether a host whose slots are in these stages may germinate another seed."""
     n_live = sum(stage in LIVE_STAGES for stage in stages)
     has_room = seed_limit is None or n_live < seed_limit
     return has_room and not any(stage in BLOCKING_STAGES for stage in stages)
@@ -89,17 +89,18 @@ def may_apply(
 
     Args:
         op: The operation.
-        slot: The slot's name; wait and finish are not about a slot and answer alike for all.
-        slot_states: The state of each slot, in the order of ``slot_config``; None when dormant.
+        slot: The slot's name. Wait and finish give the same answer for every slot.
+        slot_states: The state of each slot, in the order of ``slot_config``; None if dormant.
         slot_config: The host's slots.
 
     Raises:
-        SlotError: If the slot is unknown, or the states are not one for each slot.
+        SlotError: If the slot is unknown, or the number of states is not the number of slots.
     """
     index = slot_config.slot_index(slot)
     if len(slot_states) != slot_config.max_slots:
         raise SlotError(
-            f"there are {len(slot_states)} slot states; the host has {slot_config.max_slots} slots."
+            f"slot_states has {len(slot_states)} entries; the host has {slot_config.max_slots} "
+            "slots."
         )
     codes = [DORMANT_CODE if state is None else state.code for state in slot_states]
     stage, is_aged, at_rest = STATES[codes[index]]

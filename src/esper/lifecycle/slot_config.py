@@ -1,4 +1,4 @@
-"""Which slots a host has, and what may grow in them."""
+"""The slots of a host design and the blueprints that fit them."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ BUILTIN_BLUEPRINTS: tuple[str, ...] = (
     "widen_medium",
     "widen_large",
 )
-"""The names of the recipes that come with Esper, in the order of the blueprint head's choices."""
+"""Names of the built-in blueprints, in the order of the blueprint head's choices."""
 
 
 @dataclass(frozen=True)
 class SlotConfig:
-    """The slots of a host design. Everything but the slots' names has a default."""
+    """The slots of a host design. Only the slot names are required."""
 
     slot_ids: tuple[str, ...]
-    """The name of each slot, in the order of the slot head's choices."""
+    """Slot names, in the order of the slot head's choices."""
 
     enabled: frozenset[str] | None = field(default=None, kw_only=True)
     """Slots in which a seed may germinate; None for all."""
 
     seed_limit: int | None = field(default=None, kw_only=True)
-    """How many live seeds a host may have at once; None for no limit."""
+    """Maximum number of live seeds in a host; None for no limit."""
 
     blueprints: tuple[str, ...] = field(default=BUILTIN_BLUEPRINTS, kw_only=True)
-    """The name of each blueprint, in the order of the blueprint head's choices."""
+    """Blueprint names, in the order of the blueprint head's choices."""
 
     fits: Mapping[str, Collection[str]] = field(
         default_factory=dict[str, Collection[str]], kw_only=True, hash=False
     )
-    """The blueprints that fit a slot, by slot; a slot that is not named takes every blueprint."""
+    """Blueprints that fit each slot; a slot without an entry takes every blueprint."""
 
     allow_finish: bool = field(default=True, kw_only=True)
     """Whether the controller may end a host's training early."""
@@ -78,19 +78,19 @@ class SlotConfig:
 
     @property
     def max_slots(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return len(self.slot_ids)
 
     def slot_index(self, slot: str) -> int:
-        """Return the choice of the slot head that means ``slot``."""
+        """Return the slot head's choice for ``slot``."""
         return _index("slot", slot, self.slot_ids)
 
     def blueprint_index(self, blueprint: str) -> int:
-        """Return the choice of the blueprint head that means ``blueprint``."""
+        """Return the blueprint head's choice for ``blueprint``."""
         return _index("blueprint", blueprint, self.blueprints)
 
     def is_enabled(self, slot: str) -> bool:
-        """Return whether a seed may germinate in ``slot``, as far as this configuration goes."""
+        """Return whether this configuration lets a seed germinate in ``slot``."""
         fitting = self.fits.get(slot, self.blueprints)
         return (self.enabled is None or slot in self.enabled) and len(fitting) > 0
 
@@ -100,26 +100,30 @@ class SlotConfig:
 
 
 def _names(what: str, given: object) -> tuple[str, ...]:
-    """Return names as a tuple; refuse a single string, which is a sequence of letters."""
+    """Return names as a tuple; reject a single string, which would iterate over its letters."""
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise SlotError(f"{what} is {given!r}; a tuple of names is needed.")
+        raise SlotError(f"{what} is {given!r}; it must be a tuple of names.")
     names = tuple(cast(Iterable[object], given))
     for name in names:
         if not isinstance(name, str):
-            raise SlotError(f"{what} names {name!r}; names are strings.")
+            raise SlotError(f"{what} contains {name!r}; names must be strings.")
     return cast(tuple[str, ...], names)
 
 
 def _require_distinct(what: str, names: tuple[str, ...]) -> None:
     if not names:
-        raise SlotError(f"{what} is empty; at least one name is needed.")
+        raise SlotError(f"{what} is empty; it needs at least one name.")
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise SlotError(f"{what} names {', '.join(map(repr, repeated))} twice; names must differ.")
+        raise SlotError(
+            f"{what} contains {', '.join(map(repr, repeated))} twice; names must be unique."
+        )
 
 
 def _index(what: str, name: str, names: tuple[str, ...]) -> int:
     if name not in names:
         hint = did_you_mean(name, names)
-        raise UnknownSlotError(f"there is no {what} {name!r}; there are {', '.join(names)}.{hint}")
+        raise UnknownSlotError(
+            f"there is no {what} {name!r}; choose from {', '.join(names)}.{hint}"
+        )
     return names.index(name)

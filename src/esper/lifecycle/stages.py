@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """Where a slot is in the life of its seed."""
+    """The stage of a slot's seed."""
 
     DORMANT = 0
     GERMINATED = 1
@@ -35,15 +35,15 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.EMBARGOED: frozenset({Stage.RESETTING}),
     Stage.RESETTING: frozenset({Stage.DORMANT}),
 }
-"""The stages that each stage may be followed by; a held seed blends again on a new alpha target."""
+"""Legal successors of each stage. A held seed blends again when it gets a new alpha target."""
 
 LIVE_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
-"""Stages of a seed that is neither committed nor given up: what a seed limit counts."""
+"""Stages of a seed that is neither committed nor pruned. A seed limit counts these."""
 
 COOLING_STAGES = frozenset({Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING})
-"""Stages of a slot whose seed was given up and which is not free yet."""
+"""Stages of a slot whose seed was pruned and that is not free yet."""
 
 
 def may_follow(stage: Stage, successor: Stage) -> bool:
-    """Return whether a slot in ``stage`` may next be in ``successor``."""
+    """Return whether a slot may go from ``stage`` to ``successor``."""
     return successor in TRANSITIONS[stage]

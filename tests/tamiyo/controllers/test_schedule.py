@@ -157,7 +157,7 @@ def test_plantings_that_cannot_be_are_named() -> None:
         FixedSchedule(picky, plantings)
 
     norm = Planting(slot="a", blueprint="norm")
-    with pytest.raises(UnknownSlotError, match="there is no slot 'c'; there are a, b"):
+    with pytest.raises(UnknownSlotError, match="there is no slot 'c'"):
         plant(Planting(slot="c", blueprint="norm"))
     with pytest.raises(UnknownSlotError, match=r"no blueprint 'norms'.* Did you mean 'norm'\?"):
         plant(Planting(slot="a", blueprint="norms"))
