@@ -1,38 +1,38 @@
-"""Everything Esper raises when a user's input cannot be right.
+"""Every exception that Esper raises for invalid input, in one tree.
 
     EsperError
-    ├── ConfigError             a setting is outside what is allowed
-    ├── ActionSpecError         an action specification contradicts itself
-    ├── TensorError             an argument is not the tensor that is needed
+    ├── ConfigError                  a setting has a value that is not allowed
+    ├── ActionSpecError              an action specification contradicts itself
+    ├── TensorError                  an argument is not the tensor that is needed
     │   ├── ShapeError
     │   ├── DtypeError
     │   ├── DeviceError
     │   └── ValueRangeError
-    ├── SlotError               a slot, stage or blueprint that does not exist, or cannot be used
-    │   ├── UnknownSlotError    a slot or blueprint of a name that there is not
-    │   └── IllegalActionError  an action that the host's state does not allow
-    ├── SavedModelError         a saved model is missing, damaged, or of another design
-    ├── ControllerError         a saved controller is missing, damaged, or of another version
-    ├── UnsupportedHostError    a model that a population or an export cannot handle
-    ├── UnknownHeadError        an action head that the specification does not have
-    ├── UnknownFeatureError     a feature that observations do not have
-    ├── NoLegalActionError      a head of an environment has no legal choice
-    ├── UnsupportedEnvironmentError  a Gymnasium environment that cannot be driven
-    ├── ResetNeededError        an environment was stepped that has no episode to go on with
-    ├── TaskError               a task's data or description cannot be used
-    │   ├── UnknownTaskError    a task of a name that there is not
-    │   ├── MissingDataError    a file of a task is not where it was looked for
-    │   └── BadDataError        a task's data are not what they must be
-    ├── CheckpointError         a checkpoint is missing, damaged or of another run
-    ├── StorageError            the disk refuses to write: full, read-only or broken
-    ├── RunError                a run's folder is missing, in use, or holds another run
-    ├── TrainingError           a run cannot go on: its updates were refused again and again
-    ├── TelemetryError          a run's telemetry is missing, damaged or of another version
-    ├── DashboardError          the dashboard cannot be served where it was asked to be
-    ├── EvidenceError           results that do not fit together, or a damaged file of them
-    ├── ReportError             a report cannot be written where it is wanted, or made at all
-    ├── NonFiniteError          a number that must be finite is NaN or infinite
-    └── RolloutError            a rollout buffer was overfilled, or read with something missing
+    ├── SlotError                    a slot, stage or blueprint is invalid or cannot be used
+    │   ├── UnknownSlotError         no slot or blueprint has this name
+    │   └── IllegalActionError       the host's state does not allow the action
+    ├── SavedModelError              a saved model is missing, damaged or of another design
+    ├── ControllerError              a saved controller is missing, damaged or incompatible
+    ├── UnsupportedHostError         a population or an export cannot handle the model
+    ├── UnknownHeadError             the action specification has no head of this name
+    ├── UnknownFeatureError          observations have no feature of this name
+    ├── NoLegalActionError           a head has no legal choice in some environment
+    ├── UnsupportedEnvironmentError  the collector cannot drive a Gymnasium environment
+    ├── ResetNeededError             an environment was stepped before it was reset
+    ├── TaskError                    a task's data or description cannot be used
+    │   ├── UnknownTaskError         no task has this name
+    │   ├── MissingDataError         a file of a task was not found
+    │   └── BadDataError             a task's data are invalid
+    ├── CheckpointError              a checkpoint is missing, damaged or of another run
+    ├── StorageError                 the disk is full, read-only or broken
+    ├── RunError                     a run folder is missing, in use, or holds another run
+    ├── TrainingError                a run stopped because too many updates were rejected
+    ├── TelemetryError               a run's telemetry is missing, damaged or incompatible
+    ├── DashboardError               the dashboard cannot be served at the given address
+    ├── EvidenceError                evaluation results are inconsistent, or their file is damaged
+    ├── ReportError                  a report cannot be made or written
+    ├── NonFiniteError               a number that must be finite is NaN or infinite
+    └── RolloutError                 a rollout buffer was overfilled, or read while incomplete
 
 Every message names the thing, its value, what is allowed and what to do.
 """
@@ -44,11 +44,11 @@ from collections.abc import Iterable
 
 
 class EsperError(Exception):
-    """The base of every error that a user of Esper can cause."""
+    """Base class of every error that a user of Esper can cause."""
 
 
 class ConfigError(EsperError):
-    """A setting is outside what is allowed."""
+    """A setting has a value that is not allowed."""
 
 
 class ActionSpecError(EsperError):
@@ -68,61 +68,61 @@ class DtypeError(TensorError):
 
 
 class DeviceError(TensorError):
-    """Tensors that must meet are on different devices."""
+    """Tensors that must be on the same device are not."""
 
 
 class ValueRangeError(TensorError):
-    """A tensor holds a value outside what is allowed."""
+    """A tensor holds a value outside the allowed range."""
 
 
 class SlotError(EsperError):
-    """A slot, stage or blueprint does not exist, exists twice, or cannot be used."""
+    """A slot, stage or blueprint is invalid, duplicated, or cannot be used."""
 
 
 class UnknownSlotError(SlotError, KeyError):
-    """A slot or blueprint is named that there is not."""
+    """No slot or blueprint has this name."""
 
-    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class IllegalActionError(SlotError):
-    """An action is not allowed in the state that the host is in."""
+    """The host's state does not allow the action."""
 
 
 class SavedModelError(EsperError):
-    """A saved model is missing, damaged, or belongs to another design."""
+    """A saved model is missing, damaged, or of another design."""
 
 
 class ControllerError(EsperError):
-    """A saved controller is missing, damaged, of another version, or cannot steer a host."""
+    """A saved controller is missing, damaged, incompatible, or cannot control a host."""
 
 
 class UnsupportedHostError(EsperError):
-    """A model cannot be handled by what was asked of it."""
+    """A population or an export cannot handle the model."""
 
 
 class UnknownHeadError(EsperError, KeyError):
-    """An action head is named that the specification does not have."""
+    """The action specification has no head of this name."""
 
-    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class UnknownFeatureError(EsperError, KeyError):
-    """A feature of an observation is named that there is not."""
+    """Observations have no feature of this name."""
 
-    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class NoLegalActionError(EsperError):
-    """A head of an environment has no legal choice."""
+    """A head has no legal choice in some environment."""
 
 
 class UnsupportedEnvironmentError(EsperError):
-    """A Gymnasium environment is set up in a way the collector cannot drive."""
+    """The collector cannot drive a Gymnasium environment as it is configured."""
 
 
 class ResetNeededError(EsperError):
-    """An environment was stepped that has not started an episode, or whose episode is over."""
+    """An environment was stepped before its first reset or after its episode ended."""
 
 
 class TaskError(EsperError):
@@ -130,49 +130,49 @@ class TaskError(EsperError):
 
 
 class UnknownTaskError(TaskError, KeyError):
-    """A task is named that there is not."""
+    """No task has this name."""
 
-    __str__ = Exception.__str__  # a KeyError would show the sentence in quotes
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class MissingDataError(TaskError):
-    """A file that a task needs is not where it was looked for."""
+    """A file that a task needs was not found."""
 
 
 class BadDataError(TaskError):
-    """A task's data are not what they must be."""
+    """A task's data are invalid."""
 
 
 class CheckpointError(EsperError):
-    """A checkpoint is missing, damaged or of another run, or cannot hold what it is given."""
+    """A checkpoint is missing, damaged or of another run, or cannot hold a given value."""
 
 
 class StorageError(EsperError):
-    """The disk refuses to write: it is full, read-only or broken."""
+    """The disk is full, read-only or broken."""
 
 
 class RunError(EsperError):
-    """A run's folder is missing, in use, or holds another run."""
+    """A run folder is missing, in use, or holds another run."""
 
 
 class TrainingError(EsperError):
-    """A run cannot go on because its updates were refused again and again."""
+    """A run stopped because too many of its updates were rejected in a row."""
 
 
 class TelemetryError(EsperError):
-    """A run's telemetry is missing, damaged or of another version, or lacks what is asked for."""
+    """A run's telemetry is missing, damaged or incompatible, or lacks the requested rows."""
 
 
 class DashboardError(EsperError):
-    """The dashboard cannot be served where it was asked to be."""
+    """The dashboard cannot be served at the given address."""
 
 
 class EvidenceError(EsperError):
-    """Results of an evaluation do not fit together, or their file is damaged."""
+    """Evaluation results are inconsistent, or their file is damaged."""
 
 
 class ReportError(EsperError):
-    """A report cannot be written where it is wanted, or what pages are made of is missing."""
+    """A report cannot be made or written."""
 
 
 class NonFiniteError(EsperError):
@@ -180,10 +180,10 @@ class NonFiniteError(EsperError):
 
 
 class RolloutError(EsperError):
-    """A rollout buffer was overfilled, or read while something is missing."""
+    """A rollout buffer was overfilled, or read while incomplete."""
 
 
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the allowed name nearest to ``name``, or nothing."""
+    """Return ``" Did you mean 'x'?"`` for the allowed name closest to ``name``, or ``""``."""
     nearest = difflib.get_close_matches(str(name), list(allowed), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from esper.errors import StorageError
+from esper.storage.files import write_atomic
 
 TOKEN_BYTES = 32
 """Random bytes of a token, a ticket or a cookie."""
@@ -109,12 +110,8 @@ def _write_private(folder: Path, name: str, text: str) -> Path:
         raise OSError("it is not a folder of this user")
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
-    path, draft = folder / name, folder / f".{name}-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(draft, path)
-    return path
+    write_atomic(folder / name, text, mode=0o600)
+    return folder / name
 
 
 def _shown_state_folder() -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from esper.errors import StorageError
 from esper.evidence.host_runs import HostRuns
+from esper.storage.files import write_atomic
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -102,15 +101,11 @@ def _read(path: Path) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write a file so that it is there whole or not at all."""
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.getvalue())
-        os.replace(temporary, path)
+        write_atomic(path, content.getvalue())
     except OSError as error:
         raise StorageError(
             f"{path.parent} cannot be written: {error.strerror or error}; choose another folder."

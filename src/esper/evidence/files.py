@@ -9,6 +9,7 @@ from typing import Any, cast
 from esper.errors import EvidenceError
 from esper.evidence.claims import verdict_json
 from esper.evidence.results import Evidence
+from esper.storage.files import parse_json
 
 EVIDENCE_VERSION = 1
 """Version of the file's form."""
@@ -86,15 +87,13 @@ class EvidenceFile:
             EvidenceError: If the text is not what an evaluation writes.
         """
         try:
-            return cls.from_json(json.loads(text, parse_constant=_refuse))
-        except json.JSONDecodeError as error:
-            raise EvidenceError(f"{name} is no JSON: {error}; evaluate again.") from error
+            return cls.from_json(parse_json(text))
+        except ValueError as error:
+            raise EvidenceError(
+                f"{name} is not valid JSON: {error}; run the evaluation again."
+            ) from error
         except EvidenceError as error:
             raise EvidenceError(f"{name} cannot be read: {error}") from error
-
-
-def _refuse(constant: str) -> Any:
-    raise EvidenceError(f"a number is {constant}; finite numbers are needed.")
 
 
 def _write(value: Any, indent: str) -> str:

@@ -34,7 +34,7 @@ from esper.growth.modules import count_parameters
 from esper.invocation import program
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.stages import Stage
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 from esper.storage.run_folder import shell_word
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
@@ -374,7 +374,7 @@ def save_grown(grown: GrownHost, folder: str | os.PathLike[str]) -> Path:
         _save_program(grown, place / PROGRAM_FILE)
         weights = {name: t.detach().contiguous() for name, t in grown.model.state_dict().items()}
         safetensors.torch.save_file(weights, place / WEIGHTS_FILE)
-        write_whole(place / STORY_FILE, json.dumps(_story(grown), indent=1) + "\n")
+        write_atomic(place / STORY_FILE, json.dumps(_story(grown), indent=1) + "\n")
     except OSError as error:
         raise StorageError(
             f"{place} cannot be written: {error.strerror or error}; choose another folder."

@@ -12,15 +12,14 @@ import hashlib
 import json
 import math
 import os
-import uuid
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
@@ -31,6 +30,7 @@ from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
 from esper.growth.sites import SlotSite
+from esper.storage.files import read_json, write_atomic
 from esper.version import __version__
 
 
@@ -145,7 +145,6 @@ def _put(tensor: Tensor, value: Tensor) -> None:
 
 FORMAT = 1
 JSON_FILE = "growth.json"
-_TEMPORARY = ".saving-"
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
@@ -166,20 +165,13 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     except FileExistsError:
         raise SavedModelError(f"{folder} is a file; a folder is needed to save in.") from None
     replaced = _named_tensors(folder)
-    with _temporary_file(folder) as path:
-        save_file(table.contents(), path)
-        _flush(path)
-        sha256 = _hash_of(path)
-        tensors = folder / f"model-{sha256[:16]}.safetensors"
-        os.replace(path, tensors)
+    content = save_tensors(table.contents())
+    sha256 = hashlib.sha256(content).hexdigest()
+    tensors = folder / f"model-{sha256[:16]}.safetensors"
+    write_atomic(tensors, content)
     growth |= {"tensors": tensors.name, "sha256": sha256, "replaces": replaced[:1]}
     growth["checksum"] = _checksum(growth)
-    with _temporary_file(folder) as path:
-        path.write_text(json.dumps(growth, indent=1, allow_nan=False), encoding="utf-8")
-        _flush(path)
-        _flush(folder)
-        os.replace(path, folder / JSON_FILE)
-    _flush(folder)
+    write_atomic(folder / JSON_FILE, json.dumps(growth, indent=1, allow_nan=False))
     for name in set(replaced) - {tensors.name}:
         (folder / name).unlink(missing_ok=True)
 
@@ -281,7 +273,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SavedModelError(f"{folder} holds no saved model: {JSON_FILE} is missing.")
     try:
-        growth: Any = json.loads(path.read_bytes())
+        growth: Any = read_json(path)
         version = growth["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise SavedModelError(f"{path} is damaged: {error!r}") from error
@@ -322,22 +314,3 @@ def _checksum(growth: dict[str, Any]) -> str:
 def _hash_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file's contents, or a folder's list of files, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _temporary_file(folder: Path) -> Generator[Path]:
-    """Give a path to write to; the file is gone afterwards unless it was renamed."""
-    path = folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

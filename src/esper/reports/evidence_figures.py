@@ -16,7 +16,7 @@ from esper.evidence.results import Arm, Evidence, Kind
 from esper.evidence.text import file_to_markdown
 from esper.reports.figures import empty_figure
 from esper.statistics import Interval, nested_interval
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2008)."""
@@ -227,8 +227,8 @@ def save_evidence(entries: Sequence[Evidence], folder: Path) -> list[Path]:
     paths = [folder / DATA_FILE, folder / TEXT_FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(paths[0], file.to_text())
-        write_whole(paths[1], file_to_markdown(file))
+        write_atomic(paths[0], file.to_text())
+        write_atomic(paths[1], file_to_markdown(file))
         if find_spec("matplotlib") is not None:
             from esper.reports.evidence_figures import plot_pareto
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from esper.config.checks import require_choice
 from esper.errors import RunError, StorageError
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from esper.reports.run_report.values import RunValues
@@ -69,7 +69,7 @@ def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
         path = folder / f"{name}.png"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, image.getvalue())
+            write_atomic(path, image.getvalue())
         except OSError as error:
             raise StorageError(
                 f"{path} cannot be written: {error.strerror or error}; choose another folder."

@@ -25,7 +25,7 @@ from esper.reports.run_report.values import (
     collect_values,
     evaluation_values,
 )
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 from esper.storage.run_folder import shell_word
 from esper.version import __version__
 
@@ -73,7 +73,7 @@ def report(
     if png is not None:
         made.save_plots(Path(png))
     try:
-        write_whole(place, made.text(chosen))
+        write_atomic(place, made.text(chosen))
     except OSError as error:
         raise StorageError(
             f"{place} cannot be written: {error.strerror or error}; choose another file."

@@ -24,7 +24,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
 from esper.invocation import program
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 
 LOCK_TRIES = 5
 """How often a lock is tried for before somebody is taken to work on the run."""
@@ -75,7 +75,7 @@ class RunFolder:
         folder._was_made = not folder.path.exists()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            write_whole(folder.config_file, write_toml(config))
+            write_atomic(folder.config_file, write_toml(config))
         except OSError as error:
             raise StorageError(
                 f"{folder.path} cannot be written: {error.strerror or error}; "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.config.run import RunConfig
 from esper.errors import RunError, TelemetryError
+from esper.storage.files import read_json
 from esper.storage.run_folder import RunFolder, list_folders
 from esper.telemetry import Metrics, RunTelemetry, open_run
 from esper.telemetry.records import RoundRecord, SessionRecord
@@ -79,8 +79,7 @@ class Run:
     def summary(self) -> Comparison | None:
         """How the controller did beside others at the end; None before that."""
         try:
-            values = json.loads(self.folder.summary_file.read_text("utf-8"))
-            return Comparison.from_json(values)
+            return Comparison.from_json(read_json(self.folder.summary_file, allow_nan=True))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, EsperError, StorageError
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tamiyo import Controller, LearnedController, make_controller
@@ -79,7 +79,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     sentences = (*comparison.sentences, _about_trials(progress))
     comparison = replace(comparison, sentences=sentences)
     try:
-        write_whole(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
+        write_atomic(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
     except OSError as error:
         raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
     return comparison

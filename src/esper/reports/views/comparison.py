@@ -6,13 +6,13 @@ evaluation.json         an evaluation, in the folder or directly below
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from esper.reports.views.values import finite
+from esper.storage.files import read_json
 
 if TYPE_CHECKING:
     from esper.statistics import Interval
@@ -107,7 +107,7 @@ def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
     from esper.training.comparison import Comparison
 
     try:
-        return Comparison.from_json(json.loads(path.read_text("utf-8")))
+        return Comparison.from_json(read_json(path, allow_nan=True))
     except (OSError, ValueError, KeyError, TypeError):
         problems.append(f"{path.name} is damaged; delete it and resume the run.")
         return None
@@ -150,7 +150,7 @@ def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationFile]:
     for path in paths:
         name = path.relative_to(place).as_posix()
         try:
-            found += _entries(json.loads(path.read_text("utf-8")), name)
+            found += _entries(read_json(path), name)
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             problems.append(f"{name} is damaged or of another version; run esper evaluate again.")
     return found

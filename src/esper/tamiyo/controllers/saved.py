@@ -32,7 +32,7 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.slot_config import SlotConfig
-from esper.storage.files import write_whole
+from esper.storage.files import write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
     LearnedController,
@@ -145,10 +145,10 @@ def save_controller(
     facts = json.dumps(facts_of(controller) | {"sha256": _hash(content)}, indent=1) + "\n"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(place / WEIGHTS_FILE, content)
-        write_whole(place / FACTS_FILE, facts)
+        write_atomic(place / WEIGHTS_FILE, content)
+        write_atomic(place / FACTS_FILE, facts)
         if card:
-            write_whole(place / CARD_FILE, card)
+            write_atomic(place / CARD_FILE, card)
     except OSError as error:
         raise StorageError(
             f"{place} cannot be written: {error.strerror or error}; choose another folder."
