@@ -1,4 +1,4 @@
-"""Two processes give the same trajectory to the bit, whatever order their sets have."""
+"""Trajectories are the same to the bit in every process, whatever its hash seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody is scored on what was seen, and episodes for different purposes never meet."""
+"""Final scores use unseen samples, and different purposes never share a draw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.tasks import Samples, make_task
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=60))
-def test_halves_share_no_sample_and_have_as_many_of_each_class(labels: list[int]) -> None:
+def test_halves_are_disjoint_and_balanced_by_class(labels: list[int]) -> None:
     targets = torch.tensor(labels)
     inputs = torch.arange(len(labels), dtype=torch.float32)[:, None]
     first, second = split_in_half(Samples(inputs, targets))
@@ -27,7 +27,7 @@ def test_halves_share_no_sample_and_have_as_many_of_each_class(labels: list[int]
         assert abs(counts[0] - counts[1]) <= 1
 
 
-def test_the_test_split_is_used_only_where_it_is_asked_for() -> None:
+def test_the_test_split_is_used_only_on_request() -> None:
     draw = make_task("spirals").sample(3)
     by_default = make_host_data(draw, "validation")
     for_test = make_host_data(draw, "test")
@@ -39,12 +39,12 @@ def test_the_test_split_is_used_only_where_it_is_asked_for() -> None:
     assert rows <= {tuple(row) for row in draw.data.validation.inputs.tolist()}
 
 
-def test_a_validation_split_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(TaskError, match="validation split has 3 samples; at least 4"):
+def test_a_validation_split_too_small_to_halve_is_rejected() -> None:
+    with pytest.raises(TaskError, match="validation split has 3 samples"):
         split_in_half(Samples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)))
 
 
-def test_draws_are_repeatable_distinct_and_apart_by_purpose() -> None:
+def test_draw_seeds_are_repeatable_distinct_and_disjoint_by_purpose() -> None:
     numbers: dict[str, set[int]] = {}
     for purpose in PURPOSES:
         own: Purpose = purpose  # type: ignore[assignment]
@@ -57,6 +57,6 @@ def test_draws_are_repeatable_distinct_and_apart_by_purpose() -> None:
     assert not numbers["training"] & numbers["evaluation"]
 
 
-def test_large_seeds_do_not_meet_later_episodes() -> None:
+def test_large_seeds_do_not_collide_with_later_episodes() -> None:
     assert draw_seed("training", 5, 1) != draw_seed("training", 2**32 + 5, 0)
     assert draw_seed("training", 5, 2**32) != draw_seed("training", 5, 0)

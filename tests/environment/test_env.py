@@ -1,4 +1,4 @@
-"""Growing one host is a proper Gymnasium environment."""
+"""GrowthEnv follows Gymnasium's contract and the rules of growth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.environment.worlds import TINY, choose, life_of_a_seed, make_env
 
 
 @pytest.mark.parametrize("task", ["spirals", "digits", "digits-family", "text"])
-def test_gymnasium_makes_and_checks_it_without_a_warning(task: str) -> None:
+def test_gymnasiums_checker_accepts_it_without_warnings(task: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = gymnasium.make("Esper/Growth-v0", task=task, **TINY)
@@ -46,7 +46,7 @@ def test_gymnasium_makes_and_checks_it_without_a_warning(task: str) -> None:
         "import esper, gymnasium; gymnasium.make('esper.environment:Esper/Growth-v0')",
     ],
 )
-def test_gymnasium_finds_it(code: str) -> None:
+def test_gymnasium_finds_the_registered_environment(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 
@@ -56,7 +56,7 @@ def test_importing_esper_imports_neither_gymnasium_nor_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_masks_have_the_forms_that_gymnasium_and_sb3_contrib_take() -> None:
+def test_masks_have_the_forms_that_gymnasium_and_sb3_contrib_expect() -> None:
     env = make_env()
     env.action_space.seed(0)
     _, info = env.reset(seed=0)
@@ -73,7 +73,7 @@ def test_masks_have_the_forms_that_gymnasium_and_sb3_contrib_take() -> None:
 
 
 def test_masks_are_the_union_over_ops() -> None:
-    # While a seed trains in one slot the other may not germinate: only the first is open to any op.
+    # While a seed trains in one slot, no op is legal for the other.
     env = make_env()
     env.reset(seed=0)
     config = env.vector.slot_config
@@ -85,7 +85,7 @@ def test_masks_are_the_union_over_ops() -> None:
     np.testing.assert_array_equal(env.masks["op"][0].numpy(), by_op.any(1).numpy())
 
 
-def test_an_illegal_combination_is_taken_as_wait_and_flagged() -> None:
+def test_an_illegal_combination_counts_as_wait_and_is_flagged() -> None:
     env, twin = make_env(), make_env()
     env.reset(seed=5)
     twin.reset(seed=5)
@@ -101,7 +101,7 @@ def test_an_illegal_combination_is_taken_as_wait_and_flagged() -> None:
         assert info["op"] == (Op.GERMINATE if is_legal else Op.WAIT)
 
 
-def test_a_refusal_of_a_gate_is_a_wait_with_a_flag() -> None:
+def test_an_action_refused_by_a_gate_is_a_flagged_wait() -> None:
     env = make_env()
     env.reset(seed=1)
     grow, go, *_ = life_of_a_seed(env.vector.slot_config)
@@ -115,18 +115,18 @@ def test_a_refusal_of_a_gate_is_a_wait_with_a_flag() -> None:
     assert env.layout.host(observation[None], "was_refused")[0] == 1.0
 
 
-def test_an_episode_ends_by_itself_after_its_epochs() -> None:
+def test_an_episode_terminates_after_its_epochs() -> None:
     env = make_env(n_epochs=3)
     env.reset(seed=0)
     ends = [env.step(choose(Op.WAIT))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (True, False)]
-    with pytest.raises(ResetNeededError, match=r"episode is over; call reset\(\)"):
+    with pytest.raises(ResetNeededError, match="episode is over"):
         env.step(choose(Op.WAIT))
     env.reset()
     env.step(choose(Op.WAIT))
 
 
-def test_finish_ends_it_before_another_epoch() -> None:
+def test_finish_terminates_before_another_epoch() -> None:
     env = make_env()
     env.reset(seed=0)
     *_, before = env.step(choose(Op.WAIT))
@@ -154,14 +154,14 @@ def test_a_limit_from_outside_truncates() -> None:
     assert both.step(choose(Op.WAIT))[2:4] == (True, False)
 
 
-def test_gymnasiums_own_time_limit_truncates_too() -> None:
+def test_gymnasiums_time_limit_truncates_too() -> None:
     env = gymnasium.make("Esper/Growth-v0", task="spirals", max_episode_steps=2, **TINY)
     env.reset(seed=0)
     assert env.step(choose(Op.WAIT))[2:4] == (False, False)
     assert env.step(choose(Op.WAIT))[2:4] == (False, True)
 
 
-def test_rewards_are_the_sum_of_their_terms_and_add_up() -> None:
+def test_rewards_sum_to_the_final_score_minus_the_costs() -> None:
     env = make_env()
     env.reset(seed=2)
     actions = [*life_of_a_seed(env.vector.slot_config), *[choose(Op.WAIT)] * 5]
@@ -182,7 +182,7 @@ def test_rewards_are_the_sum_of_their_terms_and_add_up() -> None:
     assert total == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_sparse_form_pays_the_same_at_the_end() -> None:
+def test_the_sparse_reward_has_the_same_return() -> None:
     returns = []
     for reward in ("dense", "sparse"):
         env = make_env(reward=reward)
@@ -195,7 +195,7 @@ def test_the_sparse_form_pays_the_same_at_the_end() -> None:
     assert returns[0] == pytest.approx(returns[1], abs=1e-12)
 
 
-def test_waiting_to_the_end_costs_the_price_of_a_reference_run() -> None:
+def test_waiting_to_the_end_costs_one_reference_run() -> None:
     env = make_env()
     env.reset(seed=0)
     costs = 0.0
@@ -207,14 +207,13 @@ def test_waiting_to_the_end_costs_the_price_of_a_reference_run() -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_the_committed_host_is_what_is_scored(commits: bool) -> None:
+def test_the_final_score_is_that_of_the_committed_host(commits: bool) -> None:
     env = make_env(n_epochs=8)
     env.reset(seed=3)
     population = env.vector.growth.population
     config = env.vector.slot_config
     for action in life_of_a_seed(config, commits=commits):
         env.step(action)
-    # The last epoch is trained on a copy here, by the state that the environment has now.
     *_, terminated, _, info = env.step(choose(Op.WAIT))
     assert terminated
     model = population.model(0).eval()
@@ -227,7 +226,7 @@ def test_the_committed_host_is_what_is_scored(commits: bool) -> None:
     assert info["final_score"] == pytest.approx(hits.double().mean().item(), abs=1e-12)
 
 
-def test_a_seed_that_is_not_committed_counts_while_it_lives() -> None:
+def test_the_contribution_of_a_held_seed_is_measured() -> None:
     env = make_env(n_epochs=8)
     env.reset(seed=3)
     for action in life_of_a_seed(env.vector.slot_config, commits=False):
@@ -266,7 +265,7 @@ def test_observations_describe_the_task() -> None:
     assert n_parameters == 65 * 16 + 2 * (17 * width + 16 * (width + 1)) + 17 * 10
 
 
-def test_mistakes_get_one_clear_line() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(TaskError, match="Did you mean 'spirals'"):
         GrowthEnv("spiral")
     with pytest.raises(ConfigError, match=r"form is 'stack'.*Did you mean 'stacked'"):
@@ -278,19 +277,19 @@ def test_mistakes_get_one_clear_line() -> None:
     with pytest.raises(TaskError, match="task is a int"):
         GrowthEnv(3)  # type: ignore[arg-type]
     env = make_env()
-    with pytest.raises(TaskError, match="options n_epochs are given with a task"):
+    with pytest.raises(TaskError, match="options n_epochs"):
         GrowthEnv(env.vector.task, n_epochs=3)
-    with pytest.raises(ResetNeededError, match="before reset"):
+    with pytest.raises(ResetNeededError, match=r"step\(\)"):
         env.step(choose(Op.WAIT))
     env.reset(seed=0)
-    with pytest.raises(ShapeError, match=rf"\[1, {len(HEAD_NAMES)}\] is needed"):
+    with pytest.raises(ShapeError, match=r"actions have shape \(1, 3\)"):
         env.step(np.zeros(3, np.int64))
     for head, choice in ((0, 2), (0, -1), (7, 7)):
         action = choose(Op.WAIT)
         action[head] = choice
         with pytest.raises(ActionSpecError, match=rf"choice {choice} of head '{HEAD_NAMES[head]}'"):
             env.step(action)
-    with pytest.raises(DtypeError, match="whole numbers are needed"):
+    with pytest.raises(DtypeError, match="dtype float64"):
         env.step(np.zeros(8))
     with pytest.raises(ConfigError, match="seed is -1"):
         env.vector.reset(seed=-1)

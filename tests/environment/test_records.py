@@ -1,4 +1,4 @@
-"""What an environment remembers of its hosts is what their models give."""
+"""The records of episodes agree with the models themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def accuracy(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> f
 
 
 @pytest.mark.parametrize("form", ["sequential", "stacked"])
-def test_scores_and_contributions_are_those_of_the_models(form: str) -> None:
+def test_scores_and_contributions_agree_with_the_models(form: str) -> None:
     envs = make_envs(4, "digits-family", form=form, n_epochs=14)
     envs.reset(seed=0)
     population, records = envs.growth.population, envs.growth.records
@@ -60,7 +60,7 @@ def test_scores_and_contributions_are_those_of_the_models(form: str) -> None:
     assert len(set(worths)) > 1
 
 
-def test_a_seed_that_is_gone_contributes_nothing() -> None:
+def test_a_pruned_seed_contributes_nothing() -> None:
     envs = make_envs(2, "digits-family", n_epochs=14)
     envs.reset(seed=0)
     script = [*life_of_a_seed(envs.slot_config)[:6], choose(Op.PRUNE)]
@@ -72,7 +72,7 @@ def test_a_seed_that_is_gone_contributes_nothing() -> None:
 
 
 def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | None) -> int:
-    """Count a training step (or, without targets, a forward pass) by torch's own counter."""
+    """Count a training step, or a forward pass without targets, with torch's counter."""
     counter = FlopCounterMode(display=False)
     with counter:
         if targets is None:
@@ -83,7 +83,7 @@ def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | 
     return counter.get_total_flops()
 
 
-def test_every_step_is_charged_what_torch_counts() -> None:
+def test_every_step_is_charged_the_flops_that_torch_counts() -> None:
     envs = make_envs(3, "digits-family", n_epochs=14, batches_per_epoch=2)
     envs.reset(seed=1)
     population, records = envs.growth.population, envs.growth.records
@@ -93,7 +93,6 @@ def test_every_step_is_charged_what_torch_counts() -> None:
         spent = (records.paid_flops - before) * records.reference_flops
         for host in range(3):
             data = population.specs[host].data
-            # The epoch was trained in the stages that the slots are in after it, alphas aside.
             model = copy.deepcopy(population.model(host))
             batch = data.train_inputs[:32], data.train_targets[:32]
             expected = 2 * count_flops(model, *batch)
@@ -112,7 +111,7 @@ def test_every_step_is_charged_what_torch_counts() -> None:
         assert records.reference_flops[host] == pytest.approx(reference, rel=0.01)
 
 
-def test_histories_are_those_of_the_scores_seen() -> None:
+def test_histories_hold_the_scores_seen_so_far() -> None:
     envs = make_envs(3, n_epochs=12)
     envs.reset(seed=0)
     records, generator = envs.growth.records, np.random.default_rng(0)
@@ -132,7 +131,7 @@ def test_histories_are_those_of_the_scores_seen() -> None:
     assert (np.max(scores, axis=0) > scores[-1]).any()
 
 
-def test_gradients_of_seeds_are_remembered() -> None:
+def test_seed_gradient_norms_are_recorded() -> None:
     envs = make_envs(2, "digits-family")
     envs.reset(seed=0)
     for row in life_of_a_seed(envs.slot_config)[:3]:
@@ -145,7 +144,7 @@ def test_gradients_of_seeds_are_remembered() -> None:
     assert health[1].tolist() == [-1.0, -1.0]
 
 
-def test_a_host_that_the_governor_restored_is_flagged_for_one_step() -> None:
+def test_a_rolled_back_host_is_flagged_for_one_step() -> None:
     envs = make_envs(2, n_epochs=6, form="sequential")
     envs.reset(seed=0)
     inputs = envs.growth.population.specs[0].data.train_inputs
@@ -172,7 +171,7 @@ def test_finish_costs_no_rent() -> None:
     assert info["final_info"]["seed_parameters"][0] > 0
 
 
-def test_clearing_forgets_everything_about_one_host() -> None:
+def test_clearing_resets_the_record_of_one_host() -> None:
     records = EpisodeRecords.blank(2, 3)
     for tensor in records.state_dict().values():
         assert (tensor == 0).all()

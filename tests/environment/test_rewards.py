@@ -1,4 +1,4 @@
-"""Rewards add up to the final score minus the costs, however they are spread."""
+"""Rewards sum to the final score minus the costs, in every form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def episodes(draw: st.DrawFn) -> dict[str, np.ndarray]:
 def pay(
     episode: dict[str, np.ndarray], config: RewardConfig, *, is_cut: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return the terms of each step, ``[T]`` each, worked out step by step."""
+    """Return the terms of each step, ``[T]`` each."""
     n = len(episode["flops"])
     account = EpisodeAccount(*np.zeros((4, 1)))
     potentials = potential(episode["stages"], config)
@@ -78,14 +78,14 @@ def test_an_episode_pays_its_final_score_minus_its_costs(
 
 
 @given(episode=episodes())
-def test_the_sparse_form_pays_nothing_before_the_end(episode: dict[str, np.ndarray]) -> None:
+def test_the_sparse_reward_is_zero_before_the_end(episode: dict[str, np.ndarray]) -> None:
     terms = pay(episode, RewardConfig(reward="sparse"))
     for values in terms.values():
         assert (values[:-1] == 0).all()
 
 
 @given(episode=episodes(), gamma=st.floats(0.5, 1.0), is_cut=st.booleans())
-def test_shaping_changes_a_return_by_the_potential_at_its_ends_only(
+def test_shaping_changes_a_return_only_by_the_first_and_last_potential(
     episode: dict[str, np.ndarray], gamma: float, is_cut: bool
 ) -> None:
     config = RewardConfig(shaping=0.5, gamma=gamma)
@@ -132,7 +132,7 @@ def test_a_worked_example() -> None:
     np.testing.assert_allclose(terms["shaping"], [0.02, -0.02])
 
 
-def test_settings_outside_what_is_allowed_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"reward is 'spars'.*Did you mean 'sparse'"):
         RewardConfig(reward="spars")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="shaping is -1"):

@@ -1,4 +1,4 @@
-"""Every baseline runs on every task that ships, one episode of each host."""
+"""run_episodes runs any controller for one episode on each host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_waiting_does_nothing_and_a_fixed_schedule_commits() -> None:
     assert (grown.flops > waiting.flops).all()
 
 
-def test_controllers_meet_the_same_hosts_and_runs_repeat() -> None:
+def test_equal_seeds_give_equal_episodes() -> None:
     envs = make("digits-family", 3)
     first = run_episodes(envs, make_controller("random", envs.layout), seed=5)
     again = run_episodes(envs, make_controller("random", envs.layout), seed=5)
@@ -91,12 +91,12 @@ def test_an_early_finish_ends_only_its_own_episode() -> None:
     assert results.op_counts[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_environments_that_start_again_by_themselves_are_refused() -> None:
+def test_autoresetting_environments_are_rejected() -> None:
     with pytest.raises(UnsupportedEnvironmentError, match="autoreset=False"):
         run_episodes(make_envs(2), WaitController(), seed=0)
 
 
-def test_wrappers_are_left_out() -> None:
+def test_wrappers_are_ignored() -> None:
     class Doubled(VectorRewardWrapper):
         def reward(self, rewards: np.ndarray) -> np.ndarray:
             return 2.0 * rewards
@@ -108,26 +108,23 @@ def test_wrappers_are_left_out() -> None:
     np.testing.assert_array_equal(plain.draw_seeds, wrapped.draw_seeds)
 
 
-def test_other_environments_are_refused() -> None:
-    message = "are a {}; a GrowthVectorEnv is needed, such as esper.make_env"
+def test_other_environments_are_rejected() -> None:
     for envs, kind in ((GrowthEnv("spirals"), "GrowthEnv"), (5, "int"), (None, "NoneType")):
-        with pytest.raises(UnsupportedEnvironmentError, match=message.format(kind)):
+        with pytest.raises(UnsupportedEnvironmentError, match=f"envs is a {kind}"):
             run_episodes(envs, WaitController(), seed=0)  # type: ignore[arg-type]
 
 
-def test_a_seed_is_a_whole_number_and_a_controller_acts() -> None:
+def test_invalid_seeds_and_controllers_are_rejected() -> None:
     envs = make("spirals", 1)
     for seed in (None, 1.5, -1, "0", True):
-        with pytest.raises(
-            ConfigError, match=r"seed is .*; it must be a whole number of at least 0"
-        ):
+        with pytest.raises(ConfigError, match="seed is"):
             run_episodes(envs, WaitController(), seed=seed)  # type: ignore[arg-type]
     for controller in (None, "wait", WaitController):
-        with pytest.raises(ConfigError, match=r"controller is .*; it must have start and act"):
+        with pytest.raises(ConfigError, match="controller is"):
             run_episodes(envs, controller, seed=0)  # type: ignore[arg-type]
 
 
-def test_seeds_that_still_grow_when_an_episode_is_cut_short_are_not_committed() -> None:
+def test_a_truncated_episode_counts_only_committed_seeds() -> None:
     # One seed is committed in seven decisions; the other germinates then and is cut off.
     def run(max_episode_steps: int) -> tuple[EpisodeResults, GrowthVectorEnv]:
         envs = make("digits", 1, max_episode_steps=max_episode_steps)
@@ -152,7 +149,7 @@ def test_seeds_that_still_grow_when_an_episode_is_cut_short_are_not_committed() 
     assert sum(sizes) > 0
 
 
-def test_slots_are_those_of_the_host() -> None:
+def test_slot_names_are_those_of_the_host() -> None:
     envs = make("text")
     assert isinstance(envs.slot_config, SlotConfig)
     assert envs.slot_config.slot_ids[:2] == ("blocks.0.mlp", "blocks.0")

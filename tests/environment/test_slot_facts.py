@@ -1,4 +1,4 @@
-"""Observations tell slots apart by what they are in this very host."""
+"""Observations describe the slots of each individual host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layers_of(block: nn.Module) -> list[nn.Module]:
 
 
 def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
-    """Compare what is seen of slots with the layers of each host; return the hidden units met."""
+    """Compare observed slot sizes with each host's layers; return the hidden sizes found."""
     met: set[int] = set()
     for host in range(envs.num_envs):
         model = envs.growth.population.model(host)
@@ -38,7 +38,7 @@ def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
 
 
 @pytest.mark.parametrize("form", ["stacked", "sequential"])
-def test_hosts_with_fewer_hidden_units_than_the_design_show_theirs(form: str) -> None:
+def test_slot_sizes_are_those_of_the_host_not_of_the_design(form: str) -> None:
     envs = GrowthVectorEnv("digits-family", 6, form=form, n_epochs=2, batches_per_epoch=1)
     observations, _ = envs.reset(seed=0)
     met = expect_sizes(envs, observations)
@@ -52,7 +52,7 @@ def test_hosts_with_fewer_hidden_units_than_the_design_show_theirs(form: str) ->
     assert envs.layout.host(observations, "task_slots") == pytest.approx(scaled([n_slots] * 6, 64))
 
 
-def test_convolutions_and_sequences_are_seen_as_such() -> None:
+def test_feature_maps_and_sequences_are_told_apart() -> None:
     images = GrowthVectorEnv("digits", 1, host="cnn", n_epochs=2, batches_per_epoch=1)
     observations, _ = images.reset(seed=0)
     expect_sizes(images, observations)
@@ -61,7 +61,6 @@ def test_convolutions_and_sequences_are_seen_as_such() -> None:
     observations, _ = text.reset(seed=0)
     assert (text.layout.slot(observations, "on_sequence") == 1.0).all()
     assert (text.layout.slot(observations, "on_vector") == 0.0).all()
-    # A block around attention has no two layers between which there could be more units.
     hidden = dict(
         zip(text.slot_config.slot_ids, text.growth.records.slot_hidden[0].tolist(), strict=True)
     )
@@ -69,7 +68,7 @@ def test_convolutions_and_sequences_are_seen_as_such() -> None:
     assert hidden["blocks.0.mlp"] == layers_of(block)[0].weight.shape[0]
 
 
-def test_what_slots_are_is_part_of_the_state() -> None:
+def test_slot_sizes_are_part_of_the_state() -> None:
     records = EpisodeRecords.blank(2, 3)
     for name in ("slot_kind", "slot_width", "slot_hidden"):
         assert records.state_dict()[name].shape == (2, 3)

@@ -161,19 +161,19 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         ("[]", "no evidence_version"),
         (spoil("evidence_version", value=2), "evidence_version is 2 and this Esper reads 1"),
         (spoil("entries"), "a list of entries"),
-        (spoil("entries", 0, value=[]), r"an entry is \[\]; a JSON object"),
-        (spoil("entries", 0, "seed"), "an entry has no seed"),
+        (spoil("entries", 0, value=[]), r"an entry is \[\]"),
+        (spoil("entries", 0, "seed"), "an entry .*'seed'"),
         (spoil("entries", 0, "price", name="prize"), "Did you mean 'price'"),
         (spoil("entries", 0, "price", value=math.nan), "NaN"),
         (spoil("entries", 0, "price", value="0.2"), "price of an entry is '0.2'; int or float"),
         (spoil("entries", 0, "arms", 0, "test_reads", value=True), "test_reads of an arm is True"),
         (spoil("entries", 0, "learned_price", value="0.1"), "'0.1'; int or float or null"),
         (spoil("entries", 0, "runs", value=[1, 2, 3]), "a list of names"),
-        (spoil("entries", 0, "arms", 0, "flops"), "an arm has no flops"),
+        (spoil("entries", 0, "arms", 0, "flops"), "an arm .*'flops'"),
         (spoil("entries", 0, "arms", 0, "flops", 0, 0, value=math.inf), "Infinity"),
-        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value="1"), "numbers are needed"),
-        (spoil("entries", 0, "arms", 0, "flops", 0, 0), "numbers are needed, as many"),
-        (spoil("entries", 0, "arms", 0, "grown_share", value=[True] * 3), "numbers are needed"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value="1"), "flops of an arm"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0), "flops of an arm"),
+        (spoil("entries", 0, "arms", 0, "grown_share", value=[True] * 3), "grown_share of an arm"),
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_refused(text: str, words: str) -> None:
@@ -187,7 +187,7 @@ def test_a_file_that_is_not_what_was_written_is_refused(text: str, words: str) -
 def test_every_field_is_in_the_file_and_missed_when_it_is_not(kind: type[Any]) -> None:
     for field in fields(kind):
         path = ("entries", 0) if kind is Evidence else ("entries", 0, "arms", 1)
-        with pytest.raises(EvidenceError, match=f"has no {field.name}"):
+        with pytest.raises(EvidenceError, match=repr(field.name)):
             EvidenceFile.from_text(spoil(*path, field.name))
 
 

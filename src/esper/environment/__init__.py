@@ -1,4 +1,4 @@
-"""Growth as Gymnasium environments: one host, or a population of them."""
+"""Growth as Gymnasium environments, of one host or of many."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ register_environments()
 def make_env(
     task: str | Task = "digits", num_envs: int | None = None, **options: Any
 ) -> GrowthEnv | GrowthVectorEnv:
-    """Return an environment in which one host is grown, or a vector of them if a number is given.
+    """Return an environment that grows one host, or a vector environment if given ``num_envs``.
 
     Options are those of :class:`GrowthVectorEnv` and of the task.
     """

@@ -19,10 +19,10 @@ from esper.tasks import Task
 
 
 class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
-    """One host; each step is one epoch of its training.
+    """One host; each step trains it for one epoch.
 
-    Its episodes are those of a :class:`GrowthVectorEnv` of one; see there for ends, masks and
-    illegal actions.
+    Episodes are those of a :class:`GrowthVectorEnv` with one environment, which explains
+    termination, masks and illegal actions.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's name and form
@@ -35,27 +35,27 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     @property
     def vector(self) -> GrowthVectorEnv:
-        """The vector environment of one that does the work."""
+        """The underlying vector environment."""
         return self._envs
 
     @property
     def layout(self) -> ObservationLayout:
-        """Which column of an observation means what."""
+        """The meaning of each column of an observation."""
         return self._envs.layout
 
     @property
     def masks(self) -> ActionMasks:
-        """The legal actions as they are now, a batch of one."""
+        """The current legal actions, as a batch of one."""
         return self._envs.masks
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return all heads' masks side by side, the union over ops, as sb3-contrib takes them."""
+        """Return the concatenated masks of all heads, the union over ops, as sb3-contrib needs."""
         return flat_masks(self.masks)[0]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start a new episode; the same seed gives the same episodes."""
+        """Start a new episode; equal seeds give equal episodes."""
         require_options(options or {}, ())
         observations, _ = self._envs.reset(seed=seed)
         super().reset(seed=None if seed is None else int(seed))
@@ -64,33 +64,33 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def step(
         self, action: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Take one action, eight choices, and train for one epoch."""
+        """Apply one action, a choice for each of eight heads, and train for one epoch."""
         if self._envs.growth.records.is_over[0]:
             raise ResetNeededError("the episode is over; call reset() to start another.")
         observations, rewards, terminated, truncated, info = self._envs.step(
             np.asarray(action)[None]
         )
-        own: dict[str, Any] = {
+        single: dict[str, Any] = {
             "action_mask": info["action_mask"][0],
             "reward_terms": {name: float(info["reward_terms"][name][0]) for name in REWARD_TERMS},
         }
         for name in ("illegal_action", "was_refused", "was_restored"):
-            own[name] = bool(info[name][0])
-        own |= {name: str(info[name][0]) for name in ("refusal", "intervention")}
-        own |= {"op": int(info["op"][0])}
-        own |= {name: float(info[name][0]) for name in ("score", "flops")}
+            single[name] = bool(info[name][0])
+        single |= {name: str(info[name][0]) for name in ("refusal", "intervention")}
+        single["op"] = int(info["op"][0])
+        single |= {name: float(info[name][0]) for name in ("score", "flops")}
         if "final_info" in info:
             final = info["final_info"]
-            own |= {
+            single |= {
                 name: final[name][0].item()
                 for name in ("final_score", "n_epochs", "host_parameters", "seed_parameters")
             }
-        return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), own
+        return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), single
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on: tensors and plain values."""
+        """Return everything the next step depends on: tensors and plain values."""
         return self._envs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called, bit for bit."""
+        """Continue from what :meth:`state_dict` returned, bit for bit."""
         self._envs.load_state_dict(state)

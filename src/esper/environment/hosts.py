@@ -1,4 +1,4 @@
-"""The hosts of episodes: one population for each design of a task, all hosts numbered in a row.
+"""The hosts of episodes: one population for each design of a task, numbered consecutively.
 
 Shapes: N = hosts, S = slots.
 """
@@ -38,16 +38,16 @@ from esper.tasks import Task, TaskDraw
 
 @dataclass(frozen=True, eq=False)
 class HostScores:
-    """How well hosts do on a split, one entry for each of them."""
+    """How well some hosts do on a split, one entry per host."""
 
     scores: Floats
-    """At least -1: a ruined host is not paid for how badly it does."""
+    """Clipped to [-1, 1], so that a diverged host has a finite score."""
     losses: Floats
     flops: Floats
 
 
 class HostGroup:
-    """The hosts of one design: what each learns from, and the population that trains them."""
+    """The hosts of one design: their draws and the population that trains them."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class HostGroup:
 
     @property
     def rows(self) -> slice:
-        """Their places among all hosts."""
+        """Their positions among all hosts."""
         return slice(self.first, self.first + self.n_hosts)
 
     def restart(self, host: int, seed: int) -> None:
-        """Put the host of a seed in the place of one."""
+        """Replace a host by that of another draw seed."""
         self.draws[host], spec = self._draw(seed)
         self.population.restart(host, spec)
 
@@ -95,7 +95,7 @@ class HostGroup:
         )
 
     def reference_epoch_flops(self, host: int) -> float:
-        """Return the FLOPs of training and validating a host of the design for one epoch."""
+        """Return the FLOPs of training and validating the reference host for one epoch."""
         population, order = self.population, self.population.orders[host]
         return (
             order.n_batches * order.batch_size * population.costs.host_training
@@ -103,11 +103,11 @@ class HostGroup:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides these hosts, as plain values."""
+        """Return everything that determines these hosts, as plain values."""
         task = self.task
         return {
             "task": task.name,
-            "data": digest_of(task.sample(0)),
+            "data": data_digest(task.sample(0)),
             "host": [list(p.shape) for p in self.population.template.parameters()],
             "budget": asdict(task.budget),
             "training": asdict(task.training),
@@ -117,7 +117,7 @@ class HostGroup:
         }
 
     def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
-        """Return what the host of a seed learns and how it starts; fixed data are shared."""
+        """Return the draw and specification of a seed's host; fixed data are shared."""
         draw = self.task.sample(seed)
         if self.task.data is None:
             data = make_host_data(draw, self._final_split)
@@ -131,65 +131,65 @@ class HostGroup:
 
 
 class Hosts:
-    """All hosts of a task in one row; those of its variants are last."""
+    """All hosts of a task; those of its variants come last."""
 
     def __init__(
         self, task: Task, draw_seeds: Sequence[int], *, form: Form, final_split: FinalSplit
     ) -> None:
-        """Make a host for each seed.
+        """Make a host for each draw seed.
 
         Raises:
-            TaskError: If there are fewer hosts than designs, or one controller cannot steer all
-                designs.
+            TaskError: If there are fewer hosts than designs, or the designs differ in slots or
+                blueprints.
         """
         n_designs, self.n_hosts = len(task.designs), len(draw_seeds)
         if self.n_hosts < n_designs:
             raise TaskError(
-                f"num_envs is {self.n_hosts} and task {task.name!r} has {n_designs} designs of "
-                f"hosts; at least {n_designs} environments are needed, one for each design. For "
-                "fewer make a task of one design: digits-family with host 'mlp' or 'cnn'."
+                f"num_envs is {self.n_hosts} and task {task.name!r} has {n_designs} host designs; "
+                f"use at least {n_designs} environments, or a task with one design, such as "
+                "digits-family with host='mlp'."
             )
         groups, first = list[HostGroup](), 0
         for design, count in zip(task.designs, task.share_out(self.n_hosts), strict=True):
             seeds = draw_seeds[first : first + count]
             groups.append(HostGroup(design, seeds, first=first, form=form, final_split=final_split))
-            _require_alike(groups[0], groups[-1])
+            _require_same_slots(groups[0], groups[-1])
             first += count
         self.groups = tuple(groups)
         counts = [group.n_hosts for group in groups]
         references = [group.population.costs.host_parameters for group in groups]
         self.reference_parameters: Integers = np.repeat(references, counts)
-        """``[N]`` parameters of the host that prices are relative to."""
+        """``[N]`` parameters of the reference host that rent is relative to."""
 
     @property
     def draws(self) -> list[TaskDraw]:
-        """What each host learns from."""
+        """The draw that each host learns from."""
         return [draw for group in self.groups for draw in group.draws]
 
     @property
     def is_finished(self) -> Flags:
-        """Which hosts learn no more."""
+        """Hosts that train no further."""
         return _join([group.population.is_finished for group in self.groups])
 
-    def find(self, host: int) -> tuple[HostGroup, int]:
-        """Return the group of a host, and its number there."""
+    def locate(self, host: int) -> tuple[HostGroup, int]:
+        """Return the group of a host and its number in that group."""
         group = next(group for group in reversed(self.groups) if group.first <= host)
         return group, host - group.first
 
-    def split(self, hosts: Sequence[int]) -> Iterator[tuple[HostGroup, list[int], list[int]]]:
-        """Go through the groups of some hosts: places among ``hosts``, and numbers in the group."""
+    def by_group(self, hosts: Sequence[int]) -> Iterator[tuple[HostGroup, list[int], list[int]]]:
+        """Iterate over groups with the indices into ``hosts`` and the numbers in the group."""
         for group in self.groups:
-            own = range(group.first, group.first + group.n_hosts)
-            places = [place for place, host in enumerate(hosts) if host in own]
-            if places:
-                yield group, places, [hosts[place] - group.first for place in places]
+            members = range(group.first, group.first + group.n_hosts)
+            indices = [index for index, host in enumerate(hosts) if host in members]
+            if indices:
+                yield group, indices, [hosts[index] - group.first for index in indices]
 
     def masks(self) -> ActionMasks:
         """Return the legal actions of each host."""
         return ActionMasks.join([group.masks() for group in self.groups])
 
     def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as arrays; do not change them."""
+        """Return the state of all slots as read-only arrays."""
         parts = [group.population.slot_arrays() for group in self.groups]
         if len(parts) == 1:
             return parts[0]
@@ -202,15 +202,13 @@ class Hosts:
 
     def apply(self, host: int, choices: Sequence[int]) -> Outcome:
         """Carry out a legal action of one host."""
-        group, number = self.find(host)
+        group, number = self.locate(host)
         return group.population.apply(number, decode_action(choices, group.slot_config))
 
     def train_epoch(self) -> EpochReport:
-        """Train every host that has not finished for one epoch."""
-        if len(self.groups) == 1:
-            return self.groups[0].population.train_epoch()
+        """Train every unfinished host for one epoch; the report is zero for the others."""
         n, n_slots = self.n_hosts, self.groups[0].slot_config.max_slots
-        whole = EpochReport(
+        joined = EpochReport(
             losses=np.zeros(n),
             gradient_norms=np.zeros(n),
             flops=np.zeros(n),
@@ -219,13 +217,14 @@ class Hosts:
         )
         for group in self.groups:
             if not group.population.is_finished.all():
-                report, own = group.population.train_epoch(), group.rows
-                whole.losses[own], whole.gradient_norms[own] = report.losses, report.gradient_norms
-                whole.flops[own] = report.flops
-                whole.seed_gradient_norms[own] = report.seed_gradient_norms
+                report, rows = group.population.train_epoch(), group.rows
+                joined.losses[rows] = report.losses
+                joined.gradient_norms[rows] = report.gradient_norms
+                joined.flops[rows] = report.flops
+                joined.seed_gradient_norms[rows] = report.seed_gradient_norms
                 for host, why in report.interventions.items():
-                    whole.interventions[group.first + host] = why
-        return whole
+                    joined.interventions[group.first + host] = why
+        return joined
 
     def evaluate(
         self,
@@ -235,53 +234,53 @@ class Hosts:
         without_slot: int | None = None,
         committed_only: bool = False,
     ) -> HostScores:
-        """Score hosts, as they are or without the seed of a slot or all that are not committed."""
+        """Score hosts: as they are, without one slot's seed, or with committed seeds only."""
         found = HostScores(*(np.empty(len(hosts)) for _ in fields(HostScores)))
-        for group, places, numbers in self.split(hosts):
+        for group, indices, numbers in self.by_group(hosts):
             slot = None if without_slot is None else group.slot_config.slot_ids[without_slot]
-            judged = group.population.evaluate(
+            evaluation = group.population.evaluate(
                 split, hosts=numbers, without_slot=slot, committed_only=committed_only
             )
-            scores = np.asarray(group.task.metric.score(judged.metrics), np.float64)
-            found.scores[places] = clip(scores, -1.0, 1.0, missing=-1.0)
-            found.losses[places], found.flops[places] = judged.losses, judged.flops
+            scores = np.asarray(group.task.metric.score(evaluation.metrics), np.float64)
+            found.scores[indices] = clip(scores, -1.0, 1.0, missing=-1.0)
+            found.losses[indices], found.flops[indices] = evaluation.losses, evaluation.flops
         return found
 
     def finish(self, host: int) -> None:
-        """Take a host out of the training."""
-        group, number = self.find(host)
+        """End the training of a host."""
+        group, number = self.locate(host)
         group.population.finish(number)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts: tensors and plain values."""
         tensors, facts = dict[str, torch.Tensor](), list[dict[str, Any]]()
         for host in range(self.n_hosts):
-            group, number = self.find(host)
+            group, number = self.locate(host)
             state = group.population.get_state(number)
             tensors |= {f"{host}/{name}": tensor for name, tensor in state.tensors.items()}
             facts.append(state.facts)
         return {"tensors": tensors, "facts": facts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called, with hosts of the same seeds."""
+        """Continue from what :meth:`state_dict` returned, with hosts of the same draw seeds."""
         by_host: list[dict[str, torch.Tensor]] = [{} for _ in range(self.n_hosts)]
         for name, tensor in state["tensors"].items():
             host, _, rest = name.partition("/")
             by_host[int(host)][rest] = tensor
         for host, (tensors, facts) in enumerate(zip(by_host, state["facts"], strict=True)):
-            group, number = self.find(host)
+            group, number = self.locate(host)
             group.population.set_state(number, HostState(tensors, facts))
 
     def require_one_group(self) -> HostGroup:
         """Return the only group.
 
         Raises:
-            UnsupportedEnvironmentError: If the hosts are of several designs.
+            UnsupportedEnvironmentError: If the hosts have several designs.
         """
         if len(self.groups) != 1:
             raise UnsupportedEnvironmentError(
-                f"these hosts are of {len(self.groups)} designs, each with a population of its "
-                "own; use those of growth.hosts.groups, or environments of one design."
+                f"these hosts have {len(self.groups)} designs, each with its own population; use "
+                "growth.hosts.groups, or environments of one design."
             )
         return self.groups[0]
 
@@ -290,12 +289,12 @@ _GATE = STYLES.index(BlendStyle.LEARNED_GATE)
 
 
 class SeedSizes:
-    """A table of seeds' parameters that is filled as blueprints occur."""
+    """The parameter counts of seeds, looked up on first use and cached."""
 
     def __init__(self, costs: CostTable, slot_config: SlotConfig) -> None:
         self._costs, self._config = costs, slot_config
         self._sizes = np.full((slot_config.max_slots, len(slot_config.blueprints), 2), -1)
-        """By slot, blueprint and whether there is a gate; -1 if not counted yet."""
+        """By slot, blueprint and whether the seed has a gate; -1 if not looked up yet."""
 
     def count(self, arrays: SlotArrays) -> Integers:
         """Return the parameters of each slot's seed, gate included, ``[N, S]``; 0 without one."""
@@ -318,7 +317,7 @@ class SeedSizes:
         )
 
 
-def digest_of(draw: TaskDraw) -> str:
+def data_digest(draw: TaskDraw) -> str:
     """Return a short hash of a draw's data."""
     digest = hashlib.sha256()
     for _, samples in draw.data.splits():
@@ -329,20 +328,20 @@ def digest_of(draw: TaskDraw) -> str:
 
 
 def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the arrays of all groups as one; that of a single group is not copied."""
+    """Concatenate the arrays of all groups; a single array is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _require_alike(first: HostGroup, other: HostGroup) -> None:
-    """Reject a design that the controller of another could not steer."""
+def _require_same_slots(first: HostGroup, other: HostGroup) -> None:
+    """Reject a design that a controller of the first design could not steer."""
     what = f"a host of variant {other.task.name!r} of task {first.task.name!r}"
     n_slots, n_first = other.slot_config.max_slots, first.slot_config.max_slots
     if n_slots != n_first:
         raise TaskError(
-            f"{what} has {n_slots} slots; it must have {n_first}, as the task's own hosts have."
+            f"{what} has {n_slots} slots; it must have {n_first}, like the task's own hosts."
         )
     if other.slot_config.blueprints != first.slot_config.blueprints:
         raise TaskError(
-            f"{what} offers the blueprints {', '.join(other.slot_config.blueprints)}; they must be "
-            f"{', '.join(first.slot_config.blueprints)}, as of the task's own hosts."
+            f"{what} has blueprints {', '.join(other.slot_config.blueprints)}; they must be "
+            f"{', '.join(first.slot_config.blueprints)}, like those of the task's own hosts."
         )

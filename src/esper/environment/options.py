@@ -1,4 +1,4 @@
-"""What environments are told to do, brought into one form."""
+"""Checking and normalizing the arguments of environments."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ MOST_SEED = 2**62
 
 
 def find_task(task: str | Task, options: dict[str, Any]) -> Task:
-    """Return a task, made with the options if it is named."""
+    """Return the task, made with the options if it is given by name."""
     if isinstance(task, str):
         return make_task(task, **options)
     if not isinstance(task, Task):
         raise TaskError(f"task is a {type(task).__name__}; it must be a Task or the name of one.")
     if options:
         raise TaskError(
-            f"options {', '.join(options)} are given with a task that is made already; "
-            "make it with them."
+            f"options {', '.join(options)} only apply to a task given by name; "
+            "pass them to make_task instead."
         )
     return task
 
 
 def find_rewards(reward: RewardConfig | str) -> RewardConfig:
-    """Return settings of the reward, or the usual ones of the form that is named."""
+    """Return the reward settings, the defaults if only dense or sparse is named."""
     if isinstance(reward, RewardConfig):
         return reward
     return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]
 
 
 def require_splits(purpose: str, final_split: str) -> None:
-    """Refuse purposes and final splits that there are not, and a look at test that is not due."""
+    """Reject unknown purposes and final splits, and the test split outside evaluations."""
     require_choice("purpose", purpose, PURPOSES)
     require_choice("final_split", final_split, FINAL_SPLITS)
     if final_split == "test" and purpose != "evaluation":
         raise ConfigError(
-            f"final_split is 'test' and purpose is {purpose!r}; the test split is read by "
-            "evaluations only: purpose='evaluation'."
+            f"final_split is 'test' and purpose is {purpose!r}; the test split is only for "
+            "purpose='evaluation'."
         )
 
 
 def require_limits(max_episode_steps: int | None, episode_seconds: float | None) -> None:
-    """Refuse limits that no episode could keep."""
+    """Reject limits that are not positive."""
     if max_episode_steps is not None:
         require_int("max_episode_steps", max_episode_steps, least=1)
     if episode_seconds is not None:
@@ -57,26 +57,28 @@ def require_limits(max_episode_steps: int | None, episode_seconds: float | None)
 
 
 def require_options(options: Any, known: tuple[str, ...]) -> None:
-    """Refuse options of a reset that there are not."""
+    """Reject unknown reset options."""
     if not isinstance(options, dict):
         kind = type(options).__name__
         raise ConfigError(f"options is a {kind}; it must be a dictionary or None.")
     for name in cast(dict[Any, Any], options):
         if name not in known:
             hint = did_you_mean(name, known)
-            words = ", ".join(known) or "none"
-            raise ConfigError(f"there is no reset option {name!r}; there is {words}.{hint}")
+            allowed = ", ".join(known) or "none"
+            raise ConfigError(f"unknown reset option {name!r}; options are {allowed}.{hint}")
 
 
 def spread_seeds(seed: Any, n_envs: int) -> list[int | None]:
-    """Return the seed of each environment: one more for each, or those that are given."""
+    """Return the seed of each environment: counted up from one seed, or as listed."""
     if seed is None:
         return [None] * n_envs
     if not isinstance(seed, (list, tuple, np.ndarray)):
         return [_as_seed(seed) + env for env in range(n_envs)]
     given: list[Any] = list(cast(Any, seed))
     if len(given) != n_envs:
-        raise ConfigError(f"there are {len(given)} seeds; {n_envs} are needed.")
+        raise ConfigError(
+            f"seed lists {len(given)} seeds; expected {n_envs}, one for each environment."
+        )
     return [None if value is None else _as_seed(value) for value in given]
 
 
@@ -90,22 +92,22 @@ def _as_seed(value: Any) -> int:
 _FACTS = ("hosts", "seeds", "episodes", "elapsed", "has_seeds")
 
 
-def require_same_making(own: dict[str, Any], state: Any) -> None:
-    """Refuse the state of an environment that was made otherwise.
+def require_same_arguments(arguments: dict[str, Any], state: Any) -> None:
+    """Reject the state of an environment that was made with other arguments.
 
     Raises:
         ConfigError: Naming what differs, or if it is no state at all.
     """
     try:
-        theirs = dict(state["facts"]["made_with"])
+        saved = dict(state["facts"]["made_with"])
         _parts = [dict(state["tensors"]), *(state["facts"][name] for name in _FACTS)]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            "this is not the state of a growth environment; load what state_dict() gave."
+            "this is not the state of a growth environment; load what state_dict() returned."
         ) from error
-    for name, value in own.items():
-        if theirs.get(name) != value:
+    for name, value in arguments.items():
+        if saved.get(name) != value:
             raise ConfigError(
-                f"the state has {name} {theirs.get(name)!r}; this environment has {value!r}. "
-                "Make it with the options that the other was made with."
+                f"the state has {name} {saved.get(name)!r}; this environment has {value!r}. "
+                "Make both with the same arguments."
             )

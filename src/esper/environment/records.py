@@ -1,4 +1,4 @@
-"""What an environment remembers of each host's episode. Shapes: N = hosts, S = slots."""
+"""The running record of each host's episode. Shapes: N = hosts, S = slots."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from esper.populations import SlotArrays
 from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
 
 N_SCORES = 5
-"""Scores that are remembered: the present one and the four before it."""
+"""Scores that are kept: the current one and the four before it."""
 
 
 @dataclass(eq=False)
 class EpisodeRecords:
-    """The episode of each host so far: ``[N]``, or ``[N, S]`` where it is about slots."""
+    """The episode of each host so far: ``[N]``, or ``[N, S]`` for facts about slots."""
 
     draw_seed: Integers
-    """Decides what the host learns and its weights."""
+    """Determines the host's data and initial weights."""
     epoch: Integers
     """Epochs trained."""
     n_steps: Integers
     is_over: Flags
     scores: Floats
-    """``[N, 5]`` validation scores, the present one last."""
+    """``[N, 5]`` validation scores, the current one last."""
     best_score: Floats
     train_loss: Floats
     validation_loss: Floats
@@ -43,12 +43,12 @@ class EpisodeRecords:
     was_refused: Flags
     last_op: Integers
     contribution: Floats
-    """``[N, S]`` score with the slot's seed minus without it, when it was last measured."""
+    """``[N, S]`` score with the slot's seed minus score without it, as last measured."""
     is_measured: Flags
     seed_gradient_norm: Floats
     seed_parameters: Integers
     slot_kind: Integers
-    """``[N, S]`` which of :data:`TENSOR_KINDS` passes there."""
+    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot."""
     slot_width: Integers
     slot_hidden: Integers
     n_classes: Integers
@@ -56,7 +56,7 @@ class EpisodeRecords:
     learning_rate: Floats
     n_parameters: Integers
     reference_flops: Floats
-    """Of training and watching the reference host for the whole budget."""
+    """FLOPs of training and validating the reference host for the whole budget."""
     paid_progress: Floats
     paid_flops: Floats
     paid_rent: Floats
@@ -83,7 +83,7 @@ class EpisodeRecords:
         return cls(**arrays)
 
     def clear(self, host: int) -> None:
-        """Forget a host's episode."""
+        """Reset the record of one host."""
         for field in fields(self):
             getattr(self, field.name)[host] = 0
         self.last_op[host] = -1
@@ -92,33 +92,33 @@ class EpisodeRecords:
 
     @property
     def score(self) -> Floats:
-        """The present validation score."""
+        """The current validation score."""
         return self.scores[:, -1]
 
     @property
     def account(self) -> EpisodeAccount:
-        """What the episodes have come to, as arrays that can be changed."""
+        """The account of each episode; its arrays are those of the records."""
         return EpisodeAccount(
             self.paid_progress, self.paid_flops, self.paid_rent, self.paid_penalty
         )
 
-    def enter_slots(self, host: int, sizes: Sequence[SlotSize]) -> None:
-        """Enter what the slots of a host are."""
+    def set_slot_sizes(self, host: int, sizes: Sequence[SlotSize]) -> None:
+        """Record kind, width and hidden units of a host's slots."""
         kinds = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
         self.slot_kind[host] = kinds
         self.slot_width[host] = [size.width for size in sizes]
         self.slot_hidden[host] = [size.hidden for size in sizes]
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
-        """Enter the validation scores and losses of hosts that have not trained yet."""
+        """Record the validation scores and losses of hosts before their first epoch."""
         self.scores[hosts] = scores[:, None]
         self.best_score[hosts] = scores
         self.validation_loss[hosts] = losses
 
-    def enter_epoch(
+    def add_epoch(
         self, hosts: list[int], scores: Floats, losses: Floats, train_losses: Floats, norms: Floats
     ) -> None:
-        """Enter what an epoch gave to some hosts."""
+        """Record the results of an epoch for some hosts."""
         self.scores[hosts, :-1] = self.scores[hosts, 1:]
         self.scores[hosts, -1] = scores
         self.best_score[hosts] = np.maximum(self.best_score[hosts], scores)
@@ -130,7 +130,7 @@ class EpisodeRecords:
         self.epoch[hosts] += 1
 
     def host_facts(self, budget: Budget) -> HostFacts:
-        """Return what observations tell of hosts."""
+        """Return the facts about hosts that observations encode."""
         shape = self.epoch.shape
         return HostFacts(
             epoch=self.epoch,
@@ -156,7 +156,7 @@ class EpisodeRecords:
         )
 
     def slot_facts(self, arrays: SlotArrays) -> SlotFacts:
-        """Return what observations tell of slots."""
+        """Return the facts about slots that observations encode."""
         return SlotFacts(
             stage=arrays.stage,
             age_epochs=arrays.age_epochs,
@@ -182,6 +182,6 @@ class EpisodeRecords:
         return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         for field in fields(self):
             getattr(self, field.name)[...] = state[field.name].numpy()

@@ -1,16 +1,16 @@
-"""The reward of growing a host: what its score gains, minus what that costs. Shapes: N = hosts.
+"""The reward: what a host's score gains minus what that costs. Shapes: N = hosts, S = slots.
 
-The terms of an episode that ends by itself sum to its final score minus its costs:
+The terms of a terminated episode sum to its final score minus its costs:
 
-    progress    the validation score's change in this step
-    settlement  at the end: the final score minus all progress that was paid
+    progress    change of the validation score in this step
+    settlement  at the end: final score minus all progress paid so far
     flops       minus the price of the FLOPs spent in this step
     rent        minus the rent on the parameters that seeds add
-    penalty     minus the price of a step that the governor had to undo
-    shaping     gamma * potential after the step - potential before it; 0 after the end
+    penalty     minus the price of a step that the governor rolled back
+    shaping     gamma * potential after the step - potential before it; the potential of an end is 0
 
-The sparse form pays settlement, flops, rent and penalty of the whole episode at its end, nothing
-before.
+The sparse form pays the settlement, flops, rent and penalty of the whole episode at its end and
+nothing before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAGE_POTENTIALS: dict[Stage, float] = {
     Stage.HOLDING: 0.8,
     Stage.FOSSILIZED: 1.0,
 }
-"""How far each stage is on the way to being committed; 0 for the others."""
+"""How close each stage is to being committed; 0 for all others."""
 
 _POTENTIALS = np.array([STAGE_POTENTIALS.get(stage, 0.0) for stage in Stage])
 
@@ -49,12 +49,12 @@ class RewardTerms:
 
     @property
     def total(self) -> Floats:
-        """The reward."""
+        """The reward, the sum of all terms."""
         costs = self.flops + self.rent + self.penalty
         return self.progress + self.settlement + costs + self.shaping
 
     def by_name(self) -> dict[str, Floats]:
-        """Return each term by its name."""
+        """Return each term by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -63,46 +63,46 @@ REWARD_TERMS: tuple[str, ...] = tuple(field.name for field in fields(RewardTerms
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepAccount:
-    """What a step did to each host, ``[N]``."""
+    """What a step did to each host, ``[N]`` each."""
 
     score_change: Floats
-    """Of the validation score."""
+    """Change of the validation score."""
     flops: Floats
-    """Spent in this step, as a share of a reference run's."""
+    """FLOPs spent in this step, as a share of a reference run's."""
     added_parameters: Floats
-    """Held in this step, as a share of the reference host's."""
+    """Parameters of the seeds that trained, as a share of the reference host's."""
     was_restored: NDArray[np.bool_]
-    """Hosts that the governor put back to an earlier state."""
+    """Hosts that the governor rolled back."""
     potential_before: Floats
     potential_after: Floats
     is_end: NDArray[np.bool_]
-    """Episodes that ended by themselves."""
+    """Episodes that terminated."""
     final_score: Floats
-    """Score of the committed host at its end; read where ``is_end``."""
+    """Final score of the committed host; only read where ``is_end``."""
 
 
 @dataclass(eq=False)
 class EpisodeAccount:
-    """What the episode of each host has come to so far, ``[N]``."""
+    """Running totals of each host's episode, ``[N]`` each."""
 
     progress: Floats
     flops: Floats
-    """As a share of a reference run's."""
+    """FLOPs spent, as a share of a reference run's."""
     rent: Floats
-    """Minus what was owed for parameters."""
+    """Sum of the rent terms, at most 0."""
     penalty: Floats
-    """Minus what was owed for steps that the governor had to undo."""
+    """Sum of the penalty terms, at most 0."""
 
 
 def potential(stage: NDArray[np.int64], config: RewardConfig) -> Floats:
-    """Return the potential ``[N]`` of hosts whose slots are in these stages ``[N, S]``."""
+    """Return the potential ``[N]`` of hosts whose slots are in the given stages ``[N, S]``."""
     return config.shaping * _POTENTIALS[stage].mean(axis=1)
 
 
 def settle_step(
     step: StepAccount, episode: EpisodeAccount, budget: Budget, config: RewardConfig
 ) -> RewardTerms:
-    """Return a step's reward and enter the step in its episode's account."""
+    """Return the reward of a step and add the step to its episode's totals."""
     rent = -budget.parameter_rent * step.added_parameters / budget.n_epochs
     penalty = np.where(step.was_restored, -config.governor_penalty, 0.0)
     episode.progress += step.score_change

@@ -1,4 +1,4 @@
-"""The one loop in which a controller steers hosts through an episode each.
+"""The loop in which a controller steers each host through one episode.
 
 Shapes: E = environments, N = hosts, H = heads, O = ops.
 """
@@ -26,24 +26,24 @@ OnStep = Callable[[Integers, StepResult], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpisodeResults:
-    """The outcome of each environment's episode, ``[E]``."""
+    """The outcome of each environment's episode, ``[E]`` each."""
 
     returns: Floats
     """Sum of rewards."""
     scores: Floats
-    """Final score of the committed host on unseen samples; NaN for a truncated episode."""
+    """Final score of the committed host on unseen samples; NaN if truncated."""
     flops: Floats
     """FLOPs spent, as a share of a reference run's."""
     n_epochs: Integers
     host_parameters: Integers
     """Parameters of the initial host."""
     seed_parameters: Integers
-    """Parameters of the committed seeds, also in a truncated episode."""
+    """Parameters of the committed seeds, also of a truncated episode."""
     op_counts: Integers
     """``[E, O]`` how often each op was carried out."""
     n_illegal: Integers
     draw_seeds: Integers
-    """The seed of each episode's draw; pairs the results of two controllers."""
+    """The draw seed of each episode; equal seeds pair the results of two controllers."""
 
 
 def steer_hosts(
@@ -55,15 +55,15 @@ def steer_hosts(
     step: Callable[[Integers], StepResult] | None = None,
     on_step: OnStep = lambda actions, result: None,
 ) -> None:
-    """Let a controller act until every episode is over; hosts that are done wait for the others.
+    """Let a controller act until every episode is over; finished hosts wait for the others.
 
     Args:
-        growth: Episodes that have just begun.
-        controller: Started here.
+        growth: Episodes at their start.
+        controller: The controller, which is started here.
         seed: Seeds the controller.
-        n_hosts: How many hosts, from the first on, the controller steers; all if not given. The
-            episodes of the others must be over.
-        step: Takes one step of all hosts; ``growth.step`` if not given.
+        n_hosts: Number of leading hosts that the controller steers, all by default. The episodes
+            of the others must be over.
+        step: Steps all hosts, ``growth.step`` by default.
         on_step: Called after each step with the actions and result of all hosts.
     """
     n = growth.n_hosts if n_hosts is None else n_hosts
@@ -88,25 +88,26 @@ def run_episodes(
     """Run one episode in each environment and return the outcomes.
 
     Args:
-        envs: Made with ``autoreset=False``. Wrappers are ignored: results are in the environments'
-            own units.
-        controller: Started with the same seed.
-        seed: Seeds the episodes; controllers that are run with the same seed meet the same hosts.
+        envs: Environments made with ``autoreset=False``; wrappers around them are ignored.
+        controller: The controller, which is started with the same seed.
+        seed: Seeds the episodes; with equal seeds all controllers meet the same hosts.
         on_step: Called after each step with the actions and their result.
 
     Raises:
-        UnsupportedEnvironmentError: If the environments are of another kind.
+        UnsupportedEnvironmentError: If the environments are not growth environments, or reset
+            automatically.
         ConfigError: If the seed or the controller is invalid.
     """
     require_int("seed", seed, least=0)
-    acts = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
-    if not acts or isinstance(controller, type):
+    can_act = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
+    if not can_act or isinstance(controller, type):
         raise ConfigError(
-            f"controller is {controller!r}; it must have start and act, as make_controller's have."
+            f"controller is {controller!r}; it must have start() and act(), like those of "
+            "make_controller."
         )
-    found = _unwrap(envs)
-    found.reset(seed=int(seed))
-    n, growth, records = found.num_envs, found.growth, found.growth.records
+    base = _unwrap(envs)
+    base.reset(seed=int(seed))
+    n, growth, records = base.num_envs, base.growth, base.growth.records
     returns, scores = np.zeros(n), np.full(n, np.nan)
     op_counts, n_illegal = np.zeros((n, len(Op)), np.int64), np.zeros(n, np.int64)
 
@@ -122,7 +123,7 @@ def run_episodes(
         growth,
         controller,
         seed=int(seed),
-        step=lambda actions: found.advance(actions)[0],
+        step=lambda actions: base.advance(actions)[0],
         on_step=add,
     )
     is_committed = growth.slot_outcome().stage == Stage.FOSSILIZED
@@ -140,17 +141,15 @@ def run_episodes(
 
 
 def _unwrap(envs: object) -> GrowthVectorEnv:
-    """Return the environments without wrappers; reject others than growth environments."""
-    found = getattr(envs, "unwrapped", envs)
-    if not isinstance(found, GrowthVectorEnv):
+    base = getattr(envs, "unwrapped", envs)
+    if not isinstance(base, GrowthVectorEnv):
         raise UnsupportedEnvironmentError(
-            f"the environments are a {type(found).__name__}; a GrowthVectorEnv is needed, such as "
+            f"envs is a {type(base).__name__}; it must be a GrowthVectorEnv, such as "
             "esper.make_env(task, num_envs=1, autoreset=False)."
         )
-    if found.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
+    if base.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
         raise UnsupportedEnvironmentError(
-            "the environments reset automatically; make them with autoreset=False to run one "
-            "episode of each."
+            "envs resets automatically; make it with autoreset=False to run one episode each."
         )
-    found.task.require_one_design("a controller's trial")
-    return found
+    base.task.require_one_design("a controller's trial")
+    return base

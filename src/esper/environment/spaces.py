@@ -1,4 +1,4 @@
-"""Spaces, masks and last observations in the forms that Gymnasium has for them.
+"""Spaces, masks and final observations in the form that Gymnasium expects.
 
 Shapes: E = environments.
 """
@@ -19,7 +19,7 @@ from esper.tamiyo.policy.observations import ObservationLayout
 
 
 def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDiscrete]:
-    """Return the spaces of one environment's observations and actions."""
+    """Return the observation space and the action space of one environment."""
     low = layout.low
     return (
         spaces.Box(low, np.ones_like(low), dtype=np.float32),
@@ -28,17 +28,17 @@ def make_spaces(layout: ObservationLayout) -> tuple[spaces.Box, spaces.MultiDisc
 
 
 def as_choices(actions: Any) -> NDArray[np.int64]:
-    """Return actions as whole numbers; refuse what is not."""
+    """Return actions as int64; reject other than integer types."""
     choices = np.asarray(actions)
     if choices.dtype.kind not in "iu":
         raise DtypeError(
-            f"actions have dtype {choices.dtype}; whole numbers are needed, a choice for each head."
+            f"actions have dtype {choices.dtype}; expected integers, one choice for each head."
         )
     return np.ascontiguousarray(choices, np.int64)
 
 
 def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:
-    """Return, for each environment, a mask of each head's choices as Gymnasium takes them."""
+    """Return, for each environment, a mask of each head in the form Gymnasium expects."""
     choices = masks.choices.to(torch.int8).numpy()
     sizes = [masks[name].shape[-1] for name in masks if name != SLOT_BY_OP]
     heads = [choices[:, head, :size] for head, size in enumerate(sizes)]
@@ -46,14 +46,14 @@ def head_masks(masks: ActionMasks) -> list[tuple[NDArray[np.int8], ...]]:
 
 
 def flat_masks(masks: ActionMasks) -> NDArray[np.bool_]:
-    """Return all heads' masks side by side, ``[E, sum of sizes]``."""
+    """Return the concatenated masks of all heads, ``[E, sum of sizes]``."""
     return np.concatenate([masks[n].numpy() for n in masks if n != SLOT_BY_OP], axis=1)
 
 
 def final_observations(
     observations: NDArray[np.float32], done: NDArray[np.int64]
 ) -> dict[str, NDArray[Any]]:
-    """Return the last observations of episodes that are done, as vector environments give them."""
+    """Return the info entries that hold the final observations of finished episodes."""
     table = np.full(len(observations), None, object)
     is_done = np.zeros(len(observations), np.bool_)
     is_done[done] = True
@@ -63,7 +63,7 @@ def final_observations(
 
 
 def spread_reasons(reasons: dict[int, str], n_envs: int) -> NDArray[Any]:
-    """Return a reason for each environment, empty where there is none."""
+    """Return the reason of each environment, empty where there is none."""
     table = np.full(n_envs, "", object)
     for env, reason in reasons.items():
         table[env] = reason

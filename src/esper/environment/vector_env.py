@@ -1,4 +1,4 @@
-"""Growing many hosts side by side as a Gymnasium vector environment. Shapes: E = environments."""
+"""Growing many hosts at once as a Gymnasium vector environment. Shapes: E = environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from esper.environment.options import (
     find_task,
     require_limits,
     require_options,
-    require_same_making,
+    require_same_arguments,
     require_splits,
     spread_seeds,
 )
@@ -44,19 +44,18 @@ from esper.tasks import Task
 
 
 class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
-    """A population of hosts; each step is one epoch of all of them.
+    """Many hosts; each step trains all of them for one epoch.
 
-    An episode ends (*terminated*) with its budget's epochs or with the op finish: the task's own
-    end. A limit from outside (``max_episode_steps``, ``episode_seconds``) cuts it short
-    (*truncated*); what it would have come to is for the learner to estimate. Environments reset in
-    the step that ends their episode; the last observation is in ``info["final_obs"]``.
+    An episode is *terminated* by the end of its budget or by the op finish. A limit from outside
+    (``max_episode_steps``, ``episode_seconds``) *truncates* it. Environments reset in the step
+    that ends their episode; the final observation is in ``info["final_obs"]``.
 
-    ``info["action_mask"]`` has, for each environment, a mask of each head's choices: the union over
-    ops, as ``MultiDiscrete.sample(mask=)`` takes it. Not every combination of such choices is
-    legal; one that is not is taken as wait and flagged in ``info["illegal_action"]``.
-    :attr:`masks` has the whole truth, which Esper's own policies draw from.
+    ``info["action_mask"]`` holds, for each environment, a mask of each head's choices: the union
+    over ops, in the form that ``MultiDiscrete.sample(mask=)`` takes. Not every combination of such
+    choices is legal: an illegal one counts as wait and is flagged in ``info["illegal_action"]``.
+    :attr:`masks` holds the exact masks, which Esper's own policies sample from.
 
-    If the task has variants, the last environments grow their hosts.
+    If the task has variants, the last environments grow the variants' hosts.
     """
 
     def __init__(
@@ -77,17 +76,17 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
         Args:
             task: A task, or the name of one.
-            num_envs: How many hosts.
-            reward: How results are paid, or "dense" or "sparse" for the usual settings of each.
+            num_envs: Number of hosts.
+            reward: Settings of the reward, or "dense" or "sparse" for the defaults of either form.
             form: How hosts are trained; see :func:`esper.make_population`.
-            purpose: Whose episodes: those for training, tuning and evaluation never meet.
-            final_split: What hosts are scored on at their end: the half of validation that is not
-                observed or, in evaluations, the test split.
-            autoreset: Whether a new episode starts in the step that ends one. If not, a host whose
-                episode is over stays as it is until :meth:`reset` with ``options["reset_mask"]``.
+            purpose: "training", "tuning" or "evaluation"; different purposes never share a host.
+            final_split: What the final score is measured on: the half of validation that is not
+                observed or, for evaluations, the test split.
+            autoreset: Whether the step that ends an episode starts a new one. If not, a host whose
+                episode is over is left alone until :meth:`reset` with ``options["reset_mask"]``.
             max_episode_steps: Steps after which an episode is truncated.
             episode_seconds: Wall time after which an episode is truncated.
-            task_options: Options of the task, if it is named.
+            task_options: Options of the task, if it is given by name.
         """
         require_int("num_envs", num_envs, least=1)
         require_bool("autoreset", autoreset)
@@ -126,7 +125,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     @property
     def layout(self) -> ObservationLayout:
-        """Which column of an observation means what."""
+        """The meaning of each column of an observation."""
         return self._growth.layout
 
     @property
@@ -136,21 +135,21 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     @property
     def masks(self) -> ActionMasks:
-        """The legal actions of each environment as it is now."""
+        """The current legal actions of each environment."""
         return self._growth.masks()
 
     @property
     def last_step(self) -> StepResult | None:
-        """What the last step did, before any host was replaced; None before the first step."""
+        """The result of the last step, before any reset; None before the first step."""
         return self._last_step
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the time went so far, by part."""
+        """Seconds spent so far, by part."""
         return self._growth.stopwatch.seconds
 
     def action_masks(self) -> Flags:
-        """Return all heads' masks side by side, ``[E, sum of sizes]``, the union over ops."""
+        """Return the concatenated masks of all heads, the union over ops, ``[E, sum of sizes]``."""
         return flat_masks(self.masks)
 
     def reset(
@@ -162,20 +161,19 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         """Start new episodes.
 
         Args:
-            seed: Decides all episodes that follow: environment i has ``seed + i``, or the i-th of
-                several. Without one the next episodes of the present seeds are started.
-            options: ``{"reset_mask": [E] bool}`` to reset some environments and leave the others.
+            seed: Determines all following episodes: environment i gets ``seed + i``, or the i-th
+                of a list. Without one, the current seeds continue with their next episodes.
+            options: ``{"reset_mask": [E] bool}`` to reset only some environments.
         """
-        chosen = self._chosen(options or {})
+        chosen = self._selected(options or {})
         self._set_seeds(seed, chosen)
-        self._growth.begin(chosen, self._draw_seeds(chosen))
-        self._started[chosen] = monotonic()
+        self._begin(chosen)
         return self._growth.observe(), self._make_info(self.masks)
 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[Any], Flags, Flags, dict[str, Any]]:
-        """Take one action for each environment, ``[E, 8]``, and train for one epoch."""
+        """Apply one action to each environment, ``[E, 8]``, and train for one epoch."""
         if not self._has_seeds:
             raise ResetNeededError("step() was called before reset(); call reset(seed=...) first.")
         result, truncated = self.advance(actions)
@@ -183,20 +181,17 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         done = np.flatnonzero(result.terminated | truncated)
         observations = self._growth.observe()
         if len(done):
-            final = self._final_info(done, result)
+            info |= self._final_info(done, result)
             if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
-                info |= final | final_observations(observations, done)
+                info |= final_observations(observations, done)
                 self._episodes[done] += 1
-                self._growth.begin(done.tolist(), self._draw_seeds(done))
-                self._started[done] = monotonic()
+                self._begin(done.tolist())
                 observations = self._growth.observe()
-            else:
-                info |= final
         info |= self._make_info(self.masks)
         return observations, result.terms.total, result.terminated, truncated, info
 
     def advance(self, actions: NDArray[np.int64]) -> tuple[StepResult, Flags]:
-        """Take one step without resetting; return its result and which episodes it truncated."""
+        """Step without resetting; return the result and which episodes were truncated."""
         result = self._growth.step(as_choices(actions))
         self._last_step = result
         truncated = self._find_truncated() & ~result.terminated & result.was_running
@@ -205,9 +200,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         return result, truncated
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on: tensors and plain values."""
+        """Return everything the next step depends on: tensors and plain values."""
         state = self._growth.state_dict()
-        state["facts"]["made_with"] = self._made_with()
+        state["facts"]["made_with"] = self._arguments()
         state["facts"]["has_seeds"] = self._has_seeds
         state["facts"]["seeds"] = self._seeds.tolist()
         state["facts"]["episodes"] = self._episodes.tolist()
@@ -215,12 +210,12 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called, bit for bit.
+        """Continue from what :meth:`state_dict` returned, bit for bit.
 
         Raises:
-            ConfigError: If it was called on environments that were made with other options.
+            ConfigError: If the state is from environments that were made with other arguments.
         """
-        require_same_making(self._made_with(), state)
+        require_same_arguments(self._arguments(), state)
         self._growth.load_state_dict(state)
         self._seeds[:] = state["facts"]["seeds"]
         self._episodes[:] = state["facts"]["episodes"]
@@ -228,14 +223,14 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._has_seeds = state["facts"]["has_seeds"]
 
     @cached_property
-    def _described(self) -> list[dict[str, Any]]:
-        """What decides the hosts of each design."""
+    def _group_descriptions(self) -> list[dict[str, Any]]:
+        """What determines the hosts of each design; computed once, as it hashes the data."""
         groups = self._growth.hosts.groups
         return [{**group.describe(), "n_hosts": group.n_hosts} for group in groups]
 
-    def _made_with(self) -> dict[str, Any]:
-        """Return what two environments must have in common for one to go on with the other."""
-        own, *variants = self._described
+    def _arguments(self) -> dict[str, Any]:
+        """Return what must be equal for one environment to load the state of another."""
+        own, *variants = self._group_descriptions
         return {
             "num_envs": self.num_envs,
             **{name: value for name, value in own.items() if name != "n_hosts"},
@@ -248,22 +243,28 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             "episode_seconds": self.episode_seconds,
         }
 
-    def _draw_seeds(self, envs: Sequence[int] | NDArray[np.int64]) -> list[int]:
+    def _begin(self, envs: list[int]) -> None:
+        self._growth.begin(envs, self._draw_seeds(envs))
+        self._started[envs] = monotonic()
+
+    def _draw_seeds(self, envs: Sequence[int]) -> list[int]:
         seeds, episodes = self._seeds, self._episodes
         return [draw_seed(self.purpose, int(seeds[env]), int(episodes[env])) for env in envs]
 
-    def _chosen(self, options: dict[str, Any]) -> list[int]:
+    def _selected(self, options: dict[str, Any]) -> list[int]:
         require_options(options, ("reset_mask",))
         mask = options.get("reset_mask")
         if mask is None:
             return list(range(self.num_envs))
         if not self._has_seeds:
-            raise ConfigError("options['reset_mask'] is given in the first reset; reset all first.")
+            raise ConfigError(
+                "options['reset_mask'] was given to the first reset; reset all environments first."
+            )
         mask = np.asarray(mask)
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
             raise ConfigError(
-                f"options['reset_mask'] has shape {mask.shape} and dtype {mask.dtype}; "
-                f"{self.num_envs} of bool are needed, one for each environment."
+                f"options['reset_mask'] has shape {mask.shape} and dtype {mask.dtype}; expected "
+                f"{self.num_envs} booleans, one for each environment."
             )
         return np.flatnonzero(mask).tolist()
 
@@ -280,7 +281,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._has_seeds = True
 
     def _find_truncated(self) -> Flags:
-        """Return the episodes that a limit from outside ends."""
+        """Return the episodes that have reached a limit from outside."""
         records, is_cut = self._growth.records, np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             is_cut |= records.n_steps >= self.max_episode_steps
@@ -308,7 +309,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         }
 
     def _final_info(self, done: NDArray[np.int64], result: StepResult) -> dict[str, Any]:
-        """Return how the episodes that ended came out; they are marked by ``_final_info``."""
+        """Return the outcomes of the episodes that ended, which ``_final_info`` marks."""
         records, is_done = self._growth.records, np.zeros(self.num_envs, np.bool_)
         is_done[done] = True
         final = {

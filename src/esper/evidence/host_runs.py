@@ -177,7 +177,7 @@ class _Record:
         growth, hosts = self._growth, np.flatnonzero(chosen)
         at = hosts, growth.records.epoch[hosts]
         for split in self._splits:
-            self._by_epoch[split][at] = growth.judge_committed(hosts.tolist(), split)
+            self._by_epoch[split][at] = growth.score_committed(hosts.tolist(), split)
             self._n_reads[hosts] += split == "final"
         self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
@@ -196,7 +196,7 @@ class _Record:
         due = np.flatnonzero(is_due)
         self._n_reads[due] += 1
         if len(due):
-            self._by_epoch["final"][due, epochs[due]] = growth.judge_committed(
+            self._by_epoch["final"][due, epochs[due]] = growth.score_committed(
                 due.tolist(), "final"
             )
         is_met = chosen & self._has_paid & (epochs >= goals.n_epochs)

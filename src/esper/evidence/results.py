@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from esper.arrays import Floats
 from esper.errors import EvidenceError, did_you_mean
-from esper.storage.plain_values import checked_values, plain_values
+from esper.storage.dataclass_json import read_json_values, to_json_values
 
 Kind = Literal[
     "learned", "tuned", "simple", "same_epochs", "same_flops", "same_parameters", "ablation"
@@ -101,7 +101,7 @@ class Arm:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return plain_values(self)
+        return to_json_values(self)
 
     @classmethod
     def from_json(cls, values: object) -> Arm:
@@ -110,7 +110,7 @@ class Arm:
         Raises:
             EvidenceError: If something is missing, unknown or of another type.
         """
-        return cls(**checked_values(cls, values, "an arm"))
+        return cls(**read_json_values(cls, values, "an arm"))
 
     def _keep(self, name: str, values: ArrayLike) -> None:
         """Store values rounded, where nobody can change them."""
@@ -222,7 +222,7 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return plain_values(self) | {"arms": [arm.to_json() for arm in self.arms]}
+        return to_json_values(self) | {"arms": [arm.to_json() for arm in self.arms]}
 
     @classmethod
     def from_json(cls, values: object) -> Evidence:
@@ -231,7 +231,7 @@ class Evidence:
         Raises:
             EvidenceError: If something is missing, unknown or of another type.
         """
-        read = checked_values(cls, values, "an entry")
+        read = read_json_values(cls, values, "an entry")
         read["arms"] = tuple(Arm.from_json(arm) for arm in read["arms"])
         return cls(**read)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from esper.config.checks import require_number
 from esper.config.growth import Budget
-from esper.environment.hosts import digest_of
+from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
 from esper.errors import ConfigError, RunError
 from esper.evidence.cache import ResultCache
@@ -49,7 +49,7 @@ class Ground:
         return {
             "task": task.name,
             "options": {name: str(value) for name, value in self.options.items()},
-            "data": digest_of(task.sample(0)),
+            "data": data_digest(task.sample(0)),
             "n_epochs": task.budget.n_epochs,
             "training": asdict(task.training),
             "growth": None if task.growth is None else asdict(task.growth),

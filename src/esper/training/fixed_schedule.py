@@ -59,7 +59,7 @@ def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], 
 def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
     """Return what each host's episode comes to if it stops now, ``[N]``, without shaping."""
     records = growth.records
-    scores = growth.judge_committed(range(growth.n_hosts), "final")
+    scores = growth.score_committed(range(growth.n_hosts), "final")
     costs = growth.task.budget.flop_price * records.paid_flops
     return scores - costs + records.paid_rent + records.paid_penalty
 

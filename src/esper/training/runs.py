@@ -176,7 +176,7 @@ def train(
     except StorageError:
         raise  # with room on the disk the run can go on
     except Exception:
-        folder.forget()
+        folder.discard()
         raise
 
 
