@@ -1,8 +1,8 @@
-"""Processes that save checkpoints and are killed: run as a script by test_kills.
+"""Save checkpoints in processes that are killed; run as a script by test_kills.
 
-Each killed process is a fork of this one, which has torch imported already.
+Each killed process is a fork of this one, which has already imported torch.
 
-    killed_saves.py calls FOLDER   a process for every call to the operating system, killed there
+    killed_saves.py calls FOLDER   one process for each system call, killed there
     killed_saves.py times FOLDER   processes that save in a loop, killed at random times
 """
 
@@ -30,7 +30,7 @@ CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlin
 
 
 def save_all(folder: CheckpointFolder, saves: list[tuple[int, int, bool]]) -> None:
-    """Save these checkpoints, and say of each in a file beside the folder when it is done."""
+    """Save checkpoints, and append a byte to a file next to the folder after each."""
     write, opened = os.write, os.open
     done = opened(folder.path.with_suffix(".done"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for step, version, is_best in saves:
@@ -39,9 +39,9 @@ def save_all(folder: CheckpointFolder, saves: list[tuple[int, int, bool]]) -> No
 
 
 def die_at(moment: int) -> None:
-    """Make this process kill itself before a call to the operating system, or inside of a write.
+    """Make this process kill itself before its n-th system call, or halfway through a write.
 
-    After a call is before the next one: the disk is the same.
+    Killing it after a call is the same as before the next one.
     """
     passed = -1
 
@@ -66,7 +66,7 @@ def die_at(moment: int) -> None:
 
 
 def run_forked(job: Callable[[], None]) -> int:
-    """Run a job in another process and return that process's id."""
+    """Run a job in a forked process and return its id."""
     child = os.fork()
     if child == 0:
         try:
@@ -79,7 +79,7 @@ def run_forked(job: Callable[[], None]) -> int:
 
 
 def kill_at_every_call(path: Path) -> int:
-    """Return how many moments there were at which a process was killed."""
+    """Kill a process at every possible moment and return how many there were."""
     moment = 0
     while True:
         folder = CheckpointFolder(path / f"{moment:04d}", keep_last=1)
@@ -98,26 +98,26 @@ def kill_at_every_call(path: Path) -> int:
 
 
 def kill_at_random_times(path: Path, *, n_kills: int = 15) -> int:
-    """Return how many checkpoints outlived; each process goes on where the one before died."""
+    """Kill processes that continue from each other; return how many checkpoints they saved."""
     folder, chance = CheckpointFolder(path / "run", keep_last=1), random.Random(0)
     done = 0
 
-    def job(first: int, tell: int) -> None:
+    def job(first: int, writer: int) -> None:
         for step in range(first, 10**6):
             folder.save(state_of(step, numel=200_000), step=step)
-            os.write(tell, step.to_bytes(4, "little"))
+            os.write(writer, step.to_bytes(4, "little"))
 
     for _ in range(n_kills):
-        told, tell = os.pipe()
-        child = run_forked(partial(job, done + 1, tell))
-        os.close(tell)
-        first = os.read(told, 4)
+        reader, writer = os.pipe()
+        child = run_forked(partial(job, done + 1, writer))
+        os.close(writer)
+        first = os.read(reader, 4)
         time.sleep(0.03 * chance.random())
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the process ended by itself"
-        acknowledged = int.from_bytes((first + os.read(told, 10**6))[-4:], "little")
-        os.close(told)
+        acknowledged = int.from_bytes((first + os.read(reader, 10**6))[-4:], "little")
+        os.close(reader)
         loaded = folder.latest()
         assert loaded.step in (acknowledged, acknowledged + 1), (loaded.step, acknowledged)
         assert exact(loaded.state) == exact(state_of(loaded.step, numel=200_000))

@@ -1,4 +1,4 @@
-"""States for tests: of every dtype, and made from a number."""
+"""States for tests: tensors of every dtype, and states made from a number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = [
 
 
 def state_of(step: int, *, numel: int = 300) -> State:
-    """Return a small state that another step does not share a tensor with."""
+    """Return a small state whose tensors differ from those of every other step."""
     generator = torch.Generator().manual_seed(step)
     tensors = {
         "policy/weight": torch.randn(numel, generator=generator),
@@ -31,13 +31,13 @@ def state_of(step: int, *, numel: int = 300) -> State:
 
 
 def bits_of(tensor: Tensor) -> tuple[torch.dtype, torch.Size, list[int]]:
-    """Return what makes two tensors the same, NaNs and zeros of either sign told apart."""
+    """Return a tensor's dtype, shape and bits, which distinguish NaNs and signed zeros."""
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return tensor.dtype, tensor.shape, flat.view(torch.uint8).tolist() if flat.numel() else []
 
 
 def exact(value: Any) -> Any:
-    """Return a value in a form in which equality means the same types, orders and bits."""
+    """Return a form of a value whose equality means the same types, order and bits."""
     if isinstance(value, Tensor):
         return ("tensor", *bits_of(value))
     if isinstance(value, State):
@@ -53,7 +53,7 @@ def exact(value: Any) -> Any:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Draw a tensor of any dtype and any bits, of 0 to 3 axes, some of them views."""
+    """Draw a tensor of any dtype and bits with 0 to 3 axes, sometimes a view."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     n_bytes = torch.Size(shape).numel() * dtype.itemsize

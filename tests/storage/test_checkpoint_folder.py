@@ -1,4 +1,4 @@
-"""A folder of checkpoints gives back what was saved, keeps the right ones and tells of damage."""
+"""A checkpoint folder restores what was saved and keeps the right checkpoints."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TENSOR_NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__me
 
 
 @given(named=st.dictionaries(TENSOR_NAMES, tensors(), max_size=4), facts=FACTS)
-def test_tensors_of_all_dtypes_and_facts_come_back_bit_for_bit(
+def test_a_state_is_restored_bit_for_bit(
     named: dict[str, Tensor], facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
@@ -31,7 +31,9 @@ def test_tensors_of_all_dtypes_and_facts_come_back_bit_for_bit(
     assert exact(load_checkpoint(path).state) == exact(state)
 
 
-def test_views_shared_and_learning_tensors_come_back_as_plain_ones(tmp_path: Path) -> None:
+def test_views_and_shared_tensors_are_restored_as_plain_tensors(
+    tmp_path: Path,
+) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     named = {
         "base": base,
@@ -54,30 +56,30 @@ def test_views_shared_and_learning_tensors_come_back_as_plain_ones(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
-        (State({"a": torch.zeros(2).to_sparse()}, {}), "'a' is not an ordinary tensor"),
+        (State({"a": torch.zeros(2).to_sparse()}, {}), "'a' .*sparse"),
         (State({"a": torch.zeros(2, dtype=torch.complex128)}, {}), "torch.complex128"),
         (State({"a": torch.zeros(2, device="meta")}, {}), "meta"),
-        (State({"a": 1.0}, {}), "'a' is a float among the tensors"),  # type: ignore[dict-item]
-        (State({"": torch.zeros(1)}, {}), "a tensor is named ''"),
-        (State({"__metadata__": torch.zeros(1)}, {}), "a tensor is named '__metadata__'"),
-        (State({"\ud800": torch.zeros(1)}, {}), "a string of Unicode characters"),
-        (State({}, {"a": {"b": (1, 2)}}), "'a/b' is a tuple; a checkpoint holds"),
+        (State({"a": 1.0}, {}), "'a' is a float"),  # type: ignore[dict-item]
+        (State({"": torch.zeros(1)}, {}), "''"),
+        (State({"__metadata__": torch.zeros(1)}, {}), "'__metadata__'"),
+        (State({"\ud800": torch.zeros(1)}, {}), "udc|ud800"),
+        (State({}, {"a": {"b": (1, 2)}}), "'a/b' is a tuple"),
         (State({}, {"a": [torch.zeros(1)]}), "'a/0' is a torch.Tensor"),
-        (State({}, {"a": {1: 2}}), "'a' has the key 1, a int"),
-        (State({}, {"a": 2**5000}), "'a' is a whole number of more than 4096 bits"),
+        (State({}, {"a": {1: 2}}), "'a' has the key 1"),
+        (State({}, {"a": 2**5000}), "'a' .*4096 bits"),
     ],
 )
-def test_a_state_that_would_not_come_back_is_refused_and_nothing_is_written(
-    tmp_path: Path, state: State, said: str
+def test_a_state_that_cannot_be_restored_is_rejected_before_anything_is_written(
+    tmp_path: Path, state: State, message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         CheckpointFolder(tmp_path / "new").save(state, step=0)
     assert not (tmp_path / "new").exists()
 
 
-def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+def test_the_latest_checkpoint_has_the_highest_step(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     for step in [9, 10, 100]:
         folder.save(state_of(step), step=step)
@@ -94,7 +96,7 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_without_checkpoints_is_an_error_and_no_fresh_start(
+def test_loading_from_a_folder_without_checkpoints_is_an_error(
     tmp_path: Path, exists: bool
 ) -> None:
     folder = CheckpointFolder(tmp_path if exists else tmp_path / "nowhere")
@@ -104,7 +106,7 @@ def test_a_folder_without_checkpoints_is_an_error_and_no_fresh_start(
         folder.latest()
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     kept: list[list[int]] = []
     for step in range(1, 10):
@@ -120,14 +122,14 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == folder.names()
 
 
-def test_one_checkpoint_is_kept_when_one_is_asked_for(tmp_path: Path) -> None:
+def test_a_single_checkpoint_can_be_kept(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1)
     for step in range(3):
         folder.save(state_of(step), step=step)
     assert folder.names() == ["step-000000002"]
 
 
-def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(state_of(1), step=5)
     folder.save(state_of(2), step=5)
@@ -137,7 +139,7 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
-def test_what_lies_beyond_a_saved_step_was_given_up(tmp_path: Path) -> None:
+def test_saving_removes_damaged_checkpoints_of_later_steps(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (10, 20, 30):
         folder.save(state_of(step), step=step)
@@ -150,7 +152,7 @@ def test_what_lies_beyond_a_saved_step_was_given_up(tmp_path: Path) -> None:
     assert folder.names() == ["step-000000010", "step-000000011"]
 
 
-def test_whole_checkpoints_of_later_steps_neither_count_nor_stay(tmp_path: Path) -> None:
+def test_saving_removes_intact_checkpoints_of_later_steps(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=4)
     for step in (10, 12, 20, 30):
         folder.save(state_of(step), step=step, is_best=step in (10, 30))
@@ -162,7 +164,7 @@ def test_whole_checkpoints_of_later_steps_neither_count_nor_stay(tmp_path: Path)
     assert best.step == 10
 
 
-def test_damaged_checkpoints_do_not_count_among_the_last_ones(tmp_path: Path) -> None:
+def test_damaged_checkpoints_do_not_count_as_newest(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=2)
     folder.save(state_of(1), step=1)
     folder.save(state_of(2), step=2)
@@ -173,7 +175,7 @@ def test_damaged_checkpoints_do_not_count_among_the_last_ones(tmp_path: Path) ->
     assert folder.names() == ["step-000000003", "step-000000004"]
 
 
-def test_files_and_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_and_folders_are_never_removed(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1)
     hidden = ".saving-step-000000001-" + "a" * 32
     others = ["notes.txt", "step-1", "step-0000000001", ".saving-step-000000001-mine", "step-x"]
@@ -193,24 +195,24 @@ def test_files_and_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.0, "3"])
-def test_a_step_that_is_no_count_is_refused(tmp_path: Path, step: Any) -> None:
+def test_an_invalid_step_is_rejected(tmp_path: Path, step: Any) -> None:
     with pytest.raises(ConfigError, match="step is"):
         CheckpointFolder(tmp_path).save(State(), step=step)
 
 
-def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_keep_last_must_be_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep_last is 0"):
         CheckpointFolder(tmp_path, keep_last=0)
 
 
-def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
+def test_another_number_of_threads_is_warned_about(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(state_of(1), step=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        said = f"number of threads {threads} then and {threads + 1} now.*last bits"
-        with pytest.warns(CheckpointWarning, match=said):
+        message = f"number of threads was {threads} and is now {threads + 1}"
+        with pytest.warns(CheckpointWarning, match=message):
             folder.latest()
     finally:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""No damage to a checkpoint goes unseen, and the one before it is taken, never nothing."""
+"""Any damage to a checkpoint is detected, and the one before it is loaded."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def test_a_bit_flipped_at_any_byte_of_any_file_is_detected(tmp_path: Path, file:
     assert exact(load_checkpoint(path).state) == exact(_small(7))
 
 
-def test_every_bit_of_a_manifest_is_watched() -> None:
+def test_any_flipped_bit_of_a_manifest_is_detected() -> None:
     content = write_manifest({"format": 2, "step": 3, "files": {"a": {"size": 1.5}}})
     assert read_manifest(content)["step"] == 3
     for bit in range(8 * len(content)):
@@ -91,53 +91,53 @@ def _exchange(path: Path) -> None:
     shutil.copy(path.parents[1] / "step-000000001" / path.name, path)
 
 
-HARMS = [_truncate, _lengthen, _empty, Path.unlink, _make_folder_of, _make_link_of, _exchange]
+DAMAGES = [_truncate, _lengthen, _empty, Path.unlink, _make_folder_of, _make_link_of, _exchange]
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_harmed_newest_checkpoint_is_named_and_the_one_before_it_taken(
-    tmp_path: Path, file: str, harm: Callable[[Path], None]
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
     folder = _saved(tmp_path, 1, 2)
-    harm(tmp_path / "step-000000002" / file)
-    with pytest.warns(CheckpointWarning, match="step-000000002 is damaged: .*passed over") as told:
+    damage(tmp_path / "step-000000002" / file)
+    with pytest.warns(CheckpointWarning, match="step-000000002 is damaged") as caught:
         loaded = folder.latest()
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert exact(loaded.state) == exact(_small(1))
     assert (loaded.step, loaded.skipped) == (1, (tmp_path / "step-000000002",))
 
 
 @pytest.mark.parametrize("name", ["extra.txt", ".hidden", "state.safetensors~"])
-def test_an_additional_file_is_detected(tmp_path: Path, name: str) -> None:
+def test_an_extra_file_is_detected(tmp_path: Path, name: str) -> None:
     folder = _saved(tmp_path, 1)
     (tmp_path / "step-000000001" / name).write_text("")
-    with pytest.raises(CheckpointError, match=r"do not belong there"):
+    with pytest.raises(CheckpointError, match=name):
         load_checkpoint(tmp_path / folder.names()[0])
 
 
-def test_the_whole_checkpoint_of_another_step_under_this_name_is_detected(tmp_path: Path) -> None:
+def test_a_renamed_checkpoint_of_another_step_is_detected(tmp_path: Path) -> None:
     folder = _saved(tmp_path, 1, 2)
     shutil.rmtree(tmp_path / "step-000000002")
     shutil.copytree(tmp_path / "step-000000001", tmp_path / "step-000000002")
-    with pytest.warns(CheckpointWarning, match="it is the checkpoint of step 1"):
+    with pytest.warns(CheckpointWarning, match="step 1"):
         assert folder.latest().step == 1
 
 
-def test_a_manifest_of_another_format_is_told(tmp_path: Path) -> None:
+def test_a_manifest_of_another_format_version_is_rejected(tmp_path: Path) -> None:
     _saved(tmp_path, 1)
     file = tmp_path / "step-000000001" / "manifest.json"
     manifest = {**read_manifest(file.read_bytes()), "format": 99}
     file.write_bytes(write_manifest(manifest))
-    with pytest.raises(CheckpointError, match="has format 99"):
+    with pytest.raises(CheckpointError, match="format 99"):
         load_checkpoint(tmp_path / "step-000000001")
 
 
-def test_an_enormous_manifest_is_not_read(tmp_path: Path) -> None:
+def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
     _saved(tmp_path, 1)
     os.truncate(tmp_path / "step-000000001" / "manifest.json", 2**40)
-    with pytest.raises(CheckpointError, match="more than 100000 bytes"):
+    with pytest.raises(CheckpointError, match="100000"):
         load_checkpoint(tmp_path / "step-000000001")
 
 
@@ -145,7 +145,7 @@ def test_an_enormous_manifest_is_not_read(tmp_path: Path) -> None:
     "plain",
     [[], {}, {"facts": {}}, {"facts": {}, "tensors": ["a"]}, {"facts": {}, "tensors": []}, None],
 )
-def test_a_state_that_does_not_fit_its_hashed_file_is_refused(
+def test_files_with_valid_hashes_and_invalid_content_are_rejected(
     tmp_path: Path, plain: object
 ) -> None:
     folder = _saved(tmp_path, 1)
@@ -162,21 +162,21 @@ def test_a_state_that_does_not_fit_its_hashed_file_is_refused(
         load_checkpoint(path)
 
 
-def test_when_all_are_damaged_each_is_named_and_it_is_an_error(tmp_path: Path) -> None:
+def test_each_checkpoint_is_named_when_all_are_damaged(tmp_path: Path) -> None:
     folder = _saved(tmp_path, 1, 2)
     for name in folder.names():
         _truncate(tmp_path / name / "state.safetensors")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(CheckpointError, match="no checkpoint that is whole: step-000000002, "):
+        with pytest.raises(CheckpointError, match="step-000000002, "):
             folder.latest()
-    assert [str(warning.message).partition(" is damaged")[0] for warning in told] == [
+    assert [str(warning.message).partition(" is damaged")[0] for warning in caught] == [
         f"checkpoint {tmp_path / name}" for name in ("step-000000002", "step-000000001")
     ]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_best_checkpoint_is_told_and_not_given(tmp_path: Path, file: str) -> None:
+def test_a_damaged_best_checkpoint_is_skipped_with_a_warning(tmp_path: Path, file: str) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(state_of(1), step=1, is_best=True)
     folder.save(state_of(2), step=2)
@@ -186,24 +186,24 @@ def test_a_damaged_best_checkpoint_is_told_and_not_given(tmp_path: Path, file: s
     assert folder.latest().step == 2
 
 
-def test_a_name_that_is_none_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_only_exact_checkpoint_names_are_accepted(tmp_path: Path) -> None:
     folder = _saved(tmp_path, 1)
     longer = shutil.move(tmp_path / "step-000000001", tmp_path / "step-0000000001")
     assert folder.names() == []
     for path in (tmp_path, longer):
-        with pytest.raises(CheckpointError, match="is not named like a checkpoint"):
+        with pytest.raises(CheckpointError, match="step-000000120"):
             load_checkpoint(path)
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="step-000000001 does not exist"):
         load_checkpoint(tmp_path / "step-000000001")
 
 
-def test_a_path_that_is_a_file_holds_no_checkpoints(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
+    with pytest.raises(CheckpointError, match="Not a directory"):
         CheckpointFolder(tmp_path / "file").latest()
 
 
-def test_large_files_are_watched_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
+def test_a_changed_byte_anywhere_in_a_large_file_is_detected(tmp_path: Path) -> None:
     path = CheckpointFolder(tmp_path).save(State({"a": torch.rand(50_000)}, {}), step=1)
     file = path / "state.safetensors"
     size = file.stat().st_size
@@ -214,7 +214,7 @@ def test_large_files_are_watched_from_the_first_byte_to_the_last(tmp_path: Path)
             handle.seek(position)
             handle.write(bytes([byte ^ 0x10]))
             handle.flush()
-            with pytest.raises(CheckpointError, match="does not match its sha256"):
+            with pytest.raises(CheckpointError, match="sha256"):
                 load_checkpoint(path)
             handle.seek(position)
             handle.write(bytes([byte]))

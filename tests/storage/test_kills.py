@@ -1,4 +1,4 @@
-"""A process that is killed while it saves leaves whole checkpoints behind, whenever that is."""
+"""A process killed while saving leaves intact checkpoints behind."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def _run(kind: str, folder: Path) -> int:
     return int(done.stdout)
 
 
-def test_after_a_kill_at_any_call_the_newest_whole_checkpoint_is_there_bit_for_bit(
+def test_a_kill_at_any_system_call_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path,
 ) -> None:
     n_moments = _run("calls", tmp_path)
@@ -47,7 +47,9 @@ def test_after_a_kill_at_any_call_the_newest_whole_checkpoint_is_there_bit_for_b
         assert len(found) == 1, moment
         step, version, _ = found[0]
         seen.add((step, version))
-        assert all(load_checkpoint(path) for path in folder.path.glob("step-*")), "a half one"
+        assert all(load_checkpoint(path) for path in folder.path.glob("step-*")), (
+            "a partial checkpoint"
+        )
         best = folder.best()
         assert loaded.step == step
         assert best is not None
@@ -58,11 +60,11 @@ def test_after_a_kill_at_any_call_the_newest_whole_checkpoint_is_there_bit_for_b
     assert seen == {(3, 0), (4, 0), (4, 1), (5, 0)}
 
 
-def test_kills_at_random_times_lose_no_checkpoint_that_was_acknowledged(tmp_path: Path) -> None:
+def test_kills_at_random_times_lose_no_completed_checkpoint(tmp_path: Path) -> None:
     assert _run("times", tmp_path) >= 15
 
 
-def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_before_save_returns(
+def test_files_are_flushed_before_the_rename_and_the_rename_before_save_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Nested state dicts become states and come back exactly, whatever their keys are."""
+"""Nested state dicts survive conversion to states, whatever their keys are."""
 
 import collections
 import enum
@@ -33,12 +33,12 @@ TREES = st.recursive(
 
 
 @given(nested=st.dictionaries(KEYS, TREES, max_size=4))
-def test_a_nested_dict_comes_back_exactly(nested: dict[Any, Any]) -> None:
+def test_a_nested_dict_is_restored_exactly(nested: dict[Any, Any]) -> None:
     assert exact(to_nested(from_nested(nested))) == exact(nested)
 
 
 @given(nested=st.dictionaries(KEYS, TREES, max_size=4))
-def test_a_nested_dict_comes_back_exactly_from_the_disk(
+def test_a_nested_dict_is_restored_exactly_from_disk(
     nested: dict[Any, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
@@ -46,14 +46,14 @@ def test_a_nested_dict_comes_back_exactly_from_the_disk(
     assert exact(to_nested(folder.latest().state)) == exact(nested)
 
 
-def test_names_of_tensors_tell_where_they_were() -> None:
+def test_tensor_names_are_paths() -> None:
     weight = torch.zeros(2)
     state = from_nested({"policy": {"head.weight": weight}, "state": {0: {"step": weight}, "0": 1}})
     assert list(state.tensors) == ["policy/head.weight", "state/0/step"]
     assert state.tensors["policy/head.weight"] is weight
 
 
-def test_keys_that_read_alike_keep_their_own_tensors() -> None:
+def test_keys_with_the_same_text_keep_separate_tensors() -> None:
     one, two, three, four = (torch.tensor(value) for value in range(4))
     nested = {"a": {"b": one, 1: two, "1": three}, "a/b": four}
     state = from_nested(nested)
@@ -87,7 +87,7 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "lbfgs"])
-def test_an_optimizer_goes_on_as_if_it_had_never_been_saved(name: str) -> None:
+def test_an_optimizer_continues_as_if_it_had_never_been_saved(name: str) -> None:
     model, optimizer = _trained(0, name)
     nested = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state = from_nested(nested)
@@ -101,7 +101,7 @@ def test_an_optimizer_goes_on_as_if_it_had_never_been_saved(name: str) -> None:
     assert exact(dict(other.state_dict())) == exact(dict(model.state_dict()))
 
 
-def test_mappings_of_other_types_come_back_as_dicts() -> None:
+def test_other_mappings_are_restored_as_dicts() -> None:
     nested = {"a": collections.OrderedDict(b=1), "c": collections.defaultdict(int, {2: 3})}
     assert exact(to_nested(from_nested(nested))) == exact({"a": {"b": 1}, "c": {2: 3}})
 
@@ -115,26 +115,26 @@ _ENDLESS.append(_ENDLESS)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
-        (np.float64(1.0), "'a/0/b' is a numpy.float64; a checkpoint holds"),
+        (np.float64(1.0), "'a/0/b' is a numpy.float64"),
         (np.zeros(2), "'a/0/b' is a numpy.ndarray"),
         (_Colour.RED, "_Colour"),
         ({1, 2}, "'a/0/b' is a set"),
         (torch.Size([1]), "is a torch.Size"),
-        (2**5000, "more than 4096 bits"),
-        (_ENDLESS, "more than 200 levels deep, or holds itself"),
-        ({torch.zeros(1): 1}, "'a/0/b' has a tensor as a key"),
+        (2**5000, "4096 bits"),
+        (_ENDLESS, "200 levels"),
+        ({torch.zeros(1): 1}, "'a/0/b' .*tensor as a key"),
         ({frozenset[int](): 1}, r"'a/0/b/frozenset\(\)' is a frozenset"),
     ],
 )
-def test_a_value_that_would_not_come_back_is_refused_with_its_place(value: Any, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_an_unsupported_value_is_rejected_with_its_location(value: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         from_nested({"a": [{"b": value}]})
 
 
-def test_what_is_no_mapping_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="a list is no nested state"):
+def test_only_a_mapping_is_a_nested_state() -> None:
+    with pytest.raises(CheckpointError, match="is a list"):
         from_nested([1])  # type: ignore[arg-type]
 
 
@@ -150,6 +150,6 @@ def test_what_is_no_mapping_is_refused() -> None:
         State({}, {"nested": {"a": {"$dict": [[[1], 2]]}}}),
     ],
 )
-def test_a_state_that_was_not_nested_is_refused(state: State) -> None:
+def test_a_state_that_from_nested_did_not_make_is_rejected(state: State) -> None:
     with pytest.raises(CheckpointError, match="nested"):
         to_nested(state)

@@ -1,6 +1,5 @@
-"""Learners and environments go on from a checkpoint bit for bit; the page on checkpoints runs."""
+"""Agents and environments continue from a checkpoint bit for bit."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from tests.simic.helpers import fill, make_agent
 from tests.storage.states import exact
 
 
-def test_an_agent_and_its_environments_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_an_agent_and_its_environments_continue_from_a_checkpoint(tmp_path: Path) -> None:
     agent, other = make_agent(), make_agent(seed=1)
     envs, twins = (GrowthVectorEnv("spirals", 2) for _ in range(2))
     agent.update(fill(agent))
@@ -38,16 +37,3 @@ def test_an_agent_and_its_environments_go_on_from_a_checkpoint(tmp_path: Path) -
         to_nested(from_nested(agent.state_dict()))
     )
     assert exact(twins.state_dict()["tensors"]) == exact(envs.state_dict()["tensors"])
-
-
-def test_the_python_of_the_page_on_checkpoints_runs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "checkpoints.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 3
-    scope: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), scope)
-    assert list(scope["whole"].tensors) == [  # type: ignore[attr-defined]
-        "learner/model/weight",
-        "learner/model/bias",
-    ]

@@ -1,4 +1,4 @@
-"""A folder is taken by a run that can go on, and by nothing that failed before it began."""
+"""A run folder is kept once the run can be resumed, and removed if it failed to start."""
 
 import re
 import sys
@@ -12,8 +12,8 @@ from esper.training.runs import train
 from tests.training.tiny import tiny_config
 
 
-def begun(path: Path) -> RunFolder:
-    """Return a folder as a start leaves it that failed while its telemetry was open."""
+def start_and_fail(path: Path) -> RunFolder:
+    """Return the folder of a run that failed to start while its telemetry was open."""
     folder = RunFolder.create(path, tiny_config())
     with folder.locked():
         for end in ("", "-wal", "-shm"):
@@ -22,7 +22,7 @@ def begun(path: Path) -> RunFolder:
     return folder
 
 
-def test_a_start_that_failed_leaves_nothing_in_the_way(
+def test_a_run_that_fails_to_start_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -33,7 +33,7 @@ def test_a_start_that_failed_leaves_nothing_in_the_way(
         assert not path.exists()
 
 
-def test_a_run_that_could_not_be_written_can_go_on(
+def test_a_run_stopped_by_a_full_disk_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -45,44 +45,42 @@ def test_a_run_that_could_not_be_written_can_go_on(
     assert RunFolder(tmp_path / "run").holds_run
 
 
-def test_what_is_forgotten_is_what_was_made(tmp_path: Path) -> None:
-    begun(tmp_path / "new").forget()
+def test_discarding_removes_only_what_the_run_created(tmp_path: Path) -> None:
+    start_and_fail(tmp_path / "new").discard()
     assert not (tmp_path / "new").exists()
     mine = tmp_path / "mine"
     mine.mkdir()
-    begun(mine).forget()
+    start_and_fail(mine).discard()
     assert list(mine.iterdir()) == []
     (mine / "notes.txt").write_text("kept")
-    begun(mine).forget()
+    start_and_fail(mine).discard()
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
-def test_a_run_with_a_checkpoint_or_in_use_is_not_forgotten(tmp_path: Path) -> None:
-    saved = begun(tmp_path / "saved")
+def test_a_run_with_a_checkpoint_or_in_use_is_not_discarded(tmp_path: Path) -> None:
+    saved = start_and_fail(tmp_path / "saved")
     (saved.checkpoints / "step-000000001").mkdir()
-    saved.forget()
+    saved.discard()
     assert saved.holds_run
-    used = begun(tmp_path / "used")
+    used = start_and_fail(tmp_path / "used")
     with RunFolder(used.path).locked():
-        used.forget()
+        used.discard()
     assert used.holds_run
 
 
 @pytest.mark.parametrize("left", ["telemetry.sqlite", "checkpoints/step-000000001/state.json"])
-def test_what_is_left_of_a_run_is_not_written_over(left: str, tmp_path: Path) -> None:
+def test_the_remains_of_a_run_are_not_overwritten(left: str, tmp_path: Path) -> None:
     (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / left).write_text("precious")
     name = re.escape(left.partition("/")[0])
-    with pytest.raises(RunError, match=f"has the {name} of a run and no config.toml"):
+    with pytest.raises(RunError, match=f"{name} .*config.toml"):
         train(tiny_config(), run_dir=tmp_path)
     assert (tmp_path / left).read_text() == "precious"
     assert not (tmp_path / "config.toml").exists()
 
 
-def test_a_folder_without_a_name_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_folder_name_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(EsperError, match="is named ''"):
+    with pytest.raises(EsperError, match="''"):
         train(tiny_config(), run_dir="")
     assert list(tmp_path.iterdir()) == []

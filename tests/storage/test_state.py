@@ -1,4 +1,4 @@
-"""States of parts become one state, and come apart as they were."""
+"""Merging states and splitting them again restores the parts."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NAMES = st.text(min_size=1, max_size=4).filter(lambda name: "/" not in name)
 STATES = st.builds(State, st.dictionaries(st.text(max_size=5), tensors(), max_size=3), FACTS)
 
 
-def test_tensors_get_the_name_of_their_part_in_front() -> None:
+def test_tensor_names_are_prefixed_with_their_part() -> None:
     weight = torch.zeros(2)
     merged = merge({"agent": State({"w": weight}, {"a": 1}), "env": State({"h/0/w": weight}, {})})
     assert list(merged.tensors) == ["agent/w", "env/h/0/w"]
@@ -22,7 +22,7 @@ def test_tensors_get_the_name_of_their_part_in_front() -> None:
 
 
 @given(st.dictionaries(NAMES, STATES, max_size=3))
-def test_what_is_merged_comes_apart_as_it_was(parts: dict[str, State]) -> None:
+def test_split_undoes_merge(parts: dict[str, State]) -> None:
     assert exact(split(merge(parts))) == exact(parts)
 
 
@@ -34,19 +34,19 @@ def test_merged_states_can_be_merged_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", 3])
-def test_a_name_that_could_not_be_split_is_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match="a name is a string that is not empty"):
+def test_an_invalid_part_name_is_rejected(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"named {name!r}"):
         merge({name: State()})
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
-        (State({}, {"lr": 0.1}), "its fact 'lr' is a float"),
-        (State({"w": torch.zeros(1)}, {"w": {}}), "tensor 'w' belongs to none of the parts w;"),
-        (State({"b/w": torch.zeros(1)}, {"a": {}}), "'b/w' belongs to none of the parts a;"),
+        (State({}, {"lr": 0.1}), "'lr' .*float"),
+        (State({"w": torch.zeros(1)}, {"w": {}}), "tensor 'w'"),
+        (State({"b/w": torch.zeros(1)}, {"a": {}}), "tensor 'b/w'"),
     ],
 )
-def test_a_state_without_parts_cannot_be_split(state: State, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_a_state_without_parts_cannot_be_split(state: State, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         split(state)

@@ -1,4 +1,4 @@
-"""A disk that refuses to write stops a save in one line and harms nothing that was saved."""
+"""A failing disk raises a StorageError and leaves earlier checkpoints unchanged."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def _saved(path: Path) -> CheckpointFolder:
     return folder
 
 
-def _require_as_before(folder: CheckpointFolder) -> None:
+def _require_unchanged(folder: CheckpointFolder) -> None:
     loaded, best = folder.latest(), folder.best()
     assert exact(loaded.state) == exact(state_of(2))
     assert best is not None
@@ -38,7 +38,7 @@ def _require_as_before(folder: CheckpointFolder) -> None:
 
 @contextmanager
 def _size_limit(n_bytes: int) -> Iterator[None]:
-    """Let no file of this process become larger; a write beyond that gives EFBIG."""
+    """Limit the size of files; a write beyond it fails with EFBIG."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
@@ -50,22 +50,22 @@ def _size_limit(n_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("n_bytes", [0, 100, 4096, 300_000])
-def test_a_limit_on_the_size_of_files_is_told_and_leaves_no_part_of_a_checkpoint(
+def test_a_save_beyond_the_file_size_limit_leaves_no_partial_checkpoint(
     tmp_path: Path, n_bytes: int
 ) -> None:
     folder = _saved(tmp_path)
-    said = r"saving .*step-000000003 failed: File too large; raise the limit on the size of files"
-    with _size_limit(n_bytes), pytest.raises(StorageError, match=said):
+    message = r"step-000000003 failed: File too large; raise the limit"
+    with _size_limit(n_bytes), pytest.raises(StorageError, match=message):
         folder.save(state_of(3, numel=100_000), step=3)
     assert sorted(path.name for path in folder.path.iterdir()) == folder.names()
     assert folder.names() == ["step-000000001", "step-000000002"]
-    _require_as_before(folder)
+    _require_unchanged(folder)
     folder.save(state_of(3), step=3)
     assert folder.latest().step == 3
 
 
 def _fail_at(monkeypatch: pytest.MonkeyPatch, call: str, failing: int, code: int) -> None:
-    """Let the n-th call of a function of the operating system fail, and no other."""
+    """Make the n-th call of an ``os`` function fail."""
     real, n_calls = getattr(os, call), 0
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def _fail_at(monkeypatch: pytest.MonkeyPatch, call: str, failing: int, code: int
     [("mkdir", 1), ("open", 5), ("write", 6), ("fsync", 5), ("rename", {2: 2, 3: 1})],
 )
 @pytest.mark.parametrize("code", CODES)
-def test_whichever_call_fails_earlier_checkpoints_are_as_they_were(
+def test_earlier_checkpoints_survive_a_failure_of_any_call(
     tmp_path: Path, call: str, n_calls: int | dict[int, int], code: int, step: int
 ) -> None:
     n_calls = n_calls if isinstance(n_calls, int) else n_calls[step]
@@ -95,15 +95,15 @@ def test_whichever_call_fails_earlier_checkpoints_are_as_they_were(
             if failing > n_calls:
                 folder.save(state_of(9), step=step)
                 continue
-            with pytest.raises(StorageError, match=os.strerror(code)) as told:
+            with pytest.raises(StorageError, match=os.strerror(code)) as caught:
                 folder.save(state_of(9), step=step)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
         assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
         if call in ("open", "fsync") and failing == n_calls:
-            # Only the new name is not certain to be on the disk: what it leads to is whole.
+            # Only the flush of the new name failed; the checkpoint itself is intact.
             assert exact(folder.latest().state) == exact(state_of(9))
         else:
-            _require_as_before(folder)
+            _require_unchanged(folder)
 
 
 def test_an_interrupted_save_leaves_nothing_behind(
@@ -119,10 +119,10 @@ def test_an_interrupted_save_leaves_nothing_behind(
         with pytest.raises(KeyboardInterrupt):
             folder.save(state_of(3), step=3)
     assert sorted(path.name for path in folder.path.iterdir()) == folder.names()
-    _require_as_before(folder)
+    _require_unchanged(folder)
 
 
-def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="a file is in the way"):
         CheckpointFolder(tmp_path / "file").save(state_of(1), step=1)
@@ -149,7 +149,7 @@ print(folder.latest().step)
 """
 
 
-def test_a_folder_that_may_not_be_written_to_is_told_and_can_be_read() -> None:
+def test_a_read_only_folder_is_reported_and_can_be_read() -> None:
     root = Path(__file__).parents[2]
     sources = f"{root / 'src'}{os.pathsep}{root}"
     with tempfile.TemporaryDirectory() as place:
@@ -166,27 +166,24 @@ def test_a_folder_that_may_not_be_written_to_is_told_and_can_be_read() -> None:
         folder.path.chmod(0o755)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert first.endswith(
-        "Permission denied; choose a folder that can be written to. "
-        "Older checkpoints are as they were."
-    )
+    assert "Permission denied" in first
     assert second == "2"
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_told_and_the_save_is_done(
+def test_a_save_succeeds_if_an_old_checkpoint_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1)
     folder.save(state_of(1), step=1)
     rename = os.rename
 
-    def refuse(source: Path, target: Path) -> None:
+    def fail(source: Path, target: Path) -> None:
         if target.name.startswith(".removing-"):
             raise PermissionError(errno.EPERM, "Operation not permitted")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.warns(CheckpointWarning, match="step-000000001 cannot be removed: Operation not"):
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.warns(CheckpointWarning, match="step-000000001 cannot be removed"):
         folder.save(state_of(2), step=2)
     assert folder.latest().step == 2
     assert folder.names() == ["step-000000001", "step-000000002"]

@@ -1,4 +1,4 @@
-"""Files of tensors are those of the safetensors library, in both directions."""
+"""Packed files agree with the safetensors library in both directions."""
 
 import json
 
@@ -24,18 +24,18 @@ def _sorted(named: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @given(NAMED)
-def test_the_library_reads_what_is_packed(named: dict[str, Tensor]) -> None:
+def test_the_library_reads_packed_files(named: dict[str, Tensor]) -> None:
     assert exact(_sorted(load(b"".join(pack(named))))) == exact(_sorted(named))
 
 
 @given(NAMED)
-def test_what_the_library_writes_is_unpacked(named: dict[str, Tensor]) -> None:
+def test_files_of_the_library_are_unpacked(named: dict[str, Tensor]) -> None:
     content = save({name: tensor.clone().contiguous() for name, tensor in named.items()})
     assert exact(_sorted(unpack(content))) == exact(_sorted(named))
 
 
 @given(NAMED)
-def test_every_tensor_begins_at_a_multiple_of_its_elements_size(named: dict[str, Tensor]) -> None:
+def test_every_tensor_is_aligned_to_its_element_size(named: dict[str, Tensor]) -> None:
     content = b"".join(pack(named))
     length = int.from_bytes(content[:8], "little")
     assert length % 8 == 0
@@ -43,14 +43,14 @@ def test_every_tensor_begins_at_a_multiple_of_its_elements_size(named: dict[str,
     assert all(header[name]["data_offsets"][0] % t.itemsize == 0 for name, t in named.items())
 
 
-def test_what_is_packed_does_not_follow_the_tensors() -> None:
+def test_packed_pieces_are_copies() -> None:
     tensor = torch.arange(6.0)
     pieces = pack({"a": tensor})
     tensor.zero_()
     assert unpack(b"".join(pieces))["a"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_unpacked_tensors_have_memory_of_their_own() -> None:
+def test_unpacked_tensors_have_their_own_memory() -> None:
     named = unpack(b"".join(pack({"a": torch.ones(4), "b": torch.ones(4)})))
     named["a"].zero_()
     assert named["b"].tolist() == [1, 1, 1, 1]
@@ -58,6 +58,6 @@ def test_unpacked_tensors_have_memory_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.qint8, torch.complex32])
-def test_dtypes_that_a_file_cannot_hold_have_no_code(dtype: torch.dtype) -> None:
+def test_unsupported_dtypes_have_no_code(dtype: torch.dtype) -> None:
     assert not has_code(dtype)
     assert all(has_code(known) for known in DTYPES)

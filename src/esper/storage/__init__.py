@@ -1,1 +1,1 @@
-"""Everything that is written to disk: whole files or none, checked when they are read."""
+"""Everything Esper writes to disk: atomic files, checkpoints, run folders."""

@@ -1,4 +1,4 @@
-"""One checkpoint: a folder that is either whole, to the bit, or refused."""
+"""One checkpoint: a folder of files with checksums, rejected if a single bit has changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ import numpy as np
 import torch
 
 from esper.errors import CheckpointError
+from esper.storage.files import parse_json
 from esper.storage.state import FACTS_FILE, TENSORS_FILE, Pieces, State, decode
 from esper.version import __version__
 
 FORMAT = 2
 MANIFEST_FILE = "manifest.json"
-MAX_BYTES = 100_000
+MAX_MANIFEST_BYTES = 100_000
+FILES = (TENSORS_FILE, FACTS_FILE, MANIFEST_FILE)
 
-_DECISIVE = {
+_AFFECTS_NUMBERS = {
     "esper": "esper",
     "torch": "torch",
     "numpy": "numpy",
@@ -37,14 +39,14 @@ _DECISIVE = {
 def make_manifest(
     state: State, files: dict[str, Pieces], *, step: int, is_best: bool
 ) -> dict[str, Any]:
-    """Return what is to be known of a state's files before they are trusted."""
+    """Return the manifest of a checkpoint: sizes and hashes of its files, and versions."""
     return {
         "format": FORMAT,
         "step": step,
         "is_best": is_best,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "files": {name: _describe(pieces) for name, pieces in files.items()},
-        "made_with": surroundings(),
+        "made_with": environment_facts(),
         "devices": sorted({tensor.device.type for tensor in state.tensors.values()}),
     }
 
@@ -56,8 +58,8 @@ def _describe(pieces: Pieces) -> dict[str, Any]:
     return {"size": sum(piece.nbytes for piece in pieces), "sha256": sha256.hexdigest()}
 
 
-def surroundings() -> dict[str, Any]:
-    """Return what numbers can depend on besides the state."""
+def environment_facts() -> dict[str, Any]:
+    """Return the versions and machine properties that results can depend on."""
     return {
         "esper": __version__,
         "torch": torch.__version__,
@@ -70,36 +72,36 @@ def surroundings() -> dict[str, Any]:
 
 
 def find_differences(manifest: dict[str, Any]) -> list[str]:
-    """Return in words how this process differs from the one that saved, where numbers may."""
-    then, now = manifest["made_with"], surroundings()
+    """Describe each difference from the saving process that can change results."""
+    then, now = manifest["made_with"], environment_facts()
     return [
-        f"{word} {then.get(key)!r} then and {now[key]!r} now"
-        for key, word in _DECISIVE.items()
+        f"{word} was {then.get(key)!r} and is now {now[key]!r}"
+        for key, word in _AFFECTS_NUMBERS.items()
         if then.get(key) != now[key]
     ]
 
 
 def write_manifest(manifest: dict[str, Any]) -> bytes:
-    """Return a manifest's only form as a file."""
+    """Return the content of a manifest file, with its own checksum."""
     body = json.dumps(manifest, indent=1)
     sha256 = hashlib.sha256(body.encode("ascii")).hexdigest()
     return (json.dumps({**manifest, "sha256": sha256}, indent=1) + "\n").encode("ascii")
 
 
 def read_manifest(content: bytes) -> dict[str, Any]:
-    """Return the manifest that a file holds.
+    """Return the manifest in the content of a file.
 
     Raises:
-        CheckpointError: If a single bit of it is not as it was written, or the format is another.
+        CheckpointError: If a single bit has changed, or the format version is another one.
     """
     try:
-        manifest = cast("dict[str, Any]", json.loads(content))
+        manifest = cast("dict[str, Any]", parse_json(content))
         version = manifest["format"]
         del manifest["sha256"]
-        is_whole = write_manifest(manifest) == content
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        is_intact = write_manifest(manifest) == content
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{MANIFEST_FILE} is damaged: {error!r}") from error
-    if not is_whole:
+    if not is_intact:
         raise CheckpointError(f"{MANIFEST_FILE} is damaged: it does not match its own sha256.")
     if version != FORMAT:
         raise CheckpointError(
@@ -108,21 +110,19 @@ def read_manifest(content: bytes) -> dict[str, Any]:
     return manifest
 
 
-FILES = (TENSORS_FILE, FACTS_FILE, MANIFEST_FILE)
-
 _NAME = re.compile(r"step-([0-9]{9,})")
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over, cannot be removed, or was made under other conditions."""
+    """A checkpoint was skipped, could not be removed, or was made under other conditions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """A checkpoint that was read and is whole."""
+    """A checkpoint that was read and verified."""
 
     state: State
-    """What was saved."""
+    """The saved state."""
 
     step: int
     """The step at which it was saved."""
@@ -131,42 +131,42 @@ class Loaded:
     """Its folder."""
 
     manifest: dict[str, Any]
-    """What is known of its files, and of the process that wrote them."""
+    """Its manifest; see :func:`make_manifest`."""
 
     skipped: tuple[Path, ...] = ()
-    """Folders of damaged checkpoints that would have been taken in its place."""
+    """Folders of newer checkpoints that were skipped because they are damaged."""
 
 
 def name_of(step: int) -> str:
-    """Return the name of the folder of a step's checkpoint."""
+    """Return the folder name of a step's checkpoint."""
     return f"step-{step:09d}"
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of which a folder's name says it is the checkpoint, or None."""
+    """Return the step in a checkpoint's folder name; None for other names."""
     match = _NAME.fullmatch(name)
     step = int(match[1]) if match else 0
     return step if match and name_of(step) == name else None
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Loaded:
-    """Return the checkpoint of one folder, ``step-`` and a number.
+    """Return the checkpoint in a folder that is named ``step-`` and a number.
 
     Raises:
-        CheckpointError: If it is missing or a single bit of it is not as it was written.
+        CheckpointError: If it is missing, or a single bit has changed.
     """
     folder = Path(path)
     step = step_of(folder.name)
     if step is None:
-        raise CheckpointError(f"{folder} is not named like a checkpoint, such as {name_of(120)}.")
+        raise CheckpointError(f"{folder} is not a checkpoint; their names are like {name_of(120)}.")
     return load_step(folder, step)
 
 
 def load_step(folder: Path, step: int) -> Loaded:
-    """Return the checkpoint of a step from a folder of whatever name."""
+    """Return the checkpoint of a step from a folder of any name."""
     manifest = inspect(folder, step)
     try:
-        files = {name: _read(folder / name) for name in (TENSORS_FILE, FACTS_FILE)}
+        files = {name: (folder / name).read_bytes() for name in (TENSORS_FILE, FACTS_FILE)}
         for name, content in files.items():
             if hashlib.sha256(content).hexdigest() != manifest["files"][name]["sha256"]:
                 raise CheckpointError(f"{name} does not match its sha256.")
@@ -177,27 +177,32 @@ def load_step(folder: Path, step: int) -> Loaded:
 
 
 def inspect(folder: Path, step: int) -> dict[str, Any]:
-    """Return the manifest of a step's checkpoint, after a look at which files there are.
+    """Return the manifest of a step's checkpoint after a quick check.
 
-    Names, kinds and sizes are looked at, and every bit of the manifest; not the other files.
+    Verifies the manifest and the names, types and sizes of the other files, not their contents.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"there is no checkpoint {folder}.")
+        raise CheckpointError(f"checkpoint {folder} does not exist.")
     try:
-        _require_names(folder)
-        manifest = read_manifest(_read(folder / MANIFEST_FILE, MAX_BYTES))
+        _require_files(folder)
+        size = (folder / MANIFEST_FILE).stat().st_size
+        if size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"{MANIFEST_FILE} has {size} bytes, more than {MAX_MANIFEST_BYTES}."
+            )
+        manifest = read_manifest((folder / MANIFEST_FILE).read_bytes())
         if manifest["step"] != step:
             raise CheckpointError(f"it is the checkpoint of step {manifest['step']}.")
         for name in (TENSORS_FILE, FACTS_FILE):
             size, expected = (folder / name).stat().st_size, manifest["files"][name]["size"]
             if size != expected:
-                raise CheckpointError(f"{name} has {size} bytes in place of {expected}.")
+                raise CheckpointError(f"{name} has {size} bytes instead of {expected}.")
     except (CheckpointError, OSError) as error:
         raise _damaged(folder, error) from error
     return manifest
 
 
-def _require_names(folder: Path) -> None:
+def _require_files(folder: Path) -> None:
     names = set(os.listdir(folder))
     for name in FILES:
         if name not in names:
@@ -205,13 +210,7 @@ def _require_names(folder: Path) -> None:
         if not stat.S_ISREG((folder / name).lstat().st_mode):
             raise CheckpointError(f"{name} is not a file.")
     if names != set(FILES):
-        raise CheckpointError(f"{sorted(names - set(FILES))} do not belong there.")
-
-
-def _read(path: Path, most: int | None = None) -> bytes:
-    if most is not None and path.stat().st_size > most:
-        raise CheckpointError(f"{path.name} has more than {most} bytes.")
-    return path.read_bytes()
+        raise CheckpointError(f"it holds other files: {sorted(names - set(FILES))}.")
 
 
 def _damaged(folder: Path, error: Exception) -> CheckpointError:

@@ -1,13 +1,13 @@
-"""The checkpoints of a run: saved whole or not at all, and the newest whole one found again.
+"""The checkpoints of a run: saved atomically, and loaded from the newest intact one.
 
-Besides checkpoints the folder holds, for moments, folders whose names begin with a dot:
+While a save is in progress, the folder also holds hidden folders:
 
-    .saving-step-000000123-<hex>    files that are being written
-    .replaced-step-000000123-<hex>  the earlier checkpoint of a step that was saved again
-    .removing-step-000000123-<hex>  a checkpoint that nobody needs any more
+    .saving-step-000000123-<hex>    a checkpoint that is being written
+    .replaced-step-000000123-<hex>  the earlier checkpoint of a step that is being saved again
+    .removing-step-000000123-<hex>  a checkpoint that is being removed
 
-A process that is killed leaves some behind; the next save clears them up. One process at a time
-saves in a folder; any number may read.
+A process that is killed may leave some behind; the next save cleans them up. Only one process may
+save in a folder at a time; any number may read.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _HIDDEN = re.compile(r"\.(saving|replaced|removing)-(step-[0-9]{9,})-[0-9a-f]{32
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, each a folder named after its step.
+    """The checkpoints of one run, each in a folder named after its step.
 
     Args:
-        path: The folder; it is made at the first save.
-        keep_last: How many of the newest checkpoints are kept, besides the best.
+        path: The folder; the first save creates it.
+        keep_last: Number of newest checkpoints to keep, in addition to the best.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_last: int = 3) -> None:
@@ -62,19 +62,19 @@ class CheckpointFolder:
         self.keep_last = keep_last
 
     def names(self) -> list[str]:
-        """Return the names of all checkpoints, damaged ones too, in the order of their steps."""
+        """Return the names of all checkpoints, damaged ones included, ordered by step."""
         return [name_of(step) for step in sorted(self._find())]
 
     def save(self, state: State, *, step: int, is_best: bool = False) -> Path:
-        """Write a checkpoint and return its folder when it will outlast a loss of power.
+        """Write a checkpoint and return its folder; it then survives a power loss.
 
-        A checkpoint of the same step is replaced. Checkpoints of later steps belong to a course
-        that was given up, and are removed, as are old ones.
+        A checkpoint of the same step is replaced. Checkpoints of later steps, left over from an
+        abandoned continuation, are removed, as are those that are too old to keep.
 
         Raises:
-            ConfigError: If the step is not a whole number of at least 0.
-            CheckpointError: If the state holds what cannot be saved. Nothing is written then.
-            StorageError: If the disk refuses to write. Earlier checkpoints stay as they were.
+            ConfigError: If the step is not an integer of at least 0.
+            CheckpointError: If the state holds a value that cannot be saved; nothing is written.
+            StorageError: If writing fails; earlier checkpoints are unchanged.
         """
         require_int("step", step, least=0)
         files = encode(state)
@@ -83,32 +83,33 @@ class CheckpointFolder:
         name = name_of(step)
         with storage_errors("saving", self.path / name):
             make_folder(self.path)
-            self._clear_up()
-            self._put(name, files)
-        self._retain(step)
+            self._clean_up()
+            self._write(name, files)
+        self._remove_old(step)
         return self.path / name
 
     def latest(self) -> Loaded:
-        """Return the newest checkpoint that is whole.
+        """Return the newest intact checkpoint.
 
-        A :class:`CheckpointWarning` names each newer one that is damaged, and tells when versions,
-        threads or the machine are others than at the time, so that numbers may be others too.
+        Emits a :class:`CheckpointWarning` for each newer checkpoint that is damaged, and if the
+        versions, the number of threads or the machine have changed, which can change results.
 
         Raises:
-            CheckpointError: If there is none that is whole.
+            CheckpointError: If no checkpoint is intact.
         """
         loaded, skipped = _load_first(sorted(self._find().items(), reverse=True))
         if loaded is not None:
             return loaded
         if skipped:
             names = ", ".join(path.name for path in skipped)
-            raise CheckpointError(f"{self.path} has no checkpoint that is whole: {names}.")
-        raise CheckpointError(f"{self.path} holds no checkpoints; nothing was saved there.")
+            raise CheckpointError(f"{self.path} has only damaged checkpoints: {names}.")
+        raise CheckpointError(f"{self.path} holds no checkpoints.")
 
     def best(self) -> Loaded | None:
-        """Return the last checkpoint that was saved as the best, or None if none is there.
+        """Return the last checkpoint that was saved as the best; None if there is none.
 
-        A :class:`CheckpointWarning` names those that are damaged, one of which may have been it.
+        Emits a :class:`CheckpointWarning` for each damaged checkpoint, which may have been the
+        best one.
         """
         marked: list[tuple[int, Path]] = []
         for step, path in sorted(self._find().items(), reverse=True):
@@ -116,13 +117,13 @@ class CheckpointFolder:
                 if inspect(path, step)["is_best"]:
                     marked.append((step, path))
             except CheckpointError as error:
-                warnings.warn(f"{error} It is passed over.", CheckpointWarning, stacklevel=2)
+                warnings.warn(f"{error} It is skipped.", CheckpointWarning, stacklevel=2)
         return _load_first(marked)[0]
 
     def _find(self) -> dict[int, Path]:
         """Return the folder of each step's checkpoint.
 
-        Where a save was killed between its two renames, that is the one that was to be replaced.
+        If a save was killed between its two renames, that is the checkpoint it was replacing.
         """
         names = self._list()
         found = {step: self.path / name for name in names if (step := step_of(name)) is not None}
@@ -141,8 +142,8 @@ class CheckpointFolder:
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}.") from error
 
-    def _put(self, name: str, files: dict[str, Pieces]) -> None:
-        """Write files under a hidden name and give them theirs when all are on the disk."""
+    def _write(self, name: str, files: dict[str, Pieces]) -> None:
+        """Write the files to a hidden folder and rename it once they are on disk."""
         hidden = self._hidden("saving", name)
         os.mkdir(hidden)
         try:
@@ -154,11 +155,11 @@ class CheckpointFolder:
             os.rename(hidden, self.path / name)
             flush_folder(self.path)
         except BaseException:
-            self._clear_up()
+            self._clean_up()
             raise
 
-    def _clear_up(self) -> None:
-        """Remove what saves left behind that did not come to their end, where that can be done."""
+    def _clean_up(self) -> None:
+        """Remove what interrupted saves left behind, as far as possible."""
         names = self._list()
         for name in names:
             match = _HIDDEN.fullmatch(name)
@@ -170,25 +171,25 @@ class CheckpointFolder:
                 else:
                     remove_folder(self.path / name, FILES)
 
-    def _retain(self, step: int) -> None:
-        """Remove checkpoints that are neither among the last ones nor the best."""
-        found, whole, best = self._find(), list[int](), -1
+    def _remove_old(self, step: int) -> None:
+        """Remove checkpoints that are neither among the newest nor the best."""
+        found, intact, best = self._find(), list[int](), -1
         for other, path in sorted(found.items()):
             try:
                 manifest = inspect(path, other)
             except CheckpointError:
                 continue
             if other <= step:
-                whole.append(other)
+                intact.append(other)
                 best = other if manifest["is_best"] else best
-        oldest = whole[-self.keep_last :][0] if whole else step
+        oldest = intact[-self.keep_last :][0] if intact else step
         for other, path in found.items():
             if (other < oldest and other != best) or other > step:
-                self._retire(path, other)
-        self._clear_up()
+                self._remove(path, other)
+        self._clean_up()
 
-    def _retire(self, path: Path, step: int) -> None:
-        """Take a checkpoint out of the list in one step, so that no half of one is ever in it."""
+    def _remove(self, path: Path, step: int) -> None:
+        """Hide a checkpoint by one rename, so that a reader never sees part of one."""
         try:
             if holds_only(path, FILES):
                 os.rename(path, self._hidden("removing", name_of(step)))
@@ -202,20 +203,20 @@ class CheckpointFolder:
 
 
 def _load_first(found: list[tuple[int, Path]]) -> tuple[Loaded | None, tuple[Path, ...]]:
-    """Return the first checkpoint that is whole, and those that were passed over before it."""
+    """Return the first intact checkpoint, and the damaged ones before it."""
     skipped: tuple[Path, ...] = ()
     for step, path in found:
         try:
             loaded = load_step(path, step)
         except CheckpointError as error:
-            warnings.warn(f"{error} It is passed over.", CheckpointWarning, stacklevel=3)
+            warnings.warn(f"{error} It is skipped.", CheckpointWarning, stacklevel=3)
             skipped = (*skipped, path)
             continue
         differences = find_differences(loaded.manifest)
         if differences:
             warnings.warn(
                 f"{path} was saved under other conditions: {'; '.join(differences)}. "
-                "What follows may differ in the last bits.",
+                "Results may differ in the last bits.",
                 CheckpointWarning,
                 stacklevel=3,
             )

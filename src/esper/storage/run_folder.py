@@ -1,10 +1,10 @@
-"""The folder of a run: what is in it, whose it is, and who works on it now.
+"""The folder of a run and its lock.
 
-config.toml         the settings that decided the run
-checkpoints/        states that it goes on from
+config.toml         the settings of the run
+checkpoints/        states to resume from
 telemetry.sqlite    what happened
-summary.json        what it came to, once it is done
-lock                held by the process that works on it
+summary.json        the final comparison, once the run is done
+lock                held by the process that is training the run
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from esper.invocation import program
 from esper.storage.files import write_atomic
 
 LOCK_TRIES = 5
-"""How often a lock is tried for before somebody is taken to work on the run."""
+"""Attempts to take a lock before the run counts as in use."""
 
 RUNS_VARIABLE = "ESPER_RUNS"
-"""The environment variable that says where runs are kept."""
+"""The environment variable that names the folder of all runs."""
 
 
 def runs_folder() -> Path:
-    """Return where runs are kept that have no place of their own: ``runs``, or ESPER_RUNS."""
+    """Return the default folder for runs: ``ESPER_RUNS``, or ``runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
 class RunFolder:
-    """Paths of one run, and what can be done with them before anything is loaded."""
+    """The paths of one run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -52,24 +52,24 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The name of the run."""
         return self.path.resolve().name
 
     @property
     def holds_run(self) -> bool:
-        """Whether there is a run in it."""
+        """Whether the folder holds a run."""
         return self.config_file.is_file()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str] | None, config: RunConfig) -> RunFolder:
-        """Make the folder of a run that begins, and write its settings.
+        """Create the folder of a new run and write its settings.
 
         Raises:
-            RunError: If there is a run in it already, or no folder is named.
-            StorageError: If it cannot be made.
+            RunError: If the folder holds a run already, or its name is empty.
+            StorageError: If it cannot be created.
         """
         if path is not None and not os.fspath(path):
-            raise RunError("the folder of a run is named ''; name one, or none at all.")
+            raise RunError("the run folder is ''; give a path, or None for a new one.")
         folder = cls(_unused_path(config) if path is None else path)
         folder.require_unused()
         folder._was_made = not folder.path.exists()
@@ -84,35 +84,35 @@ class RunFolder:
         return folder
 
     def require_unused(self) -> None:
-        """Refuse a folder that a run cannot begin in.
+        """Reject a folder that a new run cannot use.
 
         Raises:
-            RunError: If there is a run in it already, or what is left of one.
+            RunError: If it holds a run, or the remains of one.
         """
         if self.holds_run:
             raise RunError(
-                f"{self.path} holds a run already; go on with it ({program()} resume "
+                f"{self.path} holds a run already; resume it ({program()} resume "
                 f"{shell_word(self.path)}) or choose another folder."
             )
-        for left in (self.telemetry_file, self.checkpoints):
-            if left.is_file() or (left.is_dir() and any(left.iterdir())):
+        for remains in (self.telemetry_file, self.checkpoints):
+            if remains.is_file() or (remains.is_dir() and any(remains.iterdir())):
                 raise RunError(
-                    f"{self.path} has the {left.name} of a run and no {self.config_file.name}; "
+                    f"{self.path} has the {remains.name} of a run but no {self.config_file.name}; "
                     "choose another folder."
                 )
 
-    def forget(self) -> None:
-        """Remove what was made for a run that failed before it saved anything, and nothing else.
+    def discard(self) -> None:
+        """Remove the files of a run that failed before its first checkpoint, and nothing else.
 
-        The folder itself goes if it was made for the run and is empty then. A run that has a
-        checkpoint, or that another process works on, is left as it is.
+        The folder is removed if it was created for the run and is now empty. A run with a
+        checkpoint, or in use by another process, is left unchanged.
         """
         if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             return
         with suppress(RunError, StorageError, OSError), self.locked():
-            records = self.telemetry_file
-            beside = [records.with_name(f"{records.name}{end}") for end in ("-wal", "-shm")]
-            for file in (self.config_file, records, *beside, self.lock_file):
+            database = self.telemetry_file
+            logs = [database.with_name(f"{database.name}{end}") for end in ("-wal", "-shm")]
+            for file in (self.config_file, database, *logs, self.lock_file):
                 file.unlink(missing_ok=True)
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()
@@ -121,26 +121,26 @@ class RunFolder:
 
     @classmethod
     def find(cls, run: str | os.PathLike[str]) -> RunFolder:
-        """Return the folder of a run that is named by its path, or by its name in the runs folder.
+        """Return the folder of a run, given its path or its name in the runs folder.
 
         Raises:
             RunError: If there is no such run.
         """
-        place = Path(run)
-        for folder in (cls(place), cls(runs_folder() / place)):
+        path = Path(run)
+        for folder in (cls(path), cls(runs_folder() / path)):
             if folder.holds_run:
                 return folder
         known = [found.name for found in list_folders()]
-        hint = did_you_mean(place.name, known) or " See esper runs for those there are."
+        hint = did_you_mean(path.name, known) or " List all runs with: esper runs"
         raise RunError(f"there is no run {str(run)!r}.{hint}")
 
     def read_config(self) -> RunConfig:
-        """Return the settings that decided the run."""
+        """Return the settings of the run."""
         return read_toml_file(self.config_file)
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process works on the run."""
+        """Whether a process is training the run."""
         try:
             with open(self.lock_file, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -154,10 +154,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Keep other processes from working on the run; a process that dies lets go.
+        """Lock the run against other processes; a process that dies releases its lock.
 
         Raises:
-            RunError: If another process works on it.
+            RunError: If another process is training the run.
             StorageError: If the folder cannot be written.
         """
         try:
@@ -165,7 +165,7 @@ class RunFolder:
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be written: {error.strerror or error}; "
-                "a run goes on where it is."
+                "make the folder writable."
             ) from error
         with lock as file:
             try:
@@ -174,10 +174,9 @@ class RunFolder:
                 file.seek(0)
                 process = file.read().strip() or "unknown"
                 raise RunError(
-                    f"{self.path} is being worked on by process {process}; "
-                    "wait for it, or stop it first."
+                    f"{self.path} is in use by process {process}; wait for it, or stop it first."
                 ) from error
-            with suppress(OSError):  # the lock counts; who holds it is a courtesy
+            with suppress(OSError):  # only the lock matters; the process id is for messages
                 file.seek(0)
                 file.truncate()
                 file.write(str(os.getpid()))
@@ -186,7 +185,7 @@ class RunFolder:
 
 
 def _take_lock(file: IO[str]) -> None:
-    """Lock a file for this process alone; whoever only looks holds it for a moment."""
+    """Lock a file exclusively; retry, because :attr:`RunFolder.is_in_use` locks it briefly."""
     for _ in range(LOCK_TRIES - 1):
         with suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,23 +194,23 @@ def _take_lock(file: IO[str]) -> None:
 
 
 def shell_word(path: str | os.PathLike[str]) -> str:
-    """Return a path as it can be pasted into a shell, where it is no option either."""
+    """Return a path quoted for a shell, and never mistaken for an option."""
     text = os.fspath(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder]:
-    """Return the runs in a folder, the oldest first."""
-    place = runs_folder() if parent is None else Path(parent)
+    """Return the runs in a folder, oldest first."""
+    root = runs_folder() if parent is None else Path(parent)
     found: list[RunFolder] = []
     with suppress(FileNotFoundError, NotADirectoryError):
-        found = [RunFolder(path) for path in place.iterdir()]
+        found = [RunFolder(path) for path in root.iterdir()]
     found = [folder for folder in found if folder.holds_run]
     return sorted(found, key=lambda folder: (folder.config_file.stat().st_mtime, folder.name))
 
 
 def _unused_path(config: RunConfig) -> Path:
-    """Return a path in the runs folder that says what and when, and that is not taken."""
+    """Return an unused path in the runs folder, named after the task and the time."""
     task = re.sub(r"[^A-Za-z0-9_-]+", "-", config.task).strip("-") or "run"
     name = f"{task}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = runs_folder() / name, 1

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: tensors by name, and plain values beside them."""
+"""The state that a checkpoint holds: named tensors and plain values."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ import torch
 from torch import Tensor
 
 from esper.errors import CheckpointError
-from esper.storage.plain_values import MAX_DEPTH, is_plain, place, refusal, require_plain
 from esper.storage.tensors import has_code, pack, unpack
+
+MAX_DEPTH = 200
+"""Deepest nesting of plain values, which Python's JSON reader is certain to accept."""
+
+MAX_INT_BITS = 4096
+"""Longest integer, below Python's limit for conversion to and from digits."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Tensors and plain values from which something goes on where it was."""
+    """Tensors and plain values that an object can be restored from."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Tensors by name; parts of a name are separated by ``/``."""
+    """Tensors by name; ``/`` separates the parts of a name."""
 
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What JSON can say: None, bool, int, float (also NaN, infinite), str, lists and dicts."""
+    """JSON values: None, bool, int, float (NaN and infinity too), str, lists and dicts."""
 
 
 def merge(parts: Mapping[str, State]) -> State:
-    """Return the states of several parts as one; :func:`split` takes it apart again.
+    """Combine the states of several parts into one; :func:`split` undoes it.
 
-    Names of tensors get the name of their part and a ``/`` in front.
+    The name of each tensor is prefixed with the name of its part and a ``/``.
 
     Raises:
-        CheckpointError: If the name of a part is empty, holds a ``/`` or is no string.
+        CheckpointError: If the name of a part is not a string, is empty, or contains a ``/``.
     """
     merged = State()
     for part, state in parts.items():
         if not isinstance(part, str) or not part or "/" in part:
             raise CheckpointError(
-                f"a part of a state is named {part!r}; a name is a string that is not empty and "
-                "has no '/' in it."
+                f"a part of a state is named {part!r}; a name must be a non-empty string "
+                "without '/'."
             )
         merged.facts[part] = state.facts
         merged.tensors.update({f"{part}/{name}": t for name, t in state.tensors.items()})
@@ -47,16 +52,16 @@ def merge(parts: Mapping[str, State]) -> State:
 
 
 def split(state: State) -> dict[str, State]:
-    """Return the parts, by name, that :func:`merge` made a state of.
+    """Return the parts of a merged state by name.
 
     Raises:
-        CheckpointError: If the state is not one that :func:`merge` made.
+        CheckpointError: If the state was not made by :func:`merge`.
     """
     parts: dict[str, State] = {}
     for part, facts in state.facts.items():
         if not isinstance(facts, dict):
             raise CheckpointError(
-                f"the state has no parts: its fact {part!r} is a {type(facts).__name__}; only "
+                f"the fact {part!r} of the state is a {type(facts).__name__}, not a part; only "
                 "states made by merge can be split."
             )
         parts[part] = State({}, facts)  # pyright: ignore[reportUnknownArgumentType]
@@ -71,59 +76,60 @@ def split(state: State) -> dict[str, State]:
     return parts
 
 
-_FACT = "nested"
+_NESTED = "nested"
 
 
 def from_nested(mapping: Mapping[Any, Any]) -> State:
-    """Return a state that holds a nested state dict; :func:`to_nested` gives the dict back.
+    """Return a state that holds a nested state dict; :func:`to_nested` returns the dict.
 
-    Dicts, lists and tuples may hold each other, tensors and plain values; keys may be plain
+    Dicts, lists and tuples may contain each other, tensors and plain values; keys may be plain
     values and tuples of them. Nothing is copied. Mappings of other types come back as dicts.
 
     Raises:
-        CheckpointError: If something else is in it; the message says where.
+        CheckpointError: If it contains anything else; the message says where.
     """
     if not isinstance(mapping, Mapping):
         raise CheckpointError(
-            f"a {type(mapping).__name__} is no nested state; a mapping such as a state_dict is."
+            f"the nested state is a {type(mapping).__name__}; it must be a mapping such as a "
+            "state_dict."
         )
     tensors: dict[str, Tensor] = {}
-    return State(tensors, {_FACT: _to_tree(mapping, (), tensors)})
+    return State(tensors, {_NESTED: _to_tree(mapping, (), tensors)})
 
 
 def to_nested(state: State) -> dict[Any, Any]:
-    """Return the nested state dict of which :func:`from_nested` made a state.
+    """Return the nested state dict that :func:`from_nested` was given.
 
     Raises:
-        CheckpointError: If the state is not one that :func:`from_nested` made.
+        CheckpointError: If the state was not made by :func:`from_nested`.
     """
-    if set(state.facts) != {_FACT}:
+    if set(state.facts) != {_NESTED}:
         raise CheckpointError(
-            f"the state holds the facts {sorted(state.facts)}; only states made by from_nested, "
-            f"which hold {_FACT!r} alone, can become nested dicts."
+            f"the facts of the state are {sorted(state.facts)}; a state made by from_nested has "
+            f"only {_NESTED!r}."
         )
     unused = dict(state.tensors)
     try:
-        nested = _from_tree(state.facts[_FACT], unused.pop)
+        nested = _from_tree(state.facts[_NESTED], unused.pop)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the nested state is damaged: {error!r}") from error
     if unused or not isinstance(nested, dict):
         raise CheckpointError(
-            f"the nested state has tensors that are nowhere in it: {sorted(unused)}; only states "
-            "made by from_nested can become nested dicts."
+            f"the nested state does not use the tensors {sorted(unused)}; it was not made by "
+            "from_nested."
         )
     return cast("dict[Any, Any]", nested)
 
 
 def _to_tree(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON can say it, and put its tensors into ``tensors``."""
+    """Return a value as JSON, with its tensors moved to ``tensors``."""
     if len(path) > MAX_DEPTH:
-        raise CheckpointError(refusal(path, value))
+        raise _not_savable(path, value)
     if isinstance(value, Tensor):
         name = _unused_name(path, tensors)
         tensors[name] = value
         return {"$tensor": name}
-    if is_plain(value):
+    if _is_plain(value):
         return value
     if type(value) in (list, tuple):
         items = cast("list[object] | tuple[object, ...]", value)
@@ -136,7 +142,7 @@ def _to_tree(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) -
                 key: _to_tree(item, (*path, str(key)), tensors) for key, item in entries.items()
             }
         return {"$dict": [_to_pair(key, entries[key], path, tensors) for key in entries]}
-    raise CheckpointError(refusal(path, value))
+    raise _not_savable(path, value)
 
 
 def _to_pair(
@@ -144,7 +150,7 @@ def _to_pair(
 ) -> list[Any]:
     inner = (*path, str(key))
     if isinstance(key, Tensor):
-        raise CheckpointError(f"{place(path)} has a tensor as a key; keys are plain values.")
+        raise CheckpointError(f"{_location(path)} has a tensor as a key; use plain values.")
     return [_to_tree(key, inner, tensors), _to_tree(value, inner, tensors)]
 
 
@@ -164,7 +170,7 @@ def _from_tree(tree: Any, take: Callable[[str], Tensor]) -> Any:
 
 
 def _unused_name(path: tuple[str, ...], taken: Mapping[str, Tensor]) -> str:
-    """Return a readable name for the tensor at a path that a file can hold and none has yet."""
+    """Return a readable name for the tensor at a path that is valid and not taken."""
     name = "/".join(path).encode("utf-8", "backslashreplace").decode()
     while name in ("", "__metadata__") or name in taken:
         name += "~"
@@ -175,29 +181,29 @@ TENSORS_FILE = "state.safetensors"
 FACTS_FILE = "state.json"
 
 Pieces = list[memoryview]
-"""What a file holds, in pieces that are written one after the other."""
+"""The content of a file, in consecutive pieces."""
 
 
 def encode(state: State) -> dict[str, Pieces]:
-    """Return what the files of a state hold, by file name.
+    """Return the content of each file of a state by file name.
 
     Raises:
         CheckpointError: If a fact or a tensor cannot be saved; the message names it.
     """
-    require_plain(state.facts)
+    _require_plain(state.facts)
     for name, tensor in state.tensors.items():
         _require_savable(name, tensor)
-    # The file of tensors has an order of its own; that of the state is kept beside it.
+    # The safetensors file sorts tensors by element size; this list keeps their order.
     plain = {"facts": state.facts, "tensors": list(state.tensors)}
     facts = json.dumps(plain).encode("ascii")
     return {TENSORS_FILE: pack(state.tensors), FACTS_FILE: [memoryview(facts)]}
 
 
 def decode(files: dict[str, bytes]) -> State:
-    """Return the state of which :func:`encode` made these files.
+    """Return the state that :func:`encode` was given.
 
     Raises:
-        CheckpointError: If they are not such files.
+        CheckpointError: If the files were not made by :func:`encode`.
     """
     try:
         plain: dict[str, Any] = json.loads(files[FACTS_FILE])
@@ -205,27 +211,80 @@ def decode(files: dict[str, bytes]) -> State:
         facts, names = cast("dict[str, Any]", plain["facts"]), cast("list[str]", plain["tensors"])
         ordered = {name: tensors.pop(name) for name in names}
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"the files of a state cannot be understood: {error!r}") from error
+        raise CheckpointError(f"the files of the state are invalid: {error!r}") from error
     if tensors:
         raise CheckpointError(f"{FACTS_FILE} does not name the tensors {sorted(tensors)}.")
     return State(ordered, facts)
 
 
+def _is_plain(value: object) -> bool:
+    """Return whether a single value survives JSON with its exact type.
+
+    Subclasses do not: an IntEnum or a NumPy number would come back as something else.
+    """
+    if type(value) is int:
+        return value.bit_length() <= MAX_INT_BITS
+    return type(value) in (type(None), bool, float, str)
+
+
+def _require_plain(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Reject any value inside ``value`` that does not survive JSON."""
+    if len(path) > MAX_DEPTH:
+        raise _not_savable(path, value)
+    if type(value) is list:
+        for i, item in enumerate(cast("list[object]", value)):
+            if not _is_plain(item):
+                _require_plain(item, (*path, str(i)))
+    elif type(value) is dict:
+        for key, item in cast("dict[object, object]", value).items():
+            if type(key) is not str:
+                raise CheckpointError(
+                    f"{_location(path)} has the key {key!r}, a {type(key).__name__}; keys of "
+                    "facts must be strings. from_nested takes others."
+                )
+            if not _is_plain(item):
+                _require_plain(item, (*path, key))
+    elif not _is_plain(value):
+        raise _not_savable(path, value)
+
+
+def _not_savable(path: tuple[str, ...], value: object) -> CheckpointError:
+    """Return the error for a value that cannot be saved: where and what it is."""
+    if len(path) > MAX_DEPTH:
+        return CheckpointError(
+            f"{_location(path[:4])} is nested more than {MAX_DEPTH} levels deep or contains "
+            "itself; make it flatter."
+        )
+    if type(value) is int:
+        return CheckpointError(
+            f"{_location(path)} is an integer of more than {MAX_INT_BITS} bits; split it."
+        )
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return CheckpointError(
+        f"{_location(path)} is a {kind}; a checkpoint holds tensors, None, bool, int, float, str, "
+        "lists and dicts (and tuples, by from_nested). Convert it to one of these."
+    )
+
+
+def _location(path: tuple[str, ...]) -> str:
+    return repr("/".join(path)) if path else "the state"
+
+
 def _require_savable(name: object, tensor: object) -> None:
     if not isinstance(name, str) or name in ("", "__metadata__") or not _is_unicode(name):
         raise CheckpointError(
-            f"a tensor is named {name!r}; a name is a string of Unicode characters, neither empty "
-            "nor '__metadata__'."
+            f"a tensor is named {name!r}; a name must be a string that UTF-8 can encode, neither "
+            "empty nor '__metadata__'."
         )
     if not isinstance(tensor, Tensor):
         raise CheckpointError(
-            f"{name!r} is a {type(tensor).__name__} among the tensors; plain values are facts."
+            f"{name!r} is a {type(tensor).__name__}, not a tensor; plain values belong in facts."
         )
     if tensor.layout != torch.strided or tensor.is_meta or not has_code(tensor.dtype):
         raise CheckpointError(
-            f"{name!r} is not an ordinary tensor ({tensor.layout}, {tensor.device}, "
-            f"{tensor.dtype}); only dense tensors with values can be saved, and complex ones "
-            "as complex64 or by torch.view_as_real."
+            f"tensor {name!r} cannot be saved ({tensor.layout}, {tensor.device}, {tensor.dtype}); "
+            "it must be dense and not on the meta device. Convert other complex dtypes to "
+            "complex64 or by torch.view_as_real."
         )
 
 

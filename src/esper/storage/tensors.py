@@ -1,11 +1,11 @@
-"""Tensors as the bytes of a safetensors file, and back.
+"""Fast encoding and decoding of safetensors files.
 
     8 bytes   the length of the header, little-endian
     header    JSON: {name: {"dtype": ..., "shape": [...], "data_offsets": [start, end]}, ...}
-    data      the values of all tensors, one after the other
+    data      the values of all tensors, one after another
 
-The library's own functions take some 50 microseconds for each tensor; a population of hosts has
-thousands of small ones. Here all tensors of one size of element are gathered by one call.
+The safetensors library takes about 50 microseconds per tensor, and a population of hosts has
+thousands of small ones. Here one call gathers all tensors of the same element size.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
-# Of descending size, so that every tensor begins at a multiple of its element's size.
+# In descending size, so that every tensor starts at a multiple of its element size.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def has_code(dtype: torch.dtype) -> bool:
-    """Tell whether a file can hold tensors of a dtype."""
+    """Return whether a file can hold tensors of a dtype."""
     return dtype in _CODES
 
 
 def pack(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """Return a file's contents in pieces, which share no memory with the tensors."""
+    """Return the content of a file in pieces that share no memory with the tensors."""
     header: dict[str, Any] = {}
     pieces: list[memoryview] = []
     offset = 0
@@ -68,9 +68,9 @@ def pack(tensors: Mapping[str, Tensor]) -> list[memoryview]:
 
 
 def unpack(content: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file, each in memory of its own.
+    """Return the tensors of a file, each with its own memory.
 
-    The contents must be those of :func:`pack`, which a hash has shown; nothing else is looked at.
+    The content must come from :func:`pack`, as shown by its hash: it is not validated here.
     """
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])
@@ -86,7 +86,7 @@ def _take(data: Tensor, dtype: str, shape: list[int], data_offsets: list[int]) -
 
 
 def _values(tensor: Tensor) -> Tensor:
-    """Return a tensor's values in their order, on the CPU."""
+    """Return a tensor's values as a flat tensor on the CPU."""
     plain = tensor.detach().cpu()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
