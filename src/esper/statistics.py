@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +24,6 @@ N_TABLES = 2_000
 """Resamples of a whole table; fewer than of means, because each one is sorted."""
 ENDS = (0.025, 0.975)
 """Quantiles at the ends of an interval."""
-NORMAL_QUANTILE = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
 MIN_VALUES = 10
 """With fewer values, no interval decides anything."""
 MAX_CACHED_VALUES = 600
@@ -104,15 +103,14 @@ def expansion(n: int) -> float:
     """
     if n < 2:
         return 1.0
-    t = float(_special().stdtrit(n - 1, ENDS[1]))
-    return math.sqrt(n / (n - 1)) * t / NORMAL_QUANTILE
+    special = _scipy("special")
+    t, z = float(special.stdtrit(n - 1, ENDS[1])), float(special.ndtri(ENDS[1]))
+    return math.sqrt(n / (n - 1)) * t / z
 
 
-def _special() -> Any:
-    """Import ``scipy.special`` on first use: it takes longer to import than NumPy."""
-    import scipy.special  # pyright: ignore[reportMissingTypeStubs]
-
-    return cast("Any", scipy.special)
+def _scipy(module: str) -> Any:
+    """Import a module of SciPy on first use, because that takes longer than importing NumPy."""
+    return import_module(f"scipy.{module}")
 
 
 def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
@@ -237,7 +235,7 @@ def interquartile_mean(values: ArrayLike) -> float:
     Reference: Agarwal et al. (2021), "Deep reinforcement learning at the edge of the statistical
     precipice", section 4.3.
     """
-    return float(_interquartile_means(np.asarray(values, np.float64).reshape(1, -1))[0])
+    return float(_scipy("stats").trim_mean(np.asarray(values, np.float64), 0.25, axis=None))
 
 
 def interquartile_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
@@ -256,24 +254,17 @@ def interquartile_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
     n_runs, n_hosts = sample.shape
     generator = np.random.default_rng(seed)
     block = max(1, 1_000_000 // sample.size)
-    found: list[Floats] = []
+    means: list[Floats] = []
     for first in range(0, N_TABLES, block):
         size = min(block, N_TABLES - first)
         runs = generator.integers(0, n_runs, (size, n_runs, 1))
         hosts = generator.integers(0, n_hosts, (size, 1, n_hosts))
-        found.append(_interquartile_means(sample[runs, hosts].reshape(size, -1)))
+        tables = sample[runs, hosts].reshape(size, -1)
+        means.append(_scipy("stats").trim_mean(tables, 0.25, axis=1))
     center = interquartile_mean(sample)
-    low, high = np.quantile(np.concatenate(found), ENDS) - center
+    low, high = np.quantile(np.concatenate(means), ENDS) - center
     wider = expansion(n_hosts if n_runs == 1 else min(n_runs, n_hosts))
     return Interval(center, center + wider * float(low), center + wider * float(high), n_hosts)
-
-
-def _interquartile_means(rows: Floats) -> Floats:
-    """Return the interquartile mean of each row, as ``scipy.stats.trim_mean(rows, 0.25, 1)``."""
-    n = rows.shape[1]
-    cut = n // 4
-    ordered = np.partition(rows, [cut, n - cut - 1], axis=1)
-    return ordered[:, cut : n - cut].mean(1)
 
 
 def probability_of_improvement(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
@@ -329,7 +320,7 @@ def p_value(differences: ArrayLike) -> float:
 
 def _student_tail(t: ArrayLike, freedom: int) -> Floats:
     """Return the probability that a Student variable is above t."""
-    return _special().stdtr(freedom, -np.asarray(t, np.float64))
+    return _scipy("special").stdtr(freedom, -np.asarray(t, np.float64))
 
 
 def _standard_error(means: Floats) -> float:
@@ -340,7 +331,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for how many there are, in the order given.
 
     The i-th smallest of m, counted from 0, is multiplied by m - i, then raised to at least its
-    predecessor and cut off at 1. Claiming all that are below 0.05 keeps the chance of any false
+    predecessor and capped at 1. Claiming all that are below 0.05 keeps the chance of any false
     claim at 0.05 or less, however they depend on each other.
 
     Raises:
