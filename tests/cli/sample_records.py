@@ -1,4 +1,4 @@
-"""Records of a run as the trainer writes them, with numbers that are easy to find again."""
+"""Sample records of a run, with numbers that are easy to recognize."""
 
 from typing import Any
 
@@ -125,5 +125,5 @@ def step_record(step: int, env: int = 0) -> StepRecord:
     )
     facts: dict[str, Any] = dict.fromkeys(choices, 0) | dict.fromkeys(numbers, 0.0)
     facts |= {"round": 1, "step": step, "env": env, "episode": 0, "epoch": step, "op": 0}
-    beside = {"refusal": None, "slots": "[]", "probabilities": None}
-    return StepRecord(**facts, **beside, op_done=0, is_illegal=False)
+    others = {"refusal": None, "slots": "[]", "probabilities": None}
+    return StepRecord(**facts, **others, op_done=0, is_illegal=False)

@@ -1,4 +1,4 @@
-"""Completion works in the shells that there are."""
+"""Completion scripts work in the installed shells."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from esper.cli.main import COMMANDS, main
 
 
 def complete_in_bash(*words: str) -> set[str]:
-    """Return what bash offers for the last of these words."""
+    """Return the completions that bash offers for the last word."""
     quoted = " ".join(f"'{word}'" for word in words)
     lines = f"""
 {script("bash")}
@@ -35,7 +35,7 @@ def test_bash_completes_commands_flags_and_presets() -> None:
     assert {"quick", "text"} <= complete_in_bash("esper", "train", "--preset", "")
 
 
-def test_the_command_prints_what_bash_registers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_script_registers_with_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     lines = f"{capsys.readouterr().out}\ncomplete -p esper"
     done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
@@ -44,7 +44,7 @@ def test_the_command_prints_what_bash_registers(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
-def test_other_shells_take_their_script(shell: str) -> None:
+def test_scripts_of_other_shells_are_valid(shell: str) -> None:
     text = script(shell)  # type: ignore[arg-type]
     assert all(name in text for name in COMMANDS)
     assert "ppo.learning-rate" in text

@@ -1,4 +1,4 @@
-"""Runs that are trained or gone on with are shown in a browser meanwhile, if that is asked for."""
+"""``--dashboard`` serves the dashboard while a run trains."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import progress as views
+from esper.cli import views
 from esper.cli.main import main
 from tests.cli.conftest import TINY
 
@@ -17,7 +17,7 @@ LINK = re.compile(r"^esper: dashboard at (http://\S+/)(login\?token=\S+)")
 
 
 class Visitor:
-    """A printer of lines that visits the dashboard when an evaluation is printed."""
+    """A line writer that visits the dashboard when an evaluation is printed."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
@@ -26,7 +26,7 @@ class Visitor:
         self.lines: list[str] = []
 
     def __call__(self, line: str) -> None:
-        """Take a line."""
+        """Record a line, and visit the dashboard at the first evaluation."""
         self.lines.append(line)
         if '"event": "evaluation"' in line and not self.states:
             found = LINK.match(self._capfd.readouterr().err)
@@ -54,7 +54,7 @@ def require_gone(visitor: Visitor) -> None:
         urllib.request.urlopen(visitor.place, timeout=10)
 
 
-def test_a_run_is_shown_while_it_trains(
+def test_a_run_is_served_while_it_trains(
     visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", *TINY, "--json", "--dashboard", "--run-dir", str(tmp_path / "runs" / "one")]
@@ -66,20 +66,20 @@ def test_a_run_is_shown_while_it_trains(
     assert [json.loads(line)["event"] for line in (*visitor.lines, *out.splitlines())][-1] == "end"
 
 
-def test_a_run_that_has_no_place_of_its_own_is_shown(visitor: Visitor) -> None:
+def test_a_run_in_the_default_folder_is_served(visitor: Visitor) -> None:
     assert main(["train", *TINY, "--json", "--dashboard"]) == 0
     assert visitor.states == ["running"]
     require_gone(visitor)
 
 
-def test_a_run_is_shown_while_it_goes_on(visitor: Visitor, copied_run: Path) -> None:
+def test_a_resumed_run_is_served(visitor: Visitor, copied_run: Path) -> None:
     (copied_run / "summary.json").unlink()
     assert main(["resume", str(copied_run), "--json", "--dashboard"]) == 0
     assert visitor.states == ["running"]
     require_gone(visitor)
 
 
-def test_a_dashboard_that_cannot_start_stops_no_run(
+def test_a_dashboard_that_cannot_start_does_not_stop_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, and what is only missing is no illness."""
+"""``esper doctor`` reports what is broken, and treats optional parts as notes."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from esper.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_good_installation_is_found_good(
+def test_a_good_installation_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
@@ -35,24 +35,26 @@ def test_a_good_installation_is_found_good(
     }
 
 
-def test_what_is_wrong_is_named_in_the_end(
+def test_failed_checks_are_named_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkup, "check_tasks", lambda: iter(()))
     (tmp_path / "file").write_text("")
     assert main(["doctor", "--runs-dir", str(tmp_path / "file" / "runs")]) == 1
     told = capsys.readouterr().out
-    assert "Training cannot work: see runs folder above." in told
+    assert "Training cannot work: fix runs folder." in told
     assert "WRONG  runs folder" in told
 
 
-def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     check = checkup.check_disk(tmp_path)
-    assert (check.verdict, check.found) == (Verdict.WRONG, "1 MiB free; make room for 200 MiB")
+    assert (check.verdict, check.found) == (Verdict.WRONG, "1 MiB free; free at least 200 MiB")
 
 
-def test_packages_and_kernels_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_failures_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(name: str) -> None:
         raise ModuleNotFoundError(f"no\nmodule {name}")
 
@@ -62,10 +64,10 @@ def test_packages_and_kernels_that_cannot_be_imported(monkeypatch: pytest.Monkey
     assert "(ModuleNotFoundError: no module torch)" in packages[0].found
     kernels = list(checkup.check_kernels())
     assert {check.verdict for check in kernels} == {Verdict.NOTE}
-    assert kernels[0].found.startswith("not compiled; slower")
+    assert kernels[0].found.startswith("not compiled; ")
 
 
-def test_extras_are_those_of_the_package_without_the_developers(
+def test_only_extras_for_users_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = [

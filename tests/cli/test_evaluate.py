@@ -1,4 +1,4 @@
-"""The commands that judge controllers run, keep what they find, and say mistakes in one line."""
+"""``evaluate``, ``compare`` and ``headroom`` print and save results, and resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.test_run_commands import refused
 SMALL = ["--hosts", "3", "--tuning-runs", "4", "--arms", "wait,static"]
 
 
-def test_an_evaluation_prints_its_verdict_and_writes_everything(
+def test_an_evaluation_prints_its_verdict_and_saves_its_results(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(copied_run), *SMALL, "--price", "0.1", "0.4"]) == 0
@@ -38,7 +38,7 @@ def test_an_evaluation_prints_its_verdict_and_writes_everything(
     assert [arm["name"] for arm in stored["entries"][0]["arms"]] == ["learned", "wait", "static"]
 
 
-def test_an_evaluation_that_is_interrupted_says_how_to_go_on(
+def test_an_interrupted_evaluation_can_be_resumed(
     copied_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(self: object) -> None:
@@ -49,7 +49,7 @@ def test_an_evaluation_that_is_interrupted_says_how_to_go_on(
         patched.setattr(evaluating.Campaign, "_wait", interrupt)
         assert main(words) == 130
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "what is done is kept, go on with: " in line
+    assert "resume with: " in line
     assert "--out 'found here'" in line
     assert len(list(Path("found here/cache").iterdir())) == 1
     assert main(words) == 0
@@ -57,7 +57,7 @@ def test_an_evaluation_that_is_interrupted_says_how_to_go_on(
     assert told.startswith("found here: ")
 
 
-def test_findings_come_as_json_and_files_can_be_compared(
+def test_results_are_printed_as_json_and_files_can_be_compared(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(copied_run), *SMALL, "--json"]) == 0
@@ -73,7 +73,7 @@ def test_findings_come_as_json_and_files_can_be_compared(
     assert finding["score"]["mean"] == 0.0
 
 
-def test_simple_controllers_are_compared_on_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_in_controllers_are_compared_on_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "wait", "heuristic", "--task", "spirals", "--hosts", "3", "--quiet"]
     options = ["--task-options", "n_epochs=3", "batches_per_epoch=1"]
     assert main([*words, *options]) == 0
@@ -85,7 +85,7 @@ def test_headroom_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["headroom", "--task", "spirals", "--hosts", "3", "--tuning-runs", "6"]
     options = ["--cache", "kept", "--task-options", "n_epochs=3", "batches_per_epoch=1"]
     assert main([*words, *options]) == 0
-    assert "best setting for all" in capsys.readouterr().out
+    assert "best single setting" in capsys.readouterr().out
     assert main([*words, *options, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["n_hosts"] == 3
@@ -95,24 +95,24 @@ def test_headroom_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["evaluate"], "no run is given"),
-        (["evaluate", "nowhere"], "there is no run 'nowhere'"),
-        (["evaluate", "heuristic"], "is no learned controller"),
+        (["evaluate"], "RUN is missing"),
+        (["evaluate", "nowhere"], "'nowhere'"),
+        (["evaluate", "heuristic"], "heuristic"),
         (["evaluate", "RUN", "--hosts", "1"], "--hosts is 1; it must be at least 2"),
         (["evaluate", "RUN", "--tuning-runs", "0"], "--tuning-runs is 0"),
         (["evaluate", "RUN", "--arms", "wiat"], "Did you mean 'wait'"),
         (["evaluate", "RUN", "--price", "-1"], "price is -1.0"),
         (["evaluate", "RUN", "--task", "digts"], "Did you mean 'digits'"),
         (["evaluate", "RUN", "--task-options", "host"], "must be NAME=VALUE"),
-        (["compare", "RUN"], "two controllers at least"),
-        (["compare", "wait", "random"], "name one with task (--task)"),
+        (["compare", "RUN"], "at least two controllers"),
+        (["compare", "wait", "random"], "--task"),
         (["compare", "wait", "RUN", "--hosts", "0"], "--hosts is 0"),
-        (["compare", "wait", "wait", "--task", "spirals", "--hosts", "2"], "there twice"),
-        (["headroom", "--task", "nothing"], "there is no task 'nothing'"),
+        (["compare", "wait", "wait", "--task", "spirals", "--hosts", "2"], "wait"),
+        (["headroom", "--task", "nothing"], "'nothing'"),
         (["headroom", "--hosts", "1"], "--hosts is 1"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_usage_errors_are_reported_in_one_line(
     words: list[str], told: str, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [str(finished_run) if word == "RUN" else word for word in words]

@@ -1,4 +1,4 @@
-"""A run's controller is written to a folder of its own, which steers as the run's does."""
+"""An exported controller grows the same hosts as the run it comes from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.tamiyo import load_saved
 from tests.cli.test_run_commands import refused
 
 
-def test_a_controller_is_exported_and_grows_what_the_run_grows(
+def test_an_exported_controller_grows_the_same_host_as_its_run(
     finished_run: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -36,19 +36,17 @@ def test_a_controller_is_exported_and_grows_what_the_run_grows(
     assert "esper train --preset" in card
 
 
-def test_it_can_be_named_made_greedy_and_replaced(
+def test_an_export_can_be_named_made_greedy_and_replaced(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["export-controller", str(finished_run), "--out", "kept"]
     assert main([*words, "--name", "first", "--greedy"]) == 0
     loaded = load_saved("kept")
     assert (loaded.name, loaded.deterministic) == ("first", True)
-    assert "kept holds a controller already" in refused(words, capsys)
+    assert "kept already holds a controller" in refused(words, capsys)
     assert main([*words, "--force"]) == 0
     assert (load_saved("kept").name, load_saved("kept").deterministic) == (finished_run.name, False)
 
 
-def test_what_cannot_be_exported_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "there is no run 'nowhere'" in refused(["export-controller", "nowhere"], capsys)
+def test_an_unknown_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'nowhere'" in refused(["export-controller", "nowhere"], capsys)

@@ -1,4 +1,4 @@
-"""A host is grown by a run's controller or a simple one, and kept where Esper is not needed."""
+"""``esper grow`` grows a host with any controller and saves a model that loads without Esper."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from esper.cli.grow import decision_words, fit
+from esper.cli.grow import decision_text, fit
 from esper.cli.main import main
 from esper.growing.grow import TimelineStep
 from esper.tamiyo import save_controller
@@ -21,7 +21,7 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
 ) -> None:
     assert main(["grow", "--controller", str(finished_run), "--seed", "3", "--out", "my host"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"growing a host with {finished_run}"
+    assert lines[0] == f"growing a host with controller {finished_run}"
     story = json.loads((tmp_path / "my host/growth.json").read_text())
     heading = next(i for i, line in enumerate(lines) if line.startswith("epoch"))
     rows = lines[heading + 1 : heading + 1 + len(story["timeline"])]
@@ -31,13 +31,13 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
         assert row.split()[:2] == [epoch, f"{step['score']:.3f}"]
         before = step["epoch"]
         assert step["op"].replace("_", " ") in row
-    assert any(line.startswith(f"score on the test split {story['score']:.3f}") for line in lines)
+    assert any(line.startswith(f"test score {story['score']:.3f}") for line in lines)
     assert "my host/model.pt2" in lines[-3]
     model = torch.export.load(tmp_path / "my host/model.pt2").module()
     assert len(model(torch.randn(7, 2))) == 7
 
 
-def test_programs_get_the_same_as_json(
+def test_json_has_the_content_of_the_saved_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
@@ -50,7 +50,7 @@ def test_programs_get_the_same_as_json(
     assert facts["seed_parameters"] == 0
 
 
-def test_a_controller_grows_hosts_of_another_task_and_those_it_learned_on_by_default(
+def test_the_default_task_is_the_one_the_controller_was_trained_on(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
@@ -61,33 +61,33 @@ def test_a_controller_grows_hosts_of_another_task_and_those_it_learned_on_by_def
         found.append(json.loads(capsys.readouterr().out))
     sizes = [facts["host_parameters"] for facts in found]
     assert sizes[0] != sizes[1] == sizes[2]
-    assert len(found[1]["timeline"]) <= 6 + 1  # the budget that it learned with
+    assert len(found[1]["timeline"]) <= 6 + 1  # the budget it was trained with
 
 
-def test_the_controller_that_ships_is_used_by_default(
+def test_the_shipped_controller_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
-    assert "has no controller in" in refused(["grow"], capsys)
+    assert "shipped" in refused(["grow"], capsys)
     save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")
     assert main(["grow"]) == 0
-    assert capsys.readouterr().out.startswith("growing a host with shipped\n")
+    assert capsys.readouterr().out.startswith("growing a host with controller shipped\n")
 
 
-def test_what_cannot_grow_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(["grow", "--controller", "huristic"], capsys)
-    assert "there is no run 'huristic'" in told
-    assert "one of shipped, wait, random, fixed, heuristic. Did you mean 'heuristic'?" in told
-    told = refused(["grow", "--task", "spirls", "--controller", "wait"], capsys)
-    assert "there is no task 'spirls'" in told
+def test_usage_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(["grow", "--controller", "huristic"], capsys)
+    assert "'huristic'" in message
+    assert "Did you mean 'heuristic'?" in message
+    message = refused(["grow", "--task", "spirls", "--controller", "wait"], capsys)
+    assert "'spirls'" in message
     assert "--seed is -1" in refused(["grow", "--seed", "-1"], capsys)
     (tmp_path / "file").write_text("")
-    told = refused(["grow", "--out", "file/grown"], capsys, code=1)
-    assert "file is no folder; choose another." in told
+    message = refused(["grow", "--out", "file/grown"], capsys, code=1)
+    assert "file/grown" in message
 
 
-def test_an_epoch_is_told_in_words_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_an_epoch_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     step = TimelineStep(
         epoch=1,
         op="set_alpha_target",
@@ -100,7 +100,7 @@ def test_an_epoch_is_told_in_words_that_fit(monkeypatch: pytest.MonkeyPatch) -> 
         stages={},
         alphas={},
     )
-    assert decision_words(step) == "set alpha target in blocks.0 (alpha is moving)"
+    assert decision_text(step) == "set alpha target in blocks.0 (alpha is moving)"
     parts = ["a" * 10, "b" * 10, "c" * 10]
     assert fit(parts, 28) == ["; ".join(parts)]
     terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))

@@ -1,4 +1,4 @@
-"""Signals stop the command at every moment: exit code 130, and a line that says how to go on."""
+"""A signal at any moment stops the command with exit code 130 and prints how to resume."""
 
 import os
 import shlex
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import progress as views
+from esper.cli import views
 from esper.cli.launch import EarlySignals, early_signals
 from esper.cli.main import main
-from esper.cli.progress import QuietView
+from esper.cli.views import QuietView
 from esper.telemetry import open_run
 from esper.telemetry.records import Record, UpdateRecord
 from esper.training.signals import SIGNALS
@@ -22,30 +22,30 @@ from tests.cli.conftest import TINY
 
 
 class SignalAt:
-    """A printer of lines that sends this process a signal at a line."""
+    """A line writer that sends this process a signal when a line contains a text."""
 
     def __init__(self, piece: str, number: signal.Signals) -> None:
         self._piece, self._number = piece, number
         self.sent_at: float | None = None
 
     def __call__(self, line: str) -> None:
-        """Look at a line."""
+        """Check a line."""
         if self.sent_at is None and self._piece in line:
             self.sent_at = time.monotonic()
             os.kill(os.getpid(), self._number)
 
 
 MOMENTS = [
-    ("trying hosts left alone", [], signal.SIGINT),
+    ("evaluating hosts without growth", [], signal.SIGINT),
     ('"event": "update"', ["--json"], signal.SIGTERM),
-    ("held out after round 1, learned", [], signal.SIGINT),
+    ("evaluation after round 1, learned", [], signal.SIGINT),
     ("round 2/2", [], signal.SIGTERM),
     ("round 2: comparing", [], signal.SIGTERM),
-    ("compared after round 2, wait", [], signal.SIGINT),
+    ("comparison after round 2, wait", [], signal.SIGINT),
 ]
 
 
-def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
+def test_a_run_interrupted_many_times_equals_an_uninterrupted_one(
     finished_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -53,16 +53,16 @@ def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
 ) -> None:
     folder = tmp_path / finished_run.name
     words = ["train", *TINY, "--run-dir", str(folder)]
-    for piece, ways, number in MOMENTS:
+    for piece, options, number in MOMENTS:
         printer = SignalAt(piece, number)
         monkeypatch.setattr(views, "LineWriter", lambda printer=printer: printer)
-        assert main([*words, *ways]) == 130
+        assert main([*words, *options]) == 130
         assert printer.sent_at is not None
         assert time.monotonic() - printer.sent_at < 10
         first, last = capfd.readouterr().err.splitlines()
         assert first == f"esper: {number.name}: finishing the step, then saving"
-        told, _, pasted = last.partition(": esper ")
-        assert told == "esper: interrupted and saved; go on with"
+        message, _, pasted = last.partition(": esper ")
+        assert message == "esper: interrupted and saved; resume with"
         words = shlex.split(pasted)
         assert words == ["resume", str(folder)]
     monkeypatch.undo()
@@ -76,7 +76,7 @@ def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
     assert (folder / "summary.json").read_bytes() == (finished_run / "summary.json").read_bytes()
 
 
-def test_a_signal_while_pytorch_is_loaded_leaves_nothing(tmp_path: Path) -> None:
+def test_a_signal_while_pytorch_loads_leaves_no_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "esper", "train", *TINY, "--run-dir", "run"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
@@ -84,7 +84,7 @@ def test_a_signal_while_pytorch_is_loaded_leaves_nothing(tmp_path: Path) -> None
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith("training on spirals")
-        time.sleep(0.2)  # now PyTorch is being loaded
+        time.sleep(0.2)  # PyTorch is loading now
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 130
         assert process.stderr.read().splitlines() == [
@@ -94,7 +94,7 @@ def test_a_signal_while_pytorch_is_loaded_leaves_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_before_a_run_goes_on_leaves_it_as_it_was(
+def test_a_signal_before_resuming_leaves_the_run_unchanged(
     copied_run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "summary.json").unlink()
@@ -106,13 +106,13 @@ def test_a_signal_before_a_run_goes_on_leaves_it_as_it_was(
 
     monkeypatch.setattr(EarlySignals, "make_stop_request", make_late)
     assert main(["resume", str(copied_run)]) == 130
-    told = capfd.readouterr().err.splitlines()
-    assert told[-1].endswith(f"the run is as it was: esper resume {shlex.quote(str(copied_run))}")
+    printed = capfd.readouterr().err.splitlines()
+    assert printed[-1].endswith(f"esper resume {shlex.quote(str(copied_run))}")
     with open_run(copied_run) as telemetry:
         assert len(telemetry.sessions()) == 1
 
 
-def test_signals_are_handled_as_before_afterwards() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with early_signals(print):
         assert signal.getsignal(signal.SIGTERM) != before[1]
@@ -120,7 +120,7 @@ def test_signals_are_handled_as_before_afterwards() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_any_command_ends_without_a_traceback(
+def test_an_interrupted_command_prints_no_traceback(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -130,7 +130,7 @@ def test_any_command_ends_without_a_traceback(
     assert capsys.readouterr().err == "esper: interrupted\n"
 
 
-def test_signals_after_a_run_is_saved_change_nothing(
+def test_signals_after_saving_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Closing(QuietView):
@@ -145,12 +145,12 @@ def test_signals_after_a_run_is_saved_change_nothing(
     before = [signal.getsignal(number) for number in SIGNALS]
     monkeypatch.setattr(views, "QuietView", Closing)
     assert main(["train", *TINY, "--quiet", "--run-dir", "run"]) == 130
-    told = capfd.readouterr().err.splitlines()
-    assert told[-1] == "esper: interrupted and saved; go on with: esper resume run"
+    printed = capfd.readouterr().err.splitlines()
+    assert printed[-1] == "esper: interrupted and saved; resume with: esper resume run"
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_process_that_has_said_goodbye_hears_nothing_more(tmp_path: Path) -> None:
+def test_a_process_that_is_exiting_ignores_signals(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\nfrom esper.cli import main as module\n"
         "from esper.training.signals import ignore_signals\n"

@@ -1,4 +1,4 @@
-"""The command finds its commands, is quick, and says what is wrong in one line."""
+"""``esper`` runs its commands, starts quickly and reports errors in one line."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "esper", *words]
 
 
-def test_help_lists_every_command_and_imports_nothing_large() -> None:
+def test_help_lists_every_command_without_heavy_imports() -> None:
     script = (
         "import sys\nfrom esper.cli.main import main\ncode = main(['--help'])\n"
         "large = {'torch', 'numpy', 'gymnasium', 'rich', 'tyro'} & set(sys.modules)\n"
@@ -55,52 +55,55 @@ def test_help_takes_less_than_half_a_second_of_cpu() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no command is given; there are train,"),
-        (["trian"], "there is no command 'trian'; there are train, "),
+        ([], "no command; choose one of train,"),
+        (["trian"], "unknown command 'trian'"),
         (["trian"], "Did you mean 'train'?"),
         (["xyz"], "See esper --help."),
-        (["--verison"], "there is no command '--verison'"),
+        (["--verison"], "unknown command '--verison'"),
         (["tasks", "--jsn"], "--jsn is not an option of esper tasks. Did you mean '--json'?"),
-        (["tasks", "more"], "'more' is one word too many for esper tasks"),
-        (["completion"], "no shell is given; it must be one of bash, zsh, tcsh, fish."),
+        (["tasks", "--json=yes"], "--json takes no value"),
+        (["tasks", "more"], "unexpected argument 'more' for esper tasks"),
+        (["completion"], "SHELL is missing"),
+        (["show"], "RUN is missing"),
+        (["show", "--bogus"], "--bogus is not an option of esper show"),
         (["completion", "fsh"], "Did you mean 'fish'?"),
-        (["completion", "bash", "zsh"], "'zsh' is one word too many for esper completion"),
-        (["doctor", "--runs-dir"], "--runs-dir has no value; it must be a text"),
+        (["completion", "bash", "zsh"], "unexpected argument 'zsh'"),
+        (["doctor", "--runs-dir"], "--runs-dir has no value"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_usage_errors_are_reported_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("esper: error: ")
-    assert message in told.err
-    assert len(told.err.splitlines()) == 1
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert printed.err.startswith("esper: error: ")
+    assert message in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"esper {esper.__version__}\n"
 
 
-def test_the_help_of_a_command_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--help"]) == 0
     assert "--runs-dir" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "message"),
     [
         (ConfigError("rounds is\n0"), 2, "esper: error: rounds is 0\n"),
         (StorageError("the disk is full"), 1, "esper: error: the disk is full\n"),
         (KeyboardInterrupt(), 130, "esper: interrupted; nothing was saved\n"),
     ],
 )
-def test_exit_codes_say_what_happened(
+def test_exit_codes_tell_usage_errors_failures_and_interrupts_apart(
     error: BaseException,
     code: int,
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -109,20 +112,20 @@ def test_exit_codes_say_what_happened(
 
     monkeypatch.setattr(main_module, "find_command", lambda _: fail)
     assert main(["train"]) == code
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == message
 
 
-def test_an_error_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Sequence[str]) -> int:
-        raise AssertionError("a defect")
+        raise AssertionError("a bug")
 
     monkeypatch.setattr(main_module, "find_command", lambda _: fail)
-    with pytest.raises(AssertionError, match="a defect"):
+    with pytest.raises(AssertionError, match="a bug"):
         main(["train"])
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_goes_away_is_no_error(unbuffered: str) -> None:
+def test_a_closed_pipe_is_not_reported_as_an_error(unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}

@@ -1,7 +1,8 @@
-"""Runs are listed, shown, exported and gone on with; what is wrong with one is told in a line."""
+"""Runs can be listed, shown, exported and resumed; errors are reported in one line."""
 
 import csv
 import json
+import os
 import shlex
 import shutil
 import sqlite3
@@ -25,14 +26,14 @@ from tests.cli.conftest import TINY
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 2) -> str:
-    """Return the one line that a command says against its words."""
+    """Return the one-line error message of a command."""
     assert main(words) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("esper: error: ")
     return line
 
 
-def test_a_run_ends_with_a_comparison_and_commands_that_work(
+def test_a_run_ends_with_a_comparison_and_working_next_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "it's my run"
@@ -40,8 +41,8 @@ def test_a_run_ends_with_a_comparison_and_commands_that_work(
     told = capsys.readouterr()
     assert told.err == ""
     lines = told.out.splitlines()
-    assert lines[0] == "training on spirals: 2 rounds, 4 hosts, 6 steps of each"
-    assert lines[1] == "  trying hosts left alone on 2 held-out hosts, 0%"
+    assert lines[0] == "training on spirals: 2 rounds, 4 hosts, 6 steps each"
+    assert lines[1] == "  evaluating hosts without growth on 2 held-out hosts, 0%"
     summary = json.loads((folder / "summary.json").read_text())
     for arm in summary["arms"]:
         row = next(line for line in lines if line.startswith(f"{arm['name']}  "))
@@ -54,7 +55,7 @@ def test_a_run_ends_with_a_comparison_and_commands_that_work(
     assert main(["export-telemetry", *commands[2][2:4]]) == 0
 
 
-def test_a_quiet_run_prints_one_line_and_a_program_gets_json(
+def test_quiet_prints_one_line_and_json_one_object_per_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *TINY, "--json", "--run-dir", "a run"]) == 0
@@ -70,15 +71,15 @@ def test_a_quiet_run_prints_one_line_and_a_program_gets_json(
     told = capsys.readouterr()
     (line,) = told.out.splitlines()
     assert line == f"a run: {end['summary']['sentences'][0]}"
-    assert told.err == "esper: a run is done; nothing is left to do\n"
+    assert told.err == "esper: a run is done; nothing to resume\n"
 
 
 def test_runs_are_listed_with_their_states(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "there are no runs in runs; start one with esper train\n"
-    assert "there is no folder 'nowhere'" in refused(["runs", "nowhere"], capsys)
+    assert capsys.readouterr().out == "no runs in runs; start one with esper train\n"
+    assert "'nowhere'" in refused(["runs", "nowhere"], capsys)
     monkeypatch.setenv("ESPER_RUNS", str(finished_run.parent))
     assert main(["runs"]) == 0
     _, row = capsys.readouterr().out.splitlines()
@@ -125,10 +126,10 @@ def test_a_run_is_shown_as_json_and_as_a_figure(
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "png" in refused(["show", str(finished_run), "--plot", "figure.xyz"], capsys)
     words = ["show", str(finished_run), "--plot", "nowhere/figure.png"]
-    assert "nowhere/figure.png cannot be written" in refused(words, capsys, code=1)
+    assert "nowhere/figure.png" in refused(words, capsys, code=1)
 
 
-def test_without_matplotlib_the_way_to_install_it_is_told(
+def test_missing_matplotlib_is_reported_with_its_install_command(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -147,16 +148,16 @@ def test_telemetry_is_exported_row_by_row(
         steps = telemetry.rows(StepRecord)
     assert [float(row["reward"]) for row in rows] == [step.reward for step in steps]
     words = ["export-telemetry", str(finished_run)]
-    assert "one of --csv and --parquet is needed" in refused(words, capsys)
-    told = refused([*words, "--csv", "--parquet"], capsys)
-    assert "--csv and --parquet are both given; choose one of them." in told
+    assert "neither is given" in refused(words, capsys)
+    assert "both are given" in refused([*words, "--csv", "--parquet"], capsys)
 
 
-def test_the_query_for_what_the_controller_does_counts_each_op_of_a_round_once(
+def test_the_documented_query_counts_each_op_of_a_round_once(
     finished_run: Path,
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/reference/telemetry.md").read_text()
-    query = page.partition("Steps of each op by round")[2].partition("```sql")[2].partition("```")[0]
+    section = page.partition("Steps of each op by round")[2]
+    query = section.partition("```sql")[2].partition("```")[0]
     with closing(sqlite3.connect(finished_run / "telemetry.sqlite")) as database:
         found = [(number, op, n) for number, op, n in database.execute(query)]
     with open_run(finished_run) as telemetry:
@@ -166,57 +167,58 @@ def test_the_query_for_what_the_controller_does_counts_each_op_of_a_round_once(
     assert len(found) == len(counted)
 
 
-def test_what_is_no_run_or_holds_one_is_told(
+def test_missing_runs_and_used_folders_are_rejected(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["show", "x"], ["resume", "x"], ["export-telemetry", "x", "--csv"]):
-        assert "there is no run 'x'" in refused(words, capsys)
+        assert "'x'" in refused(words, capsys)
     told = refused(["train", *TINY, "--run-dir", str(finished_run)], capsys)
     assert f"(esper resume {shlex.quote(str(finished_run))})" in told
 
 
-def test_a_task_that_there_is_not_leaves_no_folder(
+def test_an_unknown_task_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "Did you mean 'digits'?" in refused(["train", "--task", "digts"], capsys)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(
+def test_a_folder_that_cannot_be_created_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     told = refused(["train", *TINY, "--run-dir", "file/run"], capsys, code=1)
-    assert "file/run cannot be written: Not a directory; choose another folder" in told
+    assert "file/run" in told
+    assert "Not a directory" in told
 
 
-def test_a_run_that_is_worked_on_is_left_alone(
+def test_a_running_run_cannot_be_resumed(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "summary.json").unlink()
     with RunFolder(copied_run).locked():
         assert main(["runs", str(copied_run.parent)]) == 0
         assert "  running  " in capsys.readouterr().out
-        assert "is being worked on by process" in refused(["resume", str(copied_run)], capsys)
+        assert f"{os.getpid()}" in refused(["resume", str(copied_run)], capsys)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content"),
     [
-        ("config.toml", "task = [", "config.toml is not valid TOML"),
-        ("summary.json", "{", "summary.json is damaged; delete it and resume the run."),
+        ("config.toml", "task = ["),
+        ("summary.json", "{"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_named(
-    file: str, content: str, told: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_file_is_named(
+    file: str, content: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / file).write_text(content)
-    assert told in refused(["show", str(copied_run)], capsys)
-    assert told in refused(["resume", str(copied_run)], capsys)
+    assert file in refused(["show", str(copied_run)], capsys)
+    assert file in refused(["resume", str(copied_run)], capsys)
     assert main(["runs", str(copied_run.parent)]) == 0
 
 
-def test_damaged_telemetry_is_named_and_the_rest_is_shown(
+def test_damaged_telemetry_is_named_and_the_rest_shown(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for leftover in copied_run.glob("telemetry.sqlite*"):
@@ -224,27 +226,27 @@ def test_damaged_telemetry_is_named_and_the_rest_is_shown(
     (copied_run / "telemetry.sqlite").write_bytes(b"no database" * 99)
     assert main(["show", str(copied_run)]) == 0
     shown = capsys.readouterr().out
-    assert "unreadable, spirals, an unknown round of 2" in shown
+    assert "unreadable, spirals, round ? of 2" in shown
     assert "file is not a database" in shown
-    assert "On the same 4 held-out hosts" in shown
+    assert "Results on 4 held-out hosts" in shown
     assert main(["runs", str(copied_run.parent)]) == 0
     assert "file is not a database" in capsys.readouterr().out
     assert "telemetry.sqlite" in refused(["resume", str(copied_run)], capsys)
 
 
-def test_a_run_whose_comparison_is_missing_is_compared_again(
+def test_resuming_repeats_a_missing_comparison(
     finished_run: Path, copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "summary.json").unlink()
     assert main(["show", str(copied_run)]) == 0
-    assert f"Go on with it: esper resume {shlex.quote(str(copied_run))}" in capsys.readouterr().out
+    assert f"Resume with: esper resume {shlex.quote(str(copied_run))}" in capsys.readouterr().out
     assert main(["resume", str(copied_run)]) == 0
-    assert capsys.readouterr().out.startswith("going on with copied run, training on spirals")
+    assert capsys.readouterr().out.startswith("resuming copied run, training on spirals")
     summaries = [(path / "summary.json").read_bytes() for path in (copied_run, finished_run)]
     assert summaries[0] == summaries[1]
 
 
-def test_a_warning_is_one_line_without_code(
+def test_a_warning_is_one_line_without_source_code(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "summary.json").unlink()
@@ -257,7 +259,7 @@ def test_a_warning_is_one_line_without_code(
     assert line.startswith(f"esper: warning: checkpoint {newest} is damaged: state.json")
 
 
-def test_a_run_that_fails_says_so_to_programs(
+def test_a_failed_run_prints_an_end_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -271,7 +273,7 @@ def test_a_run_that_fails_says_so_to_programs(
     assert told.err == "esper: error: the disk is full\n"
 
 
-def test_odd_names_of_folders_work(
+def test_unusual_folder_names_work(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("-x", "a 'b' \"c\" $d", "ünï [bold]", "%s{x}"):

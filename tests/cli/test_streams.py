@@ -1,4 +1,4 @@
-"""An output that is closed, full, gone or only ASCII costs nobody a run or a traceback."""
+"""A closed, full, lost or ASCII-only output never costs a run or prints a traceback."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import esper
 from esper.cli.grow import alpha_bar
 from esper.cli.live import LiveView
 from esper.cli.main import main
-from esper.cli.progress import LineView, make_view
+from esper.cli.views import LineView, make_view
 from esper.config.toml import load_preset
 from tests.cli.conftest import TINY
 
@@ -38,45 +38,43 @@ def run(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("where", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")]
 )
 @pytest.mark.parametrize("words", ["--help", "train --print-config"])
-def test_an_output_that_cannot_be_written_is_told_in_one_line(
-    words: str, where: str, why: str
-) -> None:
+def test_an_unwritable_output_is_reported_in_one_line(words: str, where: str, why: str) -> None:
     done = run(f"{words} {where}")
     assert done.returncode == 1
-    assert done.stderr == f"esper: error: the output cannot be written: {why}\n"
+    assert done.stderr == f"esper: error: cannot write the output: {why}\n"
 
 
-def test_a_run_goes_on_when_its_output_is_full() -> None:
+def test_a_run_continues_when_its_output_is_full() -> None:
     done = run(f"train {shlex.join(TINY)} --run-dir run >/dev/full")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "the output cannot be written" in line
+    assert "cannot write the output" in line
     assert esper.load_run("run").state == "done"
 
 
-def test_what_is_told_without_a_place_for_it_goes_nowhere() -> None:
+def test_a_closed_stderr_is_ignored() -> None:
     done = run("nothing 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
-def test_letters_that_the_output_lacks_are_escaped(finished_run: Path, tmp_path: Path) -> None:
+def test_unencodable_characters_are_escaped(finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/ünï").symlink_to(finished_run)
     done = run("runs", **ASCII)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "runs/ünï" in done.stdout  # a file's name is shown by its bytes
+    assert "runs/ünï" in done.stdout  # file names are printed as bytes
     (facts,) = json.loads(run("runs --json", **ASCII).stdout)
     assert os.fsencode(facts["run"]) == "runs/ünï".encode()
 
 
-def test_alpha_is_a_bar_in_letters_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alpha_bar_falls_back_to_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding, bar in (("utf-8", "▮▮▮▯"), ("ascii", "###.")):
         output = SimpleNamespace(stdout=SimpleNamespace(encoding=encoding))
         monkeypatch.setattr("esper.cli.output.sys", output)
         assert alpha_bar(0.75) == bar
 
 
-def test_a_simple_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     for term, kind in (("dumb", LineView), ("xterm", LiveView)):
         monkeypatch.setenv("TERM", term)
@@ -84,7 +82,7 @@ def test_a_simple_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             assert isinstance(view, kind)
 
 
-def test_a_panel_whose_terminal_is_gone_is_drawn_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_survives_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     with open(theirs, "w") as terminal, monkeypatch.context() as patch:
@@ -99,7 +97,7 @@ def test_a_panel_whose_terminal_is_gone_is_drawn_nowhere(monkeypatch: pytest.Mon
         os.close(nowhere)
 
 
-def test_an_interrupted_run_whose_output_is_full_says_how_to_go_on(
+def test_an_interrupted_run_with_a_full_output_still_reports_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""A run is shown as it goes on: on a terminal, in a pipe, to a program, or hardly at all."""
+"""Views show a run in a panel, as lines, as JSON or not at all."""
 
 import io
 import json
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.cli import progress as words
+from esper.cli import progress
 from esper.cli.live import LiveView, RunPanel
-from esper.cli.progress import JsonView, LineView, LineWriter, QuietView, ViewState, make_view
+from esper.cli.progress import ProgressState
+from esper.cli.views import JsonView, LineView, LineWriter, QuietView, make_view
 from esper.config.toml import load_preset, override
 from esper.telemetry.records import Record
 from esper.training.comparison import OTHERS
@@ -29,7 +30,7 @@ CONFIG = override(load_preset("quick"), {"rounds": 10, "n_steps": 16, "envs": 64
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A clock that tests set."""
 
     now = 100.0
 
@@ -37,15 +38,15 @@ class Clock:
         return self.now
 
 
-def picture(state: ViewState, width: int, encoding: str = "utf-8") -> str:
+def picture(state: ProgressState, width: int, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, record=True, force_terminal=True)
     console.print(RunPanel(state))
     return console.export_text()
 
 
-def state_after(*records: Record) -> ViewState:
-    state = ViewState(CONFIG)
+def state_after(*records: Record) -> ProgressState:
+    state = ProgressState(CONFIG)
     for record in records:
         state.take(record)
     return state
@@ -66,7 +67,7 @@ FULL = (
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_panel_shows_everything_within_its_width(width: int) -> None:
+def test_the_panel_fits_its_width(width: int) -> None:
     text = picture(state_after(*FULL), width)
     assert {len(line) for line in text.splitlines()} == {width}
     flat = " ".join(text.replace("│", " ").split())
@@ -76,11 +77,11 @@ def test_the_panel_shows_everything_within_its_width(width: int) -> None:
         "20%",
         "512 env-steps/s",
         "0.420 ▁█",
-        "0.861; held-out hosts left alone 0.842",
+        "0.861 (held-out hosts without growth 0.842)",
         "1.87k host + 412 seeds",
         "return 0.583, fixed schedule 0.571",
-        "KL 0.0123, entropy 4.56, stopped early 1 of 2",
-        "hosts put back: 1, the last because the loss",
+        "KL 0.0123, entropy 4.56, 1 of 2 stopped early",
+        "1 host rolled back, last: the loss",
         "round 2: the run [bold]stops",
     ):
         assert piece in flat, piece
@@ -91,46 +92,46 @@ def test_the_panel_shows_everything_within_its_width(width: int) -> None:
     assert len(text.splitlines()) <= (20 if width == 80 else 14)
 
 
-def test_the_panel_of_a_terminal_without_unicode_has_no_bars() -> None:
+def test_the_panel_has_no_sparkline_without_unicode() -> None:
     text = picture(state_after(*FULL), 80, encoding="ascii")
     assert text.isascii()
     assert "0.420" in text
 
 
-def test_the_panel_moves_within_a_round_and_before_the_first() -> None:
+def test_the_panel_shows_progress_within_a_round() -> None:
     assert "starting" in picture(state_after(), 80)
     state = state_after(step_record(0), step_record(8))
     assert "5%" in picture(state, 80)
     assert "round 1/10" in picture(state, 80)
 
 
-def test_empty_rounds_and_refused_updates_can_be_shown() -> None:
+def test_empty_rounds_and_rejected_updates_are_shown() -> None:
     nothing = dict.fromkeys(
         ["ep_rew_mean", "ep_len_mean", "score_mean", "static_score", "flops_mean"]
     )
     sizes = dict.fromkeys(["host_parameters_mean", "seed_parameters_mean"])
-    ops = dict.fromkeys(name for name, _ in words.OPS)
+    ops = dict.fromkeys(name for name, _ in progress.OPS)
     empty = round_record(1, **nothing, **sizes, **ops)
     refused = update_record(
         1, approx_kl=None, entropy=None, explained_variance=None, was_refused=True, refusal="a NaN"
     )
     text = picture(state_after(empty, refused), 80)
-    assert "round 1: update refused, a NaN" in text
+    assert "round 1: update rejected, a NaN" in text
     assert "KL -, entropy -" in text
     lines: list[str] = []
-    view = LineView(ViewState(CONFIG), lines.append)
+    view = LineView(ProgressState(CONFIG), lines.append)
     view.write(empty)
     view.write(refused)
     assert "return -" in lines[-1]
-    assert "update refused: a NaN" in lines[-1]
+    assert "update rejected: a NaN" in lines[-1]
 
 
-def test_the_time_left_follows_from_the_pace_of_this_process() -> None:
+def test_the_time_left_follows_from_the_speed_of_this_process() -> None:
     clock = Clock()
-    state = ViewState(CONFIG, clock)
+    state = ProgressState(CONFIG, clock)
     assert state.seconds_left is None
-    clock.now += 50  # getting ready is not part of the pace
-    state.take(step_record(40))  # a resumed run begins in the middle
+    clock.now += 50  # start-up does not count
+    state.take(step_record(40))  # a resumed run starts in the middle
     clock.now += 6
     state.take(step_record(60))
     assert state.share == 60 / 160
@@ -140,9 +141,9 @@ def test_the_time_left_follows_from_the_pace_of_this_process() -> None:
 
 
 @pytest.mark.parametrize("update_first", [True, False])
-def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool) -> None:
+def test_a_pipe_gets_one_line_per_round_with_its_update(update_first: bool) -> None:
     lines: list[str] = []
-    view = LineView(ViewState(CONFIG), lines.append)
+    view = LineView(ProgressState(CONFIG), lines.append)
     for number in (1, 2):
         pair = [round_record(number), update_record(number, approx_kl=number / 100)]
         for record in reversed(pair) if update_first else pair:
@@ -156,26 +157,26 @@ def test_a_pipe_gets_one_line_for_each_round_with_its_update(update_first: bool)
     view.close()
     assert len(lines) == 7
     assert all("\n" not in line for line in lines)
-    assert lines[0] == "training on digits-family: 10 rounds, 64 hosts, 16 steps of each"
+    assert lines[0] == "training on digits-family: 10 rounds, 64 hosts, 16 steps each"
     for number in (1, 2):
         assert lines[number].startswith(f"round {number}/10  512 env-steps/s")
         assert f"KL {number / 100:.4f}" in lines[number]
-    assert "the governor put back 2" in lines[3]
-    assert "held out after round 3, learned: return 0.583, fixed schedule 0.571, " in lines[4]
+    assert "2 hosts rolled back" in lines[3]
+    assert "evaluation after round 3, learned: return 0.583, fixed schedule 0.571, " in lines[4]
     assert lines[5] == "  round 3: checkpoint saved"
-    assert lines[6].startswith("  compared after round 3, wait: return 0.583, score")
+    assert lines[6].startswith("  comparison after round 3, wait: return 0.583, score")
 
 
-def test_a_round_without_an_update_is_printed_in_the_end() -> None:
+def test_a_round_without_an_update_is_printed_on_close() -> None:
     lines: list[str] = []
-    view = LineView(ViewState(CONFIG), lines.append)
+    view = LineView(ProgressState(CONFIG), lines.append)
     view.write(round_record(1))
     assert len(lines) == 1
     view.close()
     assert lines[1].startswith("round 1/10")
 
 
-def test_a_quiet_view_prints_nothing_but_what_becomes_of_signals(
+def test_the_quiet_view_prints_only_messages(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     view = QuietView()
@@ -191,18 +192,18 @@ def trial(share: float, arm: str = "wait", **changes: Any) -> TrialProgress:
     return TrialProgress(arm=arm, share=share, **facts)
 
 
-def test_a_pipe_is_never_silent_for_long() -> None:
+def test_a_pipe_gets_a_line_at_least_every_ten_seconds() -> None:
     lines: list[str] = []
     clock = Clock()
-    view = LineView(ViewState(CONFIG, clock), lines.append, clock)
+    view = LineView(ProgressState(CONFIG, clock), lines.append, clock)
     view.watch_trial(trial(0.0))
-    assert lines[1:] == ["  trying hosts left alone on 64 held-out hosts, 0%"]
+    assert lines[1:] == ["  evaluating hosts without growth on 64 held-out hosts, 0%"]
     clock.now += 4
     view.watch_trial(trial(0.4))
     assert len(lines) == 2
     clock.now += 7
     view.watch_trial(trial(0.9))
-    assert lines[2:] == ["  trying hosts left alone on 64 held-out hosts, 90%"]
+    assert lines[2:] == ["  evaluating hosts without growth on 64 held-out hosts, 90%"]
     clock.now += 9
     view.write(step_record(4))
     assert len(lines) == 3
@@ -211,12 +212,12 @@ def test_a_pipe_is_never_silent_for_long() -> None:
     view.write(step_record(5, 1))
     assert lines[3:] == ["  step 5 of 16 of the round"]
     view.watch_trial(trial(0.0, "learned", purpose="final"))
-    assert len(lines) == 4  # a notice tells of the comparison
+    assert len(lines) == 4  # a notice announces the comparison
 
 
-def test_the_comparison_at_the_end_is_seen_to_move() -> None:
+def test_the_panel_shows_the_progress_of_the_comparison() -> None:
     clock = Clock()
-    state = ViewState(CONFIG, clock)
+    state = ProgressState(CONFIG, clock)
     for record in FULL:
         state.take(record)
     assert state.comparison_share is None
@@ -229,16 +230,21 @@ def test_the_comparison_at_the_end_is_seen_to_move() -> None:
     assert state.comparison_share == 3 / 10
     assert state.seconds_left == pytest.approx(30 * 7 / 3)
     text = picture(state, 80)
-    for piece in ("comparing", "30%", "1:10 left", "hosts left alone on 256 held-out hosts, 50%"):
+    for piece in (
+        "comparing",
+        "30%",
+        "1:10 left",
+        "growth on 256 held-out hosts, 50%",
+    ):
         assert piece in text
     for arm in OTHERS:
         state.take(evaluation_record(10, purpose="final", arm=arm))
     assert (state.comparison_share, state.seconds_left) == (1.0, 0.0)
 
 
-def test_the_time_left_counts_the_comparison_at_the_end() -> None:
+def test_the_time_left_includes_the_comparison() -> None:
     clock = Clock()
-    state = ViewState(CONFIG, clock)
+    state = ProgressState(CONFIG, clock)
     state.take(evaluation_record(0, arm="wait", n_episodes=64, seconds=2.0))
     state.take(evaluation_record(0, arm="fixed", n_episodes=64, seconds=9.0))
     state.take(step_record(0))
@@ -248,17 +254,17 @@ def test_the_time_left_counts_the_comparison_at_the_end() -> None:
     assert state.seconds_left == pytest.approx(10 + 2.0 / 64 * n_final)
 
 
-def test_the_live_view_says_what_becomes_of_a_signal_in_its_panel() -> None:
+def test_the_live_view_shows_messages_in_its_panel() -> None:
     file = io.StringIO()
-    view = LiveView(ViewState(CONFIG), Console(file=file, width=80, force_terminal=True))
+    view = LiveView(ProgressState(CONFIG), Console(file=file, width=80, force_terminal=True))
     view.watch_trial(trial(0.25))
     view.tell("SIGINT: saving")
     view.close()
     assert "SIGINT: saving" in file.getvalue()
-    assert "hosts left alone on 64 held-out hosts, 25%" in file.getvalue()
+    assert "hosts without growth on 64 held-out hosts, 25%" in file.getvalue()
 
 
-def test_programs_get_valid_json_in_each_line() -> None:
+def test_the_json_view_prints_valid_json_lines() -> None:
     lines: list[str] = []
     view = JsonView(lines.append)
     for record in FULL:
@@ -279,7 +285,7 @@ def test_programs_get_valid_json_in_each_line() -> None:
     assert events[1]["entropy_by_head"] == {"op": None}
 
 
-def test_the_view_suits_where_the_output_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_view_depends_on_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with make_view(CONFIG, quiet=False, json=False) as view:
         view.write(round_record(1))
     assert capsys.readouterr().out.count("\n") == 2
@@ -292,7 +298,7 @@ def test_the_view_suits_where_the_output_goes(capsys: pytest.CaptureFixture[str]
     assert json.loads(line)["event"] == "round"
 
 
-def test_a_run_goes_on_when_its_reader_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_writer_stops_after_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def broken(line: str, *, flush: bool) -> None:
@@ -308,7 +314,7 @@ def test_a_run_goes_on_when_its_reader_has_gone(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_live_view_draws_at_once_and_closes_twice() -> None:
     file = io.StringIO()
-    view = LiveView(ViewState(CONFIG), Console(file=file, width=80, force_terminal=True))
+    view = LiveView(ProgressState(CONFIG), Console(file=file, width=80, force_terminal=True))
     assert "round 1/10" in file.getvalue()
     for record in FULL:
         view.write(record)
@@ -317,7 +323,7 @@ def test_the_live_view_draws_at_once_and_closes_twice() -> None:
     assert "round 3/10" in file.getvalue()
 
 
-def test_a_step_costs_the_view_next_to_nothing() -> None:
+def test_a_step_takes_less_than_50_microseconds() -> None:
     state = state_after(step_record(0))
     records = [step_record(1, env) for env in range(64)]
     start = time.process_time()
@@ -327,16 +333,16 @@ def test_a_step_costs_the_view_next_to_nothing() -> None:
     assert (time.process_time() - start) / 6400 < 50e-6
 
 
-def test_times_and_sizes_in_words() -> None:
-    assert [words.duration(seconds) for seconds in (0, 59.6, 65, 7207)] == [
+def test_times_counts_and_sparklines_are_formatted() -> None:
+    assert [progress.clock_text(seconds) for seconds in (0, 59.6, 65, 7207)] == [
         "0:00",
         "1:00",
         "1:05",
         "2:00:07",
     ]
-    assert [words.count(value) for value in (None, 0, 987, 1234, 45_600_000)] == [
+    assert [progress.count(value) for value in (None, 0, 987, 1234, 45_600_000)] == [
         *["-", "0", "987", "1.23k", "45.6M"]
     ]
-    assert words.bars([1, 2, 3], 2) == "▁█"
-    assert words.bars([5, 5, 5], 9) == "▁▁▁"
-    assert words.bars([5], 9) == ""
+    assert progress.bars([1, 2, 3], 2) == "▁█"
+    assert progress.bars([5, 5, 5], 9) == "▁▁▁"
+    assert progress.bars([5], 9) == ""

@@ -1,4 +1,4 @@
-"""The command ``esper completion``: a script that completes commands and options in a shell."""
+"""``esper completion``: print a shell script that completes commands and options."""
 
 from __future__ import annotations
 
@@ -12,41 +12,31 @@ from typing import Any, Literal, get_args, get_origin
 import tyro
 
 from esper.cli.main import COMMANDS
-from esper.cli.parsing import UsageError, flags_of, parse
-from esper.errors import did_you_mean
+from esper.cli.parsing import flags_of, parse
 
 Shell = Literal["bash", "zsh", "tcsh", "fish"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    """Print a script that completes commands and options in a shell.
+    """Print a shell script that completes commands and options.
 
     For bash: source <(esper completion bash)
     """
 
     shell: tyro.conf.Positional[Shell]
-    """The shell."""
+    """Shell to print the script for."""
 
 
-def run_completion(words: Sequence[str]) -> int:
+def run_completion(args: Sequence[str]) -> int:
     """Print the script for a shell."""
-    shells = get_args(Shell)
-    if words and not words[0].startswith("-") and words[0] not in shells:
-        hint = did_you_mean(words[0], shells)
-        raise UsageError(f"the shell is {words[0]!r}; it must be one of {', '.join(shells)}.{hint}")
-    if not words:
-        raise UsageError(f"no shell is given; it must be one of {', '.join(shells)}.")
-    print(script(parse(CompletionOptions, words, command="completion").shell), end="")
+    print(script(parse(CompletionOptions, args, command="completion").shell), end="")
     return 0
 
 
 def script(shell: Shell) -> str:
-    """Return the script for a shell, with the options of every command."""
-    kinds = {
-        name: getattr(importlib.import_module(f"esper.cli.{command.module}"), _options_name(name))
-        for name, command in COMMANDS.items()
-    }
+    """Return the completion script for a shell."""
+    kinds = {name: _options_of(name) for name in COMMANDS}
     if shell == "tcsh":
         return tcsh_script(kinds)
     printed = StringIO()
@@ -57,16 +47,17 @@ def script(shell: Shell) -> str:
             )
     except SystemExit:
         return printed.getvalue()
-    raise AssertionError("the parser printed no script")
+    raise AssertionError("tyro printed no script")
 
 
-def _options_name(command: str) -> str:
-    """Return the name of a command's options: ``ExportTelemetryOptions`` for export-telemetry."""
-    return "".join(part.title() for part in command.split("-")) + "Options"
+def _options_of(command: str) -> type[Any]:
+    """Return a command's options class, such as ``ExportTelemetryOptions``."""
+    name = "".join(part.title() for part in command.split("-")) + "Options"
+    return getattr(importlib.import_module(f"esper.cli.{COMMANDS[command].module}"), name)
 
 
 def tcsh_script(kinds: Mapping[str, type[Any]]) -> str:
-    """Return the script for tcsh: one line, for which the parser would need another package."""
+    """Return the one-line script for tcsh, for which tyro would need another package."""
     rules = [f"'p/1/({' '.join(kinds)})/'"]
     flags = {flag: hint for kind in kinds.values() for flag, hint in flags_of(kind).items()}
     for flag, hint in flags.items():

@@ -1,4 +1,4 @@
-"""The command ``esper dashboard``: runs in a browser, while they go on and afterwards."""
+"""``esper dashboard``: show runs in a browser, live or finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from esper.cli.parsing import parse
+from esper.cli.parsing import Switch, optional, parse
 from esper.errors import RunError
 from esper.invocation import program
 from esper.storage.run_folder import runs_folder
@@ -18,33 +18,31 @@ from esper.storage.run_folder import runs_folder
 
 @dataclass(frozen=True, kw_only=True)
 class DashboardOptions:
-    """Watch runs in a browser: those that go on, and those that are done."""
+    """Show runs in a browser, live or finished."""
 
-    folder: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_DIR]")] = None
-    """Where the runs are; by default the folder runs, or what ESPER_RUNS says."""
+    folder: Annotated[str | None, tyro.conf.Positional, optional("[RUNS_DIR]")] = None
+    """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    port: int | None = None
-    """The port to listen at; by default 8765, or any free one if that is taken."""
+    port: Annotated[int | None, optional("PORT")] = None
+    """Port to listen on; by default 8765, or any free port if that is taken."""
 
     host: str = "127.0.0.1"
-    """The address to listen at."""
+    """Address to listen on."""
 
-    allow_remote: bool = False
-    """Let other machines reach it, over a connection that is not encrypted."""
+    allow_remote: Switch = False
+    """Accept connections from other machines; they are not encrypted."""
 
-    open: bool = False
-    """Open it in a browser."""
+    open: Switch = False
+    """Open the page in a browser."""
 
 
-def run_dashboard(words: Sequence[str]) -> int:
-    """Serve the dashboard until a signal ends it."""
-    options = parse(DashboardOptions, words, command="dashboard")
+def run_dashboard(args: Sequence[str]) -> int:
+    """Serve the dashboard until it is stopped by a signal."""
+    options = parse(DashboardOptions, args, command="dashboard")
     place = runs_folder() if options.folder is None else Path(options.folder)
     if not place.is_dir():
-        begin = (
-            f"; start a run with {program()} train, or name" if options.folder is None else "; name"
-        )
-        raise RunError(f"there is no folder {str(place)!r}{begin} one that holds runs.")
+        advice = "" if options.folder is not None else f" Start a run with {program()} train."
+        raise RunError(f"no folder {str(place)!r}; give the folder of your runs.{advice}")
 
     from esper.dashboard.server import serving
 
@@ -53,16 +51,18 @@ def run_dashboard(words: Sequence[str]) -> int:
         host=options.host,
         port=options.port,
         allow_remote=options.allow_remote,
-        tell=_tell,
-    ) as made:
+        tell=_print_message,
+    ) as server:
         if options.allow_remote:
-            _tell("warning: whoever can listen on the network can read the link and all it shows")
-        print(f"The dashboard of {place} is at\n\n  {made.link}\n\nCtrl-C ends it.", flush=True)
+            _print_message(
+                "warning: anyone who can listen on the network can read the link and the pages"
+            )
+        print(f"Dashboard of {place}:\n\n  {server.link}\n\nPress Ctrl-C to stop.", flush=True)
         if options.open:
-            made.open_browser(_tell)
-        made.run()
+            server.open_browser(_print_message)
+        server.run()
     return 0
 
 
-def _tell(message: str) -> None:
+def _print_message(message: str) -> None:
     print(f"esper: {message}", file=sys.stderr)

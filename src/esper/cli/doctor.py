@@ -1,4 +1,4 @@
-"""What ``esper doctor`` looks at; each look gives what was found and whether it is good."""
+"""``esper doctor``: check the installation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Annotated
 
 from esper.cli.output import existing_folder, print_columns, print_json
-from esper.cli.parsing import parse
+from esper.cli.parsing import Switch, optional, parse
 from esper.errors import EsperError, MissingDataError
 from esper.storage.run_folder import runs_folder
 from esper.version import __version__
@@ -24,13 +25,13 @@ from esper.version import __version__
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich", "tyro")
 DISTRIBUTION = "esper-lite"
 LEAST_FREE_BYTES = 200 * 2**20
-"""What a run's checkpoints and records need, with some to spare."""
+"""Enough for the checkpoints and telemetry of a run."""
 
 _OTHER_EXTRAS = ("dev", "bench")
 
 
 class Verdict(Enum):
-    """What a finding means for training."""
+    """Whether a check passed."""
 
     GOOD = "good"
     NOTE = "note"
@@ -41,17 +42,17 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     about: str
-    """The thing."""
+    """What was checked."""
     found: str
-    """What was found, and what to do if it is not good."""
+    """What was found, with advice unless it is good."""
     verdict: Verdict = Verdict.GOOD
 
 
 def check_everything(runs_dir: str) -> list[Check]:
-    """Return all findings, for runs that would be put into a folder."""
+    """Run all checks, for runs stored in a folder."""
     checks = [*check_packages()]
     if all(check.verdict == Verdict.GOOD for check in checks):
         checks += [check_torch(), *check_kernels(), *check_tasks()]
@@ -64,20 +65,20 @@ def check_everything(runs_dir: str) -> list[Check]:
 
 
 def check_packages() -> Iterator[Check]:
-    """Look whether the packages that Esper needs can be imported, and their versions."""
+    """Check that the required packages can be imported."""
     yield Check("esper", __version__)
     yield Check("python", f"{platform.python_version()} ({sys.executable})")
     for name in PACKAGES:
         try:
             importlib.import_module(name)
             yield Check(name, version(name))
-        except Exception as error:  # A broken package can raise anything while it is imported.
+        except Exception as error:  # a broken package can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             yield Check(name, f"cannot be imported ({reason}); reinstall it", Verdict.WRONG)
 
 
 def check_torch() -> Check:
-    """Look at the threads and devices that torch would use."""
+    """Report the devices, cores and threads available to PyTorch."""
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -90,7 +91,7 @@ def check_torch() -> Check:
 
 
 def check_kernels() -> Iterator[Check]:
-    """Look which of the kernels in C were built; each has a form in tensor operations."""
+    """Check which C kernels are compiled; each has a fallback in tensor operations."""
     root = Path(__file__).parents[1]
     for source in sorted(root.rglob("_*.c")):
         name = ".".join(("esper", *source.relative_to(root).with_suffix("").parts))
@@ -102,12 +103,14 @@ def check_kernels() -> Iterator[Check]:
             missing = isinstance(error, ModuleNotFoundError)
             reason = "not compiled" if missing else f"cannot be loaded ({error})"
             yield Check(
-                about, f"{reason}; slower, same numbers. Reinstall with a C compiler.", Verdict.NOTE
+                about,
+                f"{reason}; the same results, more slowly. Reinstall with a C compiler.",
+                Verdict.NOTE,
             )
 
 
 def check_tasks() -> Iterator[Check]:
-    """Look whether each task finds its data; those that do not come with Esper are optional."""
+    """Check that each task finds its data; data sets that don't ship with Esper are optional."""
     from esper.tasks import make_task, task_names
 
     for name in task_names():
@@ -122,28 +125,28 @@ def check_tasks() -> Iterator[Check]:
 
 
 def check_folder(about: str, folder: Path) -> Check:
-    """Look whether files can be written to a folder, or to the one that it would be made in."""
+    """Check that a folder, or the parent it would be created in, is writable."""
     place = existing_folder(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=place) as file:
             file.write(b"esper")
             file.flush()
     except OSError as error:
-        return Check(about, f"{place} cannot be written to ({error.strerror})", Verdict.WRONG)
-    return Check(about, f"{folder.absolute()} can be written to")
+        return Check(about, f"{place} is not writable ({error.strerror})", Verdict.WRONG)
+    return Check(about, f"{folder.absolute()} is writable")
 
 
 def check_disk(folder: Path) -> Check:
-    """Look how much room there is where runs would be."""
+    """Check the free disk space in the runs folder."""
     free = shutil.disk_usage(existing_folder(folder)).free
     if free < LEAST_FREE_BYTES:
-        found = f"{free / 2**20:.0f} MiB free; make room for {LEAST_FREE_BYTES / 2**20:.0f} MiB"
+        found = f"{free / 2**20:.0f} MiB free; free at least {LEAST_FREE_BYTES / 2**20:.0f} MiB"
         return Check("disk", found, Verdict.WRONG)
     return Check("disk", f"{free / 2**30:.1f} GiB free")
 
 
 def check_extras() -> Iterator[Check]:
-    """Look which extras are installed."""
+    """Check which optional extras are installed."""
     for extra, packages in extras().items():
         missing = [name for name in packages if not _is_installed(name)]
         if missing:
@@ -155,7 +158,7 @@ def check_extras() -> Iterator[Check]:
 
 
 def extras() -> dict[str, list[str]]:
-    """Return the packages of each extra that a user may want."""
+    """Return the packages of each extra meant for users."""
     found: dict[str, list[str]] = {}
     for line in requires(DISTRIBUTION) or []:
         matched = re.match(r"""([\w.-]+).*;.*extra == ["'](\w+)["']""", line)
@@ -177,21 +180,21 @@ _MARKS = {Verdict.GOOD: "ok", Verdict.NOTE: "note", Verdict.WRONG: "WRONG"}
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Look whether everything is in place: packages, compiled kernels, data, folders.
+    """Check the installation: packages, compiled kernels, data, folders.
 
-    The exit code is 0 if training can work, and 1 if something is wrong.
+    Exits with 0 if training can work and with 1 otherwise.
     """
 
-    runs_dir: str | None = None
-    """The folder that runs would be put into; by default runs, or what ESPER_RUNS says."""
+    runs_dir: Annotated[str | None, optional("FOLDER")] = None
+    """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
-def run_doctor(words: Sequence[str]) -> int:
-    """Print what was found; return 1 if something is wrong."""
-    options = parse(DoctorOptions, words, command="doctor")
+def run_doctor(args: Sequence[str]) -> int:
+    """Print all checks; return 1 if something is wrong."""
+    options = parse(DoctorOptions, args, command="doctor")
     checks = check_everything(options.runs_dir or str(runs_folder()))
     wrong = [check for check in checks if check.verdict == Verdict.WRONG]
     if options.json:
@@ -199,11 +202,6 @@ def run_doctor(words: Sequence[str]) -> int:
         print_json({"can_train": not wrong, "checks": found})
     else:
         print_columns([(_MARKS[check.verdict], check.about, check.found) for check in checks])
-        print(_conclusion(wrong))
+        names = ", ".join(check.about for check in wrong)
+        print(f"Training cannot work: fix {names}." if wrong else "Training can work.")
     return 1 if wrong else 0
-
-
-def _conclusion(wrong: list[Check]) -> str:
-    if not wrong:
-        return "Training can work."
-    return f"Training cannot work: see {', '.join(check.about for check in wrong)} above."

@@ -1,4 +1,4 @@
-"""How evaluations are watched and shown: a line of progress, a table, sentences."""
+"""``esper evaluate`` and ``esper compare``: benchmark controllers on held-out hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
-from esper.cli.parsing import UsageError, parse, read_table, require_counts
+from esper.cli.parsing import (
+    Switch,
+    UsageError,
+    optional,
+    parse,
+    read_table,
+    require_counts,
+    required,
+)
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import RunError
 from esper.invocation import program
@@ -23,9 +31,6 @@ from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from esper.evidence.evaluation import EvaluationProgress
-    from esper.evidence.results import Evidence
-
-if TYPE_CHECKING:
     from esper.evidence.results import Evidence
 
 
@@ -38,11 +43,11 @@ SHOWN = (
     "parameters",
     "tuning runs",
 )
-"""The columns of the table that fit a screen; the others are in the file."""
+"""Columns of the results table that are printed; the files have all of them."""
 
 
 class ProgressLine:
-    """Tells on stderr what is being done: one line that changes on a terminal, else a few lines."""
+    """Prints progress on stderr: one updating line on a terminal, a line per arm elsewhere."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -50,7 +55,7 @@ class ProgressLine:
         self._last, self._width = "", 0
 
     def __call__(self, progress: EvaluationProgress) -> None:
-        """Tell how far it is."""
+        """Print the progress of an evaluation."""
         if self._quiet:
             return
         where = f"{progress.number} of {progress.n_arms}: {progress.work}"
@@ -62,7 +67,7 @@ class ProgressLine:
                 print(where, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._is_terminal and self._width:
             self._write("")
 
@@ -74,11 +79,11 @@ class ProgressLine:
 
 
 def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
-    """Print the verdict and the table of one price.
+    """Print the results table and the verdict for one price.
 
     Args:
-        evidence: What was found.
-        heading: Whether to say at which price.
+        evidence: The results.
+        heading: Whether to print the price above them.
     """
     from esper.evidence.claims import verdict_sentences
 
@@ -94,7 +99,7 @@ def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
 
 
 def show_comparison(evidence: Evidence) -> None:
-    """Print the table of controllers and what is shown about the first against the others."""
+    """Print the results table and how the first controller compares with the others."""
     show_table(evidence)
     for sentence in comparison_sentences(evidence):
         print_wrapped(sentence, first="- ", indent="  ")
@@ -102,7 +107,7 @@ def show_comparison(evidence: Evidence) -> None:
 
 
 def comparison_sentences(evidence: Evidence) -> list[str]:
-    """Return what is shown about the first controller against each of the others."""
+    """Return one sentence for each comparison of the first controller with another."""
     from esper.evidence.claims import weigh
 
     own = evidence.own.label
@@ -110,7 +115,7 @@ def comparison_sentences(evidence: Evidence) -> list[str]:
 
 
 def show_table(evidence: Evidence) -> None:
-    """Print the columns of the table that fit a screen."""
+    """Print the main columns of the results table."""
     from esper.evidence.text import results_table
 
     table = results_table(evidence)
@@ -121,7 +126,7 @@ def show_table(evidence: Evidence) -> None:
 
 
 def show_facts(evidence: Evidence) -> None:
-    """Print how it was measured, as one paragraph."""
+    """Print how the results were measured."""
     from esper.evidence.text import facts
 
     print()
@@ -133,62 +138,61 @@ FOLDER = "evaluation"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Compare learned controllers with tuned rules, static networks and networks from scratch.
+    """Benchmark learned controllers against tuned rules, static networks and training from scratch.
 
-    All of them train the same hosts, which nothing was learned or chosen on. Results are kept as
-    they are done: the same command goes on where it was interrupted.
+    All arms train the same held-out hosts. Results are saved as they complete: after an
+    interruption, the same command continues where it stopped.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, required("RUN")]
     """Runs, saved controllers, or shipped; several count as runs of one method."""
 
     hosts: int = 512
-    """Held-out hosts."""
+    """Number of held-out hosts."""
 
     tuning_runs: int = 4096
-    """Host runs that each tuned arm may spend on its choice."""
+    """Host runs that each tuned arm may spend on tuning."""
 
-    price: tuple[float, ...] = ()
-    """Score that the reference run's FLOPs cost, one or several; by default as it was learned."""
+    price: Annotated[tuple[float, ...], optional("PRICE")] = ()
+    """Price of the reference run's FLOPs in score, one or more; by default the training price."""
 
-    arms: str | None = None
-    """Arms to run, with commas between them; by default all."""
+    arms: Annotated[str | None, optional("ARM,...")] = None
+    """Arms to run, separated by commas; by default all."""
 
-    task: str | None = None
-    """Another task than was learned on."""
+    task: Annotated[str | None, optional("TASK")] = None
+    """Task to evaluate on; by default the one the controller was trained on."""
 
-    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
     """Options of the task."""
 
     seed: int = EVALUATION_HOSTS.first
-    """The number of the first host, of 100,000 to 199,999; with another one, other hosts."""
+    """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
-    out: str | None = None
-    """The folder that results are written to; by default one in the run's folder, or beside several
-    runs."""
+    out: Annotated[str | None, optional("FOLDER")] = None
+    """Folder for the results; by default evaluation in the run's folder, or next to the runs."""
 
-    quiet: bool = False
-    """Print nothing but one line at the end."""
+    quiet: Switch = False
+    """Print only one line at the end."""
 
-    json: bool = False
-    """Print a JSON object in the end, and nothing before."""
+    json: Switch = False
+    """Print only a JSON object at the end."""
 
 
-def run_evaluate(words: Sequence[str]) -> int:
-    """Evaluate, write what was found, and print it."""
-    options = parse(EvaluateOptions, words, command="evaluate")
+def run_evaluate(args: Sequence[str]) -> int:
+    """Evaluate controllers, write the results, and print them."""
+    options = parse(EvaluateOptions, args, command="evaluate")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
-    folder = Path(options.out) if options.out is not None else _usual_folder(options)
+    folder = Path(options.out) if options.out is not None else _default_folder(options)
     require_writable(folder)
     task_options = read_table("task_options", options.task_options)
     progress = ProgressLine(quiet=options.quiet or options.json)
-    command = f"esper evaluate {shlex.join(words)}"
+    command = f"esper evaluate {shlex.join(args)}"
     try:
         entries = _evaluate(options, folder, progress, command, task_options)
     except KeyboardInterrupt:
         progress.clear()
-        again = f"{program()} evaluate {shlex.join(words)}"
-        print(f"esper: interrupted; what is done is kept, go on with: {again}", file=sys.stderr)
+        again = f"{program()} evaluate {shlex.join(args)}"
+        print(f"esper: interrupted; finished work is saved, resume with: {again}", file=sys.stderr)
         return INTERRUPTED
     progress.clear()
     _show(entries, options, folder)
@@ -228,10 +232,10 @@ def _evaluate(
     return entries
 
 
-def _usual_folder(options: EvaluateOptions) -> Path:
-    """Return a folder in that of the only run, or beside several."""
+def _default_folder(options: EvaluateOptions) -> Path:
+    """Return a folder in the folder of the only run, or next to several runs."""
     if not options.runs:
-        raise UsageError("no run is given; name the folder of one or several.")
+        raise UsageError("RUN is missing; give one or more runs. See esper evaluate --help.")
     others = [] if options.task is None else [options.task]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *options.task_options]))
     paths = [_folder_of(run) for run in options.runs]
@@ -243,7 +247,7 @@ def _usual_folder(options: EvaluateOptions) -> Path:
 
 
 def _folder_of(run: str) -> Path | None:
-    """Return the folder of a run or of a saved controller; None for what has none of its own."""
+    """Return the folder of a run or saved controller, or None for a built-in controller."""
     try:
         return RunFolder.find(run).path
     except RunError:
@@ -253,8 +257,7 @@ def _folder_of(run: str) -> Path | None:
 def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -> None:
     from esper.evidence.claims import verdict_json, verdict_sentences
 
-    paths = [folder / name for name in _ABOUT if (folder / name).is_file()]
-
+    paths = [folder / name for name in _RESULT_FILES if (folder / name).is_file()]
     if options.json:
         files = [str(path) for path in paths]
         print_json({"files": files, "prices": [verdict_json(one) for one in entries]})
@@ -266,51 +269,51 @@ def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -
         print()
         show_evidence(entry, heading=len(entries) > 1)
     print("\nWritten:")
-    print_columns([(f"  {shell_word(path)}", _ABOUT[path.name]) for path in paths])
+    print_columns([(f"  {shell_word(path)}", _RESULT_FILES[path.name]) for path in paths])
 
 
-_ABOUT = {
-    "evaluation.json": "every arm, host by host",
-    "evaluation.md": "all of this, and what was chosen",
+_RESULT_FILES = {
+    "evaluation.json": "results of every arm on every host",
+    "evaluation.md": "this report with the tuned settings",
     "pareto.png": "score and accuracy against FLOPs and parameters",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Compare the first of several controllers with each of the others, on the same hosts."""
+    """Compare the first controller with each of the others on the same hosts."""
 
-    controllers: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    controllers: Annotated[tuple[str, ...], tyro.conf.Positional, required("NAME")]
     """Two or more: runs, saved controllers, shipped, wait, random, fixed, heuristic; or
     evaluation.json files."""
 
     hosts: int = 512
-    """Held-out hosts."""
+    """Number of held-out hosts."""
 
-    price: float | None = None
-    """Score that the reference run's FLOPs cost; by default the task's."""
+    price: Annotated[float | None, optional("PRICE")] = None
+    """Price of the reference run's FLOPs in score; by default the task's."""
 
-    task: str | None = None
-    """What hosts learn; by default what the learned controllers learned on."""
+    task: Annotated[str | None, optional("TASK")] = None
+    """Task of the hosts; by default the one the learned controllers were trained on."""
 
-    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
     """Options of the task."""
 
     seed: int = EVALUATION_HOSTS.first
-    """The number of the first host, of 100,000 to 199,999; with another one, other hosts."""
+    """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
-    quiet: bool = False
-    """Print nothing but what is shown."""
+    quiet: Switch = False
+    """Print only the conclusions."""
 
-    json: bool = False
-    """Print a JSON object in the end, and nothing before."""
+    json: Switch = False
+    """Print only a JSON object at the end."""
 
 
-def run_compare(words: Sequence[str]) -> int:
-    """Compare, and print what is shown."""
-    options = parse(CompareOptions, words, command="compare")
+def run_compare(args: Sequence[str]) -> int:
+    """Compare controllers and print the results."""
+    options = parse(CompareOptions, args, command="compare")
     if len(options.controllers) < 2:
-        raise UsageError("compare needs two controllers at least; see esper compare --help.")
+        raise UsageError("compare needs at least two controllers. See esper compare --help.")
     require_counts(hosts=(options.hosts, 2))
     task_options = read_table("task_options", options.task_options)
     progress = ProgressLine(quiet=options.quiet or options.json)
@@ -327,7 +330,7 @@ def run_compare(words: Sequence[str]) -> int:
         task=options.task,
         task_options=task_options,
         seed=options.seed,
-        command=f"esper compare {shlex.join(words)}",
+        command=f"esper compare {shlex.join(args)}",
         on_progress=progress,
     )
     progress.clear()

@@ -1,4 +1,4 @@
-"""The command ``esper export-controller``: a run's best policy as a folder of its own."""
+"""``esper export-controller`` and ``esper export-telemetry``: take results out of a run."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Annotated
 import tyro
 
 from esper.cli.output import print_columns, require_writable
-from esper.cli.parsing import UsageError, parse
+from esper.cli.parsing import Switch, UsageError, optional, parse
 from esper.training.run import load_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportControllerOptions:
-    """Write the best controller of a run to a folder that can be given away."""
+    """Save a run's best controller to a folder that can be shared."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder, or its name in the runs folder."""
+    """Folder of the run, or its name in the runs folder."""
 
     out: str = "controller"
-    """The folder that the controller is saved in."""
+    """Folder to save the controller in."""
 
-    name: str | None = None
-    """What the controller is called; by default as the run is."""
+    name: Annotated[str | None, optional("NAME")] = None
+    """Name of the controller; by default the run's name."""
 
-    greedy: bool = False
-    """Let it take the likeliest action instead of drawing one."""
+    greedy: Switch = False
+    """Make it take the most likely action instead of sampling."""
 
-    force: bool = False
-    """Replace a controller that is there already."""
+    force: Switch = False
+    """Replace an existing controller."""
 
 
-def run_export_controller(words: Sequence[str]) -> int:
-    """Save the controller and print what was written."""
-    options = parse(ExportControllerOptions, words, command="export-controller")
+def run_export_controller(args: Sequence[str]) -> int:
+    """Save the controller and list the files written."""
+    options = parse(ExportControllerOptions, args, command="export-controller")
     found, place = load_run(options.run), Path(options.out)
     require_writable(place)
     from dataclasses import replace
@@ -47,7 +47,9 @@ def run_export_controller(words: Sequence[str]) -> int:
     from esper.training.lookup import controller_of
 
     if holds_controller(place) and not options.force:
-        raise UsageError(f"{place} holds a controller already; choose another --out, or --force.")
+        raise UsageError(
+            f"{place} already holds a controller; choose another --out, or replace it with --force."
+        )
     controller = controller_of(found)
     controller = replace(
         controller,
@@ -57,9 +59,9 @@ def run_export_controller(words: Sequence[str]) -> int:
     save_controller(controller, place, card=write_card(facts_of(controller), []))
     print_columns(
         [
-            (f"{place}/controller.safetensors", "the weights"),
-            (f"{place}/controller.json", "what they mean"),
-            (f"{place}/CARD.md", "the same for people"),
+            (f"{place}/controller.safetensors", "weights"),
+            (f"{place}/controller.json", "architecture and origin"),
+            (f"{place}/CARD.md", "model card"),
         ]
     )
     return 0
@@ -67,28 +69,27 @@ def run_export_controller(words: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportTelemetryOptions:
-    """Write a run's telemetry to a file for each table."""
+    """Export a run's telemetry, one file per table."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder, or its name in the runs folder."""
+    """Folder of the run, or its name in the runs folder."""
 
-    csv: bool = False
-    """As CSV."""
+    csv: Switch = False
+    """Write CSV."""
 
-    parquet: bool = False
-    """As Parquet; needs pyarrow."""
+    parquet: Switch = False
+    """Write Parquet; needs pyarrow."""
 
-    out: str | None = None
-    """The folder for the files; by default one named tables in the run's folder."""
+    out: Annotated[str | None, optional("FOLDER")] = None
+    """Folder to write to; by default tables in the run's folder."""
 
 
-def run_export_telemetry(words: Sequence[str]) -> int:
-    """Write the tables and print the files."""
-    options = parse(ExportTelemetryOptions, words, command="export-telemetry")
-    if options.csv and options.parquet:
-        raise UsageError("--csv and --parquet are both given; choose one of them.")
-    if not options.csv and not options.parquet:
-        raise UsageError("one of --csv and --parquet is needed.")
+def run_export_telemetry(args: Sequence[str]) -> int:
+    """Write the tables and print their paths."""
+    options = parse(ExportTelemetryOptions, args, command="export-telemetry")
+    if options.csv == options.parquet:
+        given = "both are given" if options.csv else "neither is given"
+        raise UsageError(f"choose one of --csv and --parquet; {given}.")
     found = load_run(options.run)
     folder = Path(options.out) if options.out else found.path / "tables"
     from esper.telemetry.export import export_csv, export_parquet

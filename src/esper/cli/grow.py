@@ -1,21 +1,21 @@
-"""The command ``esper grow``: one host, from its first epoch to a plain module in a folder."""
+"""``esper grow``: grow one host and save it as a plain PyTorch model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from esper.cli.output import (
+    can_encode,
     line_width,
     print_columns,
     print_json,
     print_wrapped,
     require_writable,
-    shows,
 )
-from esper.cli.parsing import UsageError, parse
+from esper.cli.parsing import Switch, UsageError, optional, parse
 
 if TYPE_CHECKING:
     from esper.growing.grow import GrownHost, TimelineStep
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOptions:
-    """Grow one host with a controller, watch its life, and keep it as a plain PyTorch model."""
+    """Grow one host with a controller and save it as a plain PyTorch model."""
 
-    task: str | None = None
-    """What the host learns; by default what the controller learned on, or digits."""
+    task: Annotated[str | None, optional("TASK")] = None
+    """Task of the host; by default the one the controller was trained on, or digits."""
 
     controller: str = "shipped"
-    """Who decides: shipped, the folder of a run or controller, wait, random, fixed or heuristic."""
+    """Folder of a run or saved controller, or shipped, wait, random, fixed or heuristic."""
 
     seed: int = 0
-    """Decides the host: its data where the task draws them, and its weights."""
+    """Random seed of the host's weights, and of its data if the task samples them."""
 
     out: str = "grown"
-    """The folder that the model is saved in."""
+    """Folder to save the model in."""
 
-    json: bool = False
-    """Print a JSON object in the end, and nothing before."""
+    json: Switch = False
+    """Print only a JSON object at the end."""
 
 
-def run_grow(words: Sequence[str]) -> int:
-    """Grow the host, print its life as it happens, and save what it became."""
-    options = parse(GrowOptions, words, command="grow")
+def run_grow(args: Sequence[str]) -> int:
+    """Grow a host, printing each epoch, and save it."""
+    options = parse(GrowOptions, args, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     require_writable(Path(options.out))
@@ -78,7 +78,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
 
 
 def _learned_task(saved: SavedController) -> Task:
-    """Return the task that a controller learned on, without variants, with its budget."""
+    """Return the task a controller was trained on, with its budget and without variants."""
     from esper.tasks import make_task
 
     origin = saved.origin
@@ -87,7 +87,7 @@ def _learned_task(saved: SavedController) -> Task:
 
 
 class _Printer:
-    """Prints the epochs of a host's life, one line each, as they happen."""
+    """Prints one line per epoch of a host."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -95,32 +95,32 @@ class _Printer:
         self._last_epoch = 0
 
     def begin(self, controller: str) -> None:
-        """Say what is done, before PyTorch is loaded."""
+        """Print the controller before PyTorch is loaded."""
         if not self._quiet:
-            print(f"growing a host with {controller}", flush=True)
+            print(f"growing a host with controller {controller}", flush=True)
 
     def __call__(self, step: TimelineStep) -> None:
         """Print an epoch."""
         if self._quiet:
             return
         if not self._has_heading:
-            print("\nepoch  score  FLOPs  added  decision; slots with their alpha and stage")
+            print("\nepoch  score  FLOPs  added  decision; alpha and stage of each slot")
             self._has_heading = True
-        # An end trains no epoch; the number of the one before would look like a second one.
+        # Finishing trains no epoch, so it would repeat the number of the one before.
         epoch = "end" if step.epoch == self._last_epoch else step.epoch
         self._last_epoch = step.epoch
         facts = f"{epoch:>5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
         slots = [
             f"{slot} {alpha_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()
         ]
-        first, *others = fit([decision_words(step), *slots], len(facts))
+        first, *others = fit([decision_text(step), *slots], len(facts))
         print(f"{facts}{first}", flush=True)
         for line in others:
             print(f"{'':{len(facts)}}{line}", flush=True)
 
 
 def fit(parts: Sequence[str], indent: int) -> list[str]:
-    """Return parts in as few lines as the terminal lets, none of them broken."""
+    """Join parts into as few lines as fit the terminal, without breaking a part."""
     width, lines = line_width(), [parts[0]]
     for part in parts[1:]:
         joined = f"{lines[-1]}; {part}"
@@ -131,8 +131,8 @@ def fit(parts: Sequence[str], indent: int) -> list[str]:
     return lines
 
 
-def decision_words(step: TimelineStep) -> str:
-    """Return what was decided in a few words."""
+def decision_text(step: TimelineStep) -> str:
+    """Return a decision as text: ``germinate mlp in block1``."""
     decision = step.op.replace("_", " ")
     if step.blueprint:
         decision += f" {step.blueprint}"
@@ -143,7 +143,7 @@ def decision_words(step: TimelineStep) -> str:
 
 def alpha_bar(alpha: float) -> str:
     """Return alpha as a bar of four cells."""
-    full, empty = "▮▯" if shows("▮▯") else "#."
+    full, empty = "▮▯" if can_encode("▮▯") else "#."
     n_full = round(4 * alpha)
     return full * n_full + empty * (4 - n_full)
 
@@ -163,14 +163,14 @@ def _facts(grown: GrownHost, place: Path) -> dict[str, Any]:
 def _show(grown: GrownHost, place: Path) -> None:
     print()
     print_wrapped(
-        f"score on the test split {grown.score:.3f}, {grown.flops:.2f} of a reference run's FLOPs, "
+        f"test score {grown.score:.3f}, {grown.flops:.2f} of the reference run's FLOPs, "
         f"{grown.host_parameters:,} parameters + {grown.seed_parameters:,} grown"
     )
     print()
     print_columns(
         [
-            (f"{place}/model.pt2", "the network: torch.export.load(file).module()"),
-            (f"{place}/model.safetensors", "its weights by name"),
-            (f"{place}/growth.json", "this timeline"),
+            (f"{place}/model.pt2", "model; load it with torch.export.load(file).module()"),
+            (f"{place}/model.safetensors", "weights by name"),
+            (f"{place}/growth.json", "timeline of growth"),
         ]
     )

@@ -1,4 +1,4 @@
-"""The command ``esper headroom``: what there is to win on a task before anyone trains for it."""
+"""``esper headroom``: measure how much a controller could gain on a task before training one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from esper.cli.evaluate import ProgressLine
 from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
-from esper.cli.parsing import parse, read_table, require_counts
+from esper.cli.parsing import Switch, optional, parse, read_table, require_counts
 from esper.config.held_out_hosts import HEADROOM_HOSTS
+from esper.formatting import points
 from esper.invocation import program
 from esper.training.signals import INTERRUPTED
 
@@ -24,42 +23,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadroomOptions:
-    """Measure how much better each host's own best setting is than the best one for all hosts.
+    """Measure how much a controller could gain on a task, before training one.
 
-    That is what a controller that adapts to its host could win. It needs no controller.
+    Compares the best setting of each host with the best single setting for all hosts.
     """
 
     task: str = "digits-family"
-    """What hosts learn."""
+    """Task of the hosts."""
 
     hosts: int = 128
-    """Held-out hosts."""
+    """Number of held-out hosts."""
 
     tuning_runs: int = 4096
-    """Host runs for each family of settings, and again for trying the best on every host, twice."""
+    """Host runs for tuning each family of settings, and for each of two trials of the best ones."""
 
-    price: float | None = None
-    """Score that the reference run's FLOPs cost; by default the task's."""
+    price: Annotated[float | None, optional("PRICE")] = None
+    """Price of the reference run's FLOPs in score; by default the task's."""
 
-    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
     """Options of the task."""
 
     seed: int = HEADROOM_HOSTS.first
-    """The number of the first host, of 200,000 to 299,999; with another one, other hosts."""
+    """Number of the first host, 200000 to 299999; another number selects other hosts."""
 
-    cache: str | None = None
-    """A folder for what is done, so that the same command goes on where it was interrupted."""
+    cache: Annotated[str | None, optional("FOLDER")] = None
+    """Folder for finished work, so that the same command can resume after an interruption."""
 
-    quiet: bool = False
-    """Print nothing but one line at the end."""
+    quiet: Switch = False
+    """Print only one line at the end."""
 
-    json: bool = False
-    """Print a JSON object in the end, and nothing before."""
+    json: Switch = False
+    """Print only a JSON object at the end."""
 
 
-def run_headroom(words: Sequence[str]) -> int:
-    """Measure, and print what was found."""
-    options = parse(HeadroomOptions, words, command="headroom")
+def run_headroom(args: Sequence[str]) -> int:
+    """Measure the headroom and print it."""
+    options = parse(HeadroomOptions, args, command="headroom")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
     if options.cache is not None:
         require_writable(Path(options.cache))
@@ -68,8 +67,8 @@ def run_headroom(words: Sequence[str]) -> int:
         found = _measure(options, progress)
     except KeyboardInterrupt:
         progress.clear()
-        kept = "what is done is kept, go on with" if options.cache else "begin again with"
-        again = f"{program()} headroom {shlex.join(words)}"
+        kept = "finished work is saved, resume with" if options.cache else "start again with"
+        again = f"{program()} headroom {shlex.join(args)}"
         print(f"esper: interrupted; {kept}: {again}", file=sys.stderr)
         return INTERRUPTED
     progress.clear()
@@ -102,15 +101,16 @@ def _measure(options: HeadroomOptions, progress: ProgressLine) -> Headroom:
 
 
 def _show(found: Headroom) -> None:
-    from esper.formatting import points
-
     print(f"{found.task} at price {found.price:g}, {found.n_hosts} held-out hosts\n")
     print_columns(
         [
-            ("best setting for all", found.setting),
+            ("best single setting", found.setting),
             ("its score", found.best_fixed.text(signed=False)),
-            ("each host its own", f"{points(found.headroom)} more, chosen by another training"),
-            ("with hindsight", f"{points(found.optimistic)} more, chosen by the test itself: luck"),
+            ("best per host", f"{points(found.headroom)}, chosen by a separate training run"),
+            (
+                "with hindsight",
+                f"{points(found.optimistic)}, chosen by the test score: too high",
+            ),
             ("settings tried", f"{found.n_candidates}, each at every stopping epoch"),
             ("tuning runs", f"{found.tuning_runs:,}"),
         ]

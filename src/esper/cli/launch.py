@@ -1,4 +1,4 @@
-"""What is said when a run ends: how its controller did beside others, and what to try next."""
+"""Running a training job from the command line: signals, live view, results at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.output import json_text, print_columns, print_wrapped
-from esper.cli.progress import View, make_view, tell_on_stderr
+from esper.cli.views import View, make_view, print_to_stderr
 from esper.config.run import RunConfig
 from esper.dashboard.companion import dashboard_beside
 from esper.errors import EsperError
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 _HEADINGS = (
     "controller",
-    "return [95 %]",
-    "learned minus it",
+    "return [95%]",
+    "learned minus this",
     "score",
     "FLOPs",
     "added",
 )
 
 
-def show_end(run: Run, *, quiet: bool = False, as_json: bool = False) -> None:
-    """Print what a run that is done came to."""
+def show_results(run: Run, *, quiet: bool = False, as_json: bool = False) -> None:
+    """Print the results of a finished run."""
     summary = run.summary
-    assert summary is not None, "a run that is done has a summary"
+    assert summary is not None, "a finished run has a summary"
     if as_json:
         print_end_event(run, state=run.state)
     elif quiet:
@@ -51,12 +51,12 @@ def show_end(run: Run, *, quiet: bool = False, as_json: bool = False) -> None:
 
 
 def print_end_event(run: Run | None, *, state: str, message: str | None = None) -> None:
-    """Print as JSON in a line that a process has ended its work on a run.
+    """Print the last JSON line of a process: the run's state, progress and results.
 
     Args:
-        run: The run; None if there is none.
-        state: Done, interrupted or failed.
-        message: What went wrong.
+        run: The run; None if none was created.
+        state: ``"done"``, ``"interrupted"`` or ``"failed"``.
+        message: The error of a failed run.
     """
     event: dict[str, Any] = {"event": "end", "state": state, "message": message}
     event |= dict.fromkeys(("run", "round", "rounds", "summary"))
@@ -68,15 +68,14 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
 
 
 def show_comparison(summary: Comparison) -> None:
-    """Print the table of controllers and what it supports."""
-    print(f"On the same {summary.n_hosts} held-out hosts, scored on the {summary.split} split:\n")
+    """Print the table of controllers and the conclusions it supports."""
+    print(f"Results on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}
     print_columns([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
     print()
     print_wrapped(
-        "Return is the score minus what computing and added parameters cost; FLOPs are a share of "
-        "a reference run's, added parameters a share of the host's. In brackets: where the mean "
-        "lies with 95 % confidence."
+        "Return is the score minus the cost of FLOPs and added parameters. FLOPs are relative to "
+        "the reference run, added parameters to the host. Brackets: 95% confidence intervals."
     )
     print()
     for sentence in summary.sentences:
@@ -84,15 +83,15 @@ def show_comparison(summary: Comparison) -> None:
 
 
 def show_next_steps(path: Path) -> None:
-    """Print commands that can follow."""
+    """Print commands to try next."""
     esper, run = program(), shell_word(path)
-    print("Next:")
+    print("Next steps:")
     print_columns(
         [
-            (f"  {esper} show {run}", "this again, and how the run went"),
-            (f"  {esper} grow --controller {run}", "grow one host with it and keep it"),
-            (f"  {esper} export-telemetry {run} --csv", "all that happened, as tables"),
-            (f"  {esper} train --preset digits-family", "a longer run, for a better controller"),
+            (f"  {esper} show {run}", "show the progress and results again"),
+            (f"  {esper} grow --controller {run}", "grow a host with this controller"),
+            (f"  {esper} export-telemetry {run} --csv", "export the telemetry as tables"),
+            (f"  {esper} train --preset digits-family", "train longer, for a better controller"),
         ]
     )
 
@@ -109,11 +108,10 @@ def _row(arm: ArmSummary, difference: Difference | None) -> tuple[str, ...]:
 
 
 class EarlySignals:
-    """Remembers a signal until there is something that it can stop.
+    """Defers a signal that arrives while PyTorch is being imported.
 
-    An exception in the middle of importing a compiled package would leave it half made, and what
-    is said of that is of no use to anybody. A second signal ends the process at once: there is
-    nothing yet that could be lost.
+    An exception in the middle of importing a compiled package would leave it half initialized and
+    raise a confusing error. A second signal ends the process at once: nothing can be lost yet.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -122,10 +120,10 @@ class EarlySignals:
         self._stop: StopRequest | None = None
 
     def make_stop_request(self) -> StopRequest:
-        """Return a request to stop, which later signals make.
+        """Return a stop request that later signals trigger.
 
         Raises:
-            KeyboardInterrupt: If there was a signal already.
+            KeyboardInterrupt: If a signal has already arrived.
         """
         from esper.training.stopping import StopRequest
 
@@ -135,7 +133,7 @@ class EarlySignals:
         return self._stop
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Remember a signal, or ask for a stop."""
+        """Record a signal, or trigger the stop request."""
         name = signal.Signals(number).name
         if self._stop is not None:
             self._stop.ask(name)
@@ -148,10 +146,10 @@ class EarlySignals:
 
 @contextmanager
 def early_signals(tell: Callable[[str], None]) -> Generator[EarlySignals]:
-    """Hold signals back while the context lasts; in another thread than the main one, do nothing.
+    """Defer signals within the context; do nothing outside the main thread.
 
     Args:
-        tell: Says to whoever sends a signal what it does.
+        tell: Shows a message about a received signal to the user.
     """
     early = EarlySignals(tell)
     with handling(early.handle):
@@ -159,33 +157,33 @@ def early_signals(tell: Callable[[str], None]) -> Generator[EarlySignals]:
 
 
 Work = Callable[[View, "StopRequest"], Run]
-"""Works on a run: takes the view on it and the request that may stop it."""
+"""Trains a run, given a view that shows its progress and a request that may stop it."""
 
 
-def follow(
+def run_with_view(
     work: Work,
     config: RunConfig,
     *,
-    begun: Run | None = None,
+    resumed: Run | None = None,
     served: Path | None = None,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Do the work with a view on it, say what came of it, and return the exit code.
+    """Train with a live view, print the results, and return the exit code.
 
     Args:
-        work: Works on the run.
+        work: Trains the run.
         config: The run's settings.
-        begun: The run, if there is one already.
-        served: The folder of runs that a dashboard shows meanwhile; None for no dashboard.
-        quiet: Say one line in the end.
-        as_json: Print a JSON object in each line.
+        resumed: The run, if it is being resumed.
+        served: Folder of runs to serve in the dashboard meanwhile; None for no dashboard.
+        quiet: Print only one line at the end.
+        as_json: Print one JSON object per line.
     """
     try:
-        # The view comes first: loading PyTorch takes seconds in which nothing would be seen.
+        # The view starts first, because loading PyTorch takes seconds.
         with (
-            nullcontext() if served is None else dashboard_beside(served, tell_on_stderr),
-            make_view(config, quiet=quiet, json=as_json, begun=begun) as view,
+            nullcontext() if served is None else dashboard_beside(served, print_to_stderr),
+            make_view(config, quiet=quiet, json=as_json, resumed=resumed) as view,
             early_signals(view.tell) as early,
         ):
             try:
@@ -196,27 +194,25 @@ def follow(
     except KeyboardInterrupt as interrupted:
         saved: Run | None = getattr(interrupted, "run", None)
         if as_json:
-            with suppress(OSError):  # the way to go on is told where the output is full, too
-                print_end_event(saved or begun, state="interrupted")
-        _tell_interrupted(saved, begun)
+            with suppress(OSError):  # the resume command is printed even if the output is full
+                print_end_event(saved or resumed, state="interrupted")
+        _report_interruption(saved, resumed)
         return INTERRUPTED
     except EsperError as error:
         if as_json:
             with suppress(OSError):
-                print_end_event(begun, state="failed", message=str(error))
+                print_end_event(resumed, state="failed", message=str(error))
         raise
 
-    show_end(run, quiet=quiet, as_json=as_json)
+    show_results(run, quiet=quiet, as_json=as_json)
     return 0
 
 
-def _tell_interrupted(saved: Run | None, begun: Run | None) -> None:
-    """Say on stderr what is left of the run, and how to go on."""
-    esper = program()
-    if saved is not None:
-        told = f"interrupted and saved; go on with: {esper} resume {shell_word(saved.path)}"
-    elif begun is not None:
-        told = f"interrupted; the run is as it was: {esper} resume {shell_word(begun.path)}"
+def _report_interruption(saved: Run | None, resumed: Run | None) -> None:
+    """Print on stderr what was saved and how to resume."""
+    run, what = saved or resumed, "interrupted and saved" if saved else "interrupted"
+    if run is None:
+        print("esper: interrupted before training began; nothing was saved", file=sys.stderr)
     else:
-        told = "interrupted before training began; nothing was saved"
-    print(f"esper: {told}", file=sys.stderr)
+        command = f"{program()} resume {shell_word(run.path)}"
+        print(f"esper: {what}; resume with: {command}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command ``esper tasks``: what hosts can learn."""
+"""``esper tasks`` and ``esper blueprints``: list what hosts can learn and what can be grown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from esper.cli.output import print_columns, print_json
-from esper.cli.parsing import parse
+from esper.cli.parsing import Switch, parse
 
 if TYPE_CHECKING:
     from esper.growth.blueprints import Blueprint
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksOptions:
-    """List what hosts can learn: the tasks that come with Esper, and those of other packages."""
+    """List the tasks that hosts can learn, including those of other packages."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
-def run_tasks(words: Sequence[str]) -> int:
-    """Print every task and what it is."""
-    options = parse(TasksOptions, words, command="tasks")
+def run_tasks(args: Sequence[str]) -> int:
+    """Print each task with its summary."""
+    options = parse(TasksOptions, args, command="tasks")
     from esper.tasks import task_summaries
 
     summaries = task_summaries()
@@ -36,28 +36,27 @@ def run_tasks(words: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BlueprintsOptions:
-    """List what can be grown: for each blueprint what it fits, what it reads and what it is."""
+    """List the modules that can be grown: name, tensor kinds, form and summary."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
-def run_blueprints(words: Sequence[str]) -> int:
-    """Print every blueprint."""
-    options = parse(BlueprintsOptions, words, command="blueprints")
+def run_blueprints(args: Sequence[str]) -> int:
+    """Print each blueprint with its tensor kinds, form and summary."""
+    options = parse(BlueprintsOptions, args, command="blueprints")
     from esper.growth.blueprints import blueprint_names, find_blueprint
 
-    blueprints = [find_blueprint(name) for name in blueprint_names()]
+    rows = [_facts(find_blueprint(name)) for name in blueprint_names()]
     if options.json:
-        print_json([_facts(each) for each in blueprints])
+        print_json(rows)
     else:
-        rows = [_facts(each) for each in blueprints]
         print_columns([(*map(_cell, facts.values()),) for facts in rows])
     return 0
 
 
 def _facts(blueprint: Blueprint) -> dict[str, str | list[str]]:
-    # A kind's name ends with the shape of its tensors, which is of no use here.
+    # A kind's name ends with the shape of its tensors, which is left out here.
     kinds = sorted(kind.value.partition(" [")[0] for kind in blueprint.kinds)
     return {
         "name": blueprint.name,

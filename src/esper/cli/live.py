@@ -1,4 +1,4 @@
-"""The picture of a run on a terminal: a pure function of what is known of it."""
+"""The live panel that shows a training run on a terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.cli.progress import (
-    ViewState,
+    ProgressState,
     bars,
+    clock_text,
     count,
-    duration,
-    number,
-    op_words,
-    parameter_words,
-    return_words,
-    score_words,
-    trial_words,
+    op_text,
+    parameter_text,
+    return_text,
+    score_text,
+    trial_text,
 )
+from esper.formatting import many, number
 from esper.telemetry.records import EvaluationRecord, Record
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ Row = tuple[str, Text]
 
 
 class RunPanel:
-    """A run, drawn anew each time that it is rendered."""
+    """Renders the current state of a run."""
 
-    def __init__(self, state: ViewState) -> None:
+    def __init__(self, state: ProgressState) -> None:
         self._state = state
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the panel at the width that there is."""
+        """Draw the panel at the available width."""
         state, width = self._state, options.max_width
         learning, controlling = _learning_rows(state, options), _controller_rows(state)
         parts: list[RenderableType] = [_progress(state), Text()]
@@ -57,7 +57,7 @@ class RunPanel:
             parts.append(sides)
         else:
             parts.append(_rows([*learning, *controlling]))
-        messages = list(state.messages)  # another thread may add one meanwhile
+        messages = list(state.messages)  # a copy, because another thread may append
         if messages:
             parts += [Text(), *(Text(message, style="yellow") for message in messages)]
         name = f" {state.name}" if state.name else ""
@@ -66,82 +66,82 @@ class RunPanel:
             Group(*parts),
             title=title,
             title_align="left",
-            subtitle=duration(state.seconds),
+            subtitle=clock_text(state.seconds),
             subtitle_align="right",
             border_style="cyan",
         )
 
 
-def _progress(state: ViewState) -> Table:
-    """Return the first line: the round, a bar, the pace and the time left."""
+def _progress(state: ProgressState) -> Table:
+    """Return the first line: round, progress bar, speed and time left."""
     left, comparison = state.seconds_left, state.comparison_share
-    time_left = "starting" if left is None else f"{duration(left)} left"
+    time_left = "starting" if left is None else f"{clock_text(left)} left"
     share = state.share if comparison is None else comparison
-    doing = f"round {state.round_number}/{state.config.rounds}"
+    phase = f"round {state.round_number}/{state.config.rounds}"
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     for _ in range(3):
         grid.add_column(no_wrap=True)
     grid.add_row(
-        Text(doing if comparison is None else "comparing", style="bold"),
+        Text(phase if comparison is None else "comparing", style="bold"),
         ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
         f"{share:.0%}",
         f"{count(state.steps_per_second)} env-steps/s",
-        f"{time_left}",
+        time_left,
     )
     return grid
 
 
-def _learning_rows(state: ViewState, options: ConsoleOptions) -> list[Row]:
-    """Return how well hosts come out."""
+def _learning_rows(state: ProgressState, options: ConsoleOptions) -> list[Row]:
+    """Return the results of the hosts."""
     row, trial = state.round, state.trial
-    trying = [] if trial is None else [("trying", Text(trial_words(trial), style="cyan"))]
+    ongoing = [] if trial is None else [("evaluating", Text(trial_text(trial), style="cyan"))]
     compared = _comparison_rows(state)
     if not state.has_begun:
-        trying = [("", Text("loading PyTorch"))]
+        ongoing = [("", Text("loading PyTorch"))]
     if row is None:
-        return [*compared, *trying] or [("", Text("collecting the first round"))]
+        return [*compared, *ongoing] or [("", Text("collecting the first round"))]
     line = Text(number(row.ep_rew_mean), style="bold green")
     if not options.ascii_only:
         line.append(f"  {bars(state.returns, _MOST_BARS)}", style="green")
     rows = [
         ("return", line),
-        ("score", Text(score_words(row))),
-        ("parameters", Text(parameter_words(row))),
-        ("FLOPs", Text(f"{number(row.flops_mean, 2)} of the reference host's")),
+        ("score", Text(score_text(row))),
+        ("parameters", Text(parameter_text(row))),
+        ("FLOPs", Text(f"{number(row.flops_mean, 2)} of the reference run")),
     ]
     if state.evaluation is not None:
-        rows.append(("held out", Text(_held_out(state.evaluation))))
-    return [*rows, *compared, *trying]
+        rows.append(("held-out", Text(_held_out(state.evaluation))))
+    return [*rows, *compared, *ongoing]
 
 
-def _comparison_rows(state: ViewState) -> list[Row]:
+def _comparison_rows(state: ProgressState) -> list[Row]:
     arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
     return [("comparison", Text(f"return of {', '.join(arms)}"))] if arms else []
 
 
 def _held_out(row: EvaluationRecord) -> str:
     best = ", best so far" if row.is_best else ""
-    scores = f"{return_words(row)}, score {row.score_mean:.3f}"
+    scores = f"{return_text(row)}, score {row.score_mean:.3f}"
     return f"{scores} after round {row.round}{best}"
 
 
-def _controller_rows(state: ViewState) -> list[Row]:
-    """Return what the controller does, and how it changes."""
+def _controller_rows(state: ProgressState) -> list[Row]:
+    """Return the controller's actions and its latest update."""
     rows: list[Row] = []
     if state.round is not None:
-        rows.append(("ops", Text(f"{op_words(state.round)} per episode")))
+        rows.append(("ops", Text(f"{op_text(state.round)} per episode")))
     update = state.update
     if update is not None:
         text = f"KL {number(update.approx_kl, 4)}, entropy {number(update.entropy, 2)}"
         if state.n_updates:
-            text += f", stopped early {state.n_early_stops} of {state.n_updates}"
+            text += f", {state.n_early_stops} of {state.n_updates} stopped early"
         rows.append(("update", Text(text)))
         explained = number(update.explained_variance, 2)
-        rows.append(("critic", Text(f"explains {explained} of the returns' variance")))
+        rows.append(("critic", Text(f"explained variance {explained}")))
     if state.n_restored:
-        text = f"hosts put back: {state.n_restored}, the last because {state.last_restored}"
+        text = f"{many(state.n_restored, 'host')} rolled back, last: {state.last_restored}"
         rows.append(("governor", Text(text, style="yellow")))
     return rows
 
@@ -156,23 +156,23 @@ def _rows(rows: list[Row]) -> Table:
 
 
 _REFRESHES_PER_SECOND = 2
-"""Enough to see it move; a drawing takes some milliseconds that training then lacks."""
+"""Low, because drawing takes milliseconds away from training."""
 
 
 class _Screen:
-    """A terminal that may go away; what is drawn then is lost, and the run goes on."""
+    """A terminal whose write errors are ignored, so that a run survives a closed terminal."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Draw a text, if that can be."""
+        """Write a text."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Show what is drawn, if that can be."""
+        """Flush the terminal."""
         with suppress(OSError):
             self._file.flush()
 
@@ -181,9 +181,9 @@ class _Screen:
 
 
 class LiveView:
-    """A sink of records that shows them in a panel; what is printed meanwhile appears above it."""
+    """Shows the run in a panel that is redrawn in place; other output appears above it."""
 
-    def __init__(self, state: ViewState, console: Console | None = None) -> None:
+    def __init__(self, state: ProgressState, console: Console | None = None) -> None:
         self._state = state
         self._live = Live(
             RunPanel(state),
@@ -193,18 +193,18 @@ class LiveView:
         self._live.start(refresh=True)
 
     def write(self, record: Record) -> None:
-        """Take a record; the next drawing shows it."""
+        """Update the state, which the next redraw shows."""
         self._state.take(record)
 
     def watch_trial(self, trial: TrialProgress) -> None:
-        """Take how far a trial is; the next drawing shows it."""
+        """Update the progress of an evaluation, which the next redraw shows."""
         self._state.take_trial(trial)
 
     def tell(self, message: str) -> None:
-        """Show a message in the panel, where it cannot tear it apart."""
+        """Show a message inside the panel, where it does not break the layout."""
         self._state.messages.append(message)
 
     def close(self) -> None:
-        """Draw the panel a last time and leave it there. Closing again does nothing."""
+        """Draw the panel a last time and leave it on the screen. Closing again does nothing."""
         if self._live.is_started:
             self._live.stop()

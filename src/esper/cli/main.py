@@ -1,4 +1,4 @@
-"""The command ``esper``: finds the command that is asked for, and turns mistakes into one line."""
+"""The ``esper`` command: runs a subcommand and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 from typing import NamedTuple, TextIO
 
 from esper.cli.output import (
-    forget_output,
+    discard_output,
+    flush_or_discard_output,
     is_output_broken,
     one_line,
     prepare_streams,
-    settle_output,
 )
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.training.signals import INTERRUPTED, handling
@@ -22,12 +22,12 @@ from esper.version import __version__
 
 
 class Command(NamedTuple):
-    """Where a command is, and what it does."""
+    """A subcommand: the function that runs it and its line in ``esper --help``."""
 
     module: str
-    """The module below esper.cli, imported when the command runs."""
+    """The module in esper.cli, imported when the command runs."""
     function: str
-    """The function that takes the words after the command's name and returns the exit code."""
+    """The function that takes the arguments after the command's name and returns an exit code."""
     summary: str
 
 
@@ -57,66 +57,65 @@ COMMANDS = {
     "doctor": Command("doctor", "run_doctor", "check the installation"),
     "completion": Command("completion", "run_completion", "print a shell completion script"),
 }
-"""Every command, in the order of ``esper --help``."""
+"""All commands, in the order of ``esper --help``."""
 
-DONE, FAILED, USER_MISTAKE, READER_GONE = 0, 1, 2, 141
+SUCCESS, FAILED, USAGE_ERROR, READER_GONE = 0, 1, 2, 141
 
 _EXAMPLES = """\
 examples:
-  esper train                   the quick preset, about two minutes
-  esper train --print-config    its settings, as a file to start from
-  esper train --help            every setting
-  esper show RUN                what a run came to
-  esper grow --controller RUN   a network grown by it, as a plain model
+  esper train                   train with the quick preset, about two minutes
+  esper train --print-config    print its settings as a file to start from
+  esper train --help            list all settings
+  esper show RUN                show the results of a run
+  esper grow --controller RUN   grow a network with the trained controller
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0 is done, 1 something that other words would not change (a full disk, updates that are refused
-    again and again), 2 a mistake of the user, 130 interrupted and saved. Any other exception is a
-    defect of Esper and keeps its traceback.
+    0: success. 1: runtime failure (a full disk, repeatedly rejected updates). 2: usage error.
+    130: interrupted and saved. 141: the reader of the output went away. Any other exception is a
+    bug in Esper and keeps its traceback.
 
     Args:
-        argv: The words after ``esper``; None for those of the process.
+        argv: The arguments after ``esper``; None for those of the process.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:
-        return _answer(words, ends_ignoring=True)
+        return _run_and_report(args, ends_ignoring=True)
     if not prepare_streams():
-        return _tell_no_output("it is closed")
+        return _report_broken_output("it is closed")
     try:
-        # A process of its own may end as deaf to signals as it has become.
-        return _answer(words, ends_ignoring=False)
+        return _run_and_report(args, ends_ignoring=False)
     finally:
-        settle_output()
+        flush_or_discard_output()
 
 
-def _answer(words: list[str], *, ends_ignoring: bool) -> int:
-    """Run a command, say in a line what went wrong, and return the exit code."""
+def _run_and_report(args: list[str], *, ends_ignoring: bool) -> int:
+    """Run a command, report an error in one line, and return the exit code."""
     try:
         with handling(_interrupt, ends_ignoring=ends_ignoring), warnings.catch_warnings():
             warnings.showwarning = show_warning
-            code = _run(words)
-            if code != INTERRUPTED:  # what was saved counts more than what cannot be shown
+            code = _run(args)
+            if code != INTERRUPTED:  # a saved run exits with 130 even if the output is broken
                 sys.stdout.flush()
             return code
     except EsperError as error:
         print(f"esper: error: {one_line(error)}", file=sys.stderr)
-        return FAILED if isinstance(error, (StorageError, TrainingError)) else USER_MISTAKE
+        return FAILED if isinstance(error, (StorageError, TrainingError)) else USAGE_ERROR
     except KeyboardInterrupt:
-        lost = "; nothing was saved" if words[:1] == ["train"] else ""
+        lost = "; nothing was saved" if args[:1] == ["train"] else ""
         print(f"esper: interrupted{lost}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        forget_output()
+        discard_output()
         return READER_GONE
     except OSError as error:
         if not is_output_broken():
             raise
-        forget_output()
-        return _tell_no_output(error.strerror or str(error))
+        discard_output()
+        return _report_broken_output(error.strerror or str(error))
 
 
 def show_warning(
@@ -127,55 +126,55 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning in one line on stderr; where in the code it arose helps no user."""
+    """Print a warning in one line on stderr, without its place in the code."""
     print(f"esper: warning: {one_line(message)}", file=sys.stderr if file is None else file)
 
 
 def help_text() -> str:
-    """Return what ``esper --help`` prints."""
+    """Return the text of ``esper --help``."""
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in COMMANDS.items())
     return (
         "usage: esper COMMAND [options]\n\n"
-        "Grow neural networks while they train, steered by a controller that learns.\n\n"
+        "Grow neural networks while they train, guided by a learned controller.\n\n"
         f"commands:\n{commands}\n\n"
-        "options:\n  --help     show this, or with a command what it takes\n"
+        "options:\n  --help     show this help, or the help of a command\n"
         f"  --version  show the version\n\n{_EXAMPLES}"
     )
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], int]:
-    """Return the function that runs a command with the words after its name.
+    """Return the function that runs a command.
 
     Raises:
-        EsperError: If there is no such command.
+        EsperError: If the command is unknown.
     """
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
-        raise EsperError(f"there is no command {name!r}; there are {', '.join(COMMANDS)}.{hint}")
+        raise EsperError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}.{hint}")
     command = COMMANDS[name]
     return getattr(importlib.import_module(f"esper.cli.{command.module}"), command.function)
 
 
-def _run(words: list[str]) -> int:
-    if not words:
-        raise EsperError(f"no command is given; there are {', '.join(COMMANDS)}. See esper --help.")
-    if words[0] in ("-h", "--help", "help"):
+def _run(args: list[str]) -> int:
+    if not args:
+        raise EsperError(f"no command; choose one of {', '.join(COMMANDS)}. See esper --help.")
+    if args[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
-        return DONE
-    if words[0] in ("-V", "--version"):
+        return SUCCESS
+    if args[0] in ("-V", "--version"):
         print(f"esper {__version__}")
-        return DONE
+        return SUCCESS
     try:
-        return find_command(words[0])(words[1:])
-    except SystemExit as ended:  # The parser ends so when it has printed a command's help.
-        return ended.code if isinstance(ended.code, int) else DONE
+        return find_command(args[0])(args[1:])
+    except SystemExit as ended:  # raised after a command's help is printed
+        return ended.code if isinstance(ended.code, int) else SUCCESS
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell_no_output(reason: str) -> int:
-    print(f"esper: error: the output cannot be written: {reason}", file=sys.stderr)
+def _report_broken_output(reason: str) -> int:
+    print(f"esper: error: cannot write the output: {reason}", file=sys.stderr)
     return FAILED

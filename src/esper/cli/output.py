@@ -1,4 +1,4 @@
-"""The output of the process: what it can show, and what becomes of a command that it fails."""
+"""Writing to the terminal: columns, wrapped text, JSON, and output that cannot be written."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, cast
 
 from esper.errors import StorageError
 
-_UNSHOWN = "esper_unshown"
+_ESCAPE_UNENCODABLE = "esper_escape_unencodable"
 
 
 def prepare_streams() -> bool:
-    """Make the output ready for any text; return whether there is an output at all.
+    """Let stdout escape characters it cannot encode; return False if stdout is closed.
 
-    Descriptors that are closed are given to a file that takes everything: the next file that is
-    opened would get their number otherwise, and with it what is meant for the terminal.
+    Closed standard descriptors are opened on the null device. Otherwise the next file opened would
+    get their number and receive what is meant for the terminal.
     """
     has_output = sys.stdout is not None
     for number in range(3):
@@ -32,23 +32,23 @@ def prepare_streams() -> bool:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it lasts as the process does
-    codecs.register_error(_UNSHOWN, _replace)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - open until the process ends
+    codecs.register_error(_ESCAPE_UNENCODABLE, _escape_character)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=_UNSHOWN)
+        sys.stdout.reconfigure(errors=_ESCAPE_UNENCODABLE)
     return has_output
 
 
-def settle_output() -> None:
-    """Write what is left of the output, or forget it where that fails."""
+def flush_or_discard_output() -> None:
+    """Flush stdout, or discard what is buffered if that fails."""
     try:
         sys.stdout.flush()
     except OSError:
-        forget_output()
+        discard_output()
 
 
 def is_output_broken() -> bool:
-    """Return whether it is the output that cannot be written, after something could not."""
+    """Return whether writing to stdout fails."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -57,14 +57,13 @@ def is_output_broken() -> bool:
     return False
 
 
-def forget_output() -> None:
-    """Let nothing be written any more, also not when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+def discard_output() -> None:
+    """Redirect stdout to the null device, so that the interpreter does not fail when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def shows(text: str) -> bool:
-    """Return whether the output has these letters; that of a terminal in ASCII has few."""
+def can_encode(text: str) -> bool:
+    """Return whether stdout's encoding has all characters of a text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
@@ -72,30 +71,30 @@ def shows(text: str) -> bool:
     return True
 
 
-def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return an escape for a letter that the output lacks; bytes of a file's name stay as is."""
-    assert isinstance(error, UnicodeEncodeError), "only output is replaced"
-    letter = UnicodeEncodeError(
+def _escape_character(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return a backslash escape for a character; undecoded bytes of a file name are kept."""
+    assert isinstance(error, UnicodeEncodeError), "registered for output only"
+    character = UnicodeEncodeError(
         error.encoding, error.object, error.start, error.start + 1, error.reason
     )
-    if 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF:
-        return codecs.lookup_error("surrogateescape")(letter)
-    return codecs.lookup_error("backslashreplace")(letter)
+    is_undecoded_byte = 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF
+    handler = "surrogateescape" if is_undecoded_byte else "backslashreplace"
+    return codecs.lookup_error(handler)(character)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, indented."""
+    """Print a value as indented JSON."""
     print(json_text(value, indent=2))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON, with escapes where the output does not have a letter."""
+    """Return a value as JSON, in ASCII if stdout cannot encode it otherwise."""
     text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
-    return text if shows(text) else json.dumps(finite(value), indent=indent)
+    return text if can_encode(text) else json.dumps(finite(value), indent=indent)
 
 
 def finite(value: Any) -> Any:
-    """Return a value as JSON can hold it: a number that is not finite is null."""
+    """Return a value with None in place of numbers that are not finite, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -108,8 +107,7 @@ def finite(value: Any) -> Any:
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows in aligned columns; on a terminal the last column is wrapped to fit.
 
-    Where the other columns leave too little room for that, the last one gets a line of its own:
-    nothing is ever cut off.
+    Where the other columns leave too little room, the last cell goes on a line of its own.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -131,17 +129,17 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def one_line(text: object) -> str:
-    """Return a text, or the message of an error, without line breaks."""
+    """Return a text or the message of an error without line breaks."""
     return " ".join(str(text).split())
 
 
 def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> None:
-    """Print a paragraph; on a terminal wrapped between words.
+    """Print a paragraph, wrapped between words on a terminal.
 
     Args:
         text: The paragraph.
-        indent: Before each line.
-        first: Before the first line, if that differs.
+        indent: Precedes each line.
+        first: Precedes the first line instead, if given.
     """
     start, room = indent if first is None else first, line_width()
     if room is None:
@@ -152,26 +150,26 @@ def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> N
 
 
 def existing_folder(path: Path) -> Path:
-    """Return a path, or the nearest one above it that there is."""
+    """Return a path, or its nearest parent that exists."""
     absolute = path.expanduser().absolute()
     return next(place for place in (absolute, *absolute.parents) if place.exists())
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that nothing can be saved in, before anything is grown.
+    """Check that a folder can be created and written to before any work is done.
 
     Raises:
-        StorageError: If it cannot be made or written.
+        StorageError: If it cannot.
     """
     place = existing_folder(folder)
     if not place.is_dir():
-        raise StorageError(f"--out is {str(folder)!r}, and {place} is no folder; choose another.")
+        raise StorageError(f"--out is {str(folder)!r}, but {place} is not a folder.")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise StorageError(f"{place} cannot be written; choose another folder with --out.")
+        raise StorageError(f"cannot write to {place}; choose another folder with --out.")
 
 
 def line_width() -> int | None:
-    """Return the letters of a line of the terminal; None if the output is no terminal."""
+    """Return the width of the terminal, or None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -179,7 +177,7 @@ _LEAST_ROOM = 16
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a text in lines; words are left whole, so that paths can be copied."""
+    """Return the lines of a wrapped text; words are not broken, so that paths can be copied."""
     lines = textwrap.wrap(
         text,
         max(width, 20),

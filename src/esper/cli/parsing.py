@@ -1,17 +1,18 @@
-"""Words of the command line as a command's options, which are a frozen dataclass."""
+"""Turn command-line arguments into a command's options, which are a frozen dataclass.
+
+tyro converts the arguments and prints the help. They are checked here first, so that every mistake
+is reported in one line that names the argument, its value and what is allowed.
+"""
 
 from __future__ import annotations
 
 import difflib
-import io
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
-from contextlib import redirect_stderr
-from dataclasses import MISSING, fields
-from types import NoneType
-from typing import Any, TypeVar, get_args
+from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -20,80 +21,83 @@ from esper.errors import EsperError, did_you_mean
 
 Options = TypeVar("Options")
 
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+"""A flag that is off unless it is given."""
+
+_HELP = ("-h", "--help")
+
 
 class UsageError(EsperError):
-    """The words of a command cannot be understood."""
+    """The arguments of a command are wrong."""
 
 
-def parse(kind: type[Options], words: Sequence[str], *, command: str) -> Options:
-    """Return a command's options; ``--help`` prints what there is and ends the process.
+def optional(metavar: str) -> Any:
+    """Describe an option whose help text says what happens without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def required(metavar: str) -> Any:
+    """Describe a positional argument of which at least one must be given."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="(required)")
+
+
+def parse(kind: type[Options], args: Sequence[str], *, command: str) -> Options:
+    """Return a command's options. ``--help`` prints the help and exits.
 
     Args:
-        kind: A frozen dataclass: its fields are the options, what is written under them their help.
-        words: The words after the command's name.
+        kind: A frozen dataclass. Its fields are the options, their docstrings the help texts.
+        args: The arguments after the command's name.
         command: The command's name.
 
     Raises:
-        UsageError: If a word is not an option, or a value is not of its option's type.
+        UsageError: If an argument is unknown, missing or not of its option's type.
     """
-    parsed, unknown = parse_known(kind, words, command=command)
-    if unknown:
-        raise UsageError(_unknown(kind, unknown[0], command))
-    return parsed
+    if any(arg in _HELP for arg in args):
+        return _call_tyro(kind, ["--help"], command)
+    checked = _check_options(flags_of(kind), args)
+    _check_leftovers(kind, checked, command)
+    return _call_tyro(kind, checked.args, command)
 
 
-def parse_known(
-    kind: type[Options], words: Sequence[str], *, command: str, add_help: bool = True
-) -> tuple[Options, list[str]]:
-    """Return a command's options, and the words that belong to none of them.
+def parse_known(kind: type[Options], args: Sequence[str], *, command: str) -> Options:
+    """Return a command's options, ignoring every other argument.
 
     Raises:
-        UsageError: If a value is not of its option's type, or missing.
+        UsageError: If a value is missing or not of its option's type.
     """
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            parsed, unknown = tyro.cli(
-                kind,
-                prog=f"esper {command}",
-                args=_with_none(kind, words),
-                return_unknown_args=True,
-                add_help=add_help,
-            )
-    except SystemExit as ended:
-        if not ended.code:
-            raise
-        raise UsageError(_refusal(kind, words, said.getvalue(), command)) from None
-    sys.stderr.write(said.getvalue())
-    return parsed, unknown
+    checked = _check_options(flags_of(kind), args)
+    return _call_tyro(kind, checked.args, command, add_help=False)
 
 
 def flags_of(kind: type[Any], prefix: str = "") -> dict[str, Any]:
-    """Return the type of each flag of a dataclass, by its spelling on the command line."""
+    """Return the type of each option of a dataclass by its flag on the command line."""
     flags: dict[str, Any] = {}
-    hints = hints_of(kind)
-    for field in fields(kind):
-        hint, name = hints[field.name], field.name.replace("_", "-")
+    positional, switches = (
+        _marked(kind, tyro.conf.Positional),
+        _marked(kind, tyro.conf.FlagCreatePairsOff),
+    )
+    for field_name, hint in hints_of(kind).items():
+        name = field_name.replace("_", "-")
         if is_section(hint):
             flags |= flags_of(hint, f"{prefix}{name}.")
-        elif field.default is not MISSING:
+        elif field_name not in positional:
             flags[f"--{prefix}{name}"] = hint
-            if field.default is True:
+            if hint is bool and field_name not in switches:
                 flags[f"--{prefix}no-{name}"] = hint
     return flags
 
 
-def read_table(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return the values by name that words such as ``n_epochs=4`` give.
+def read_table(name: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the table that arguments such as ``n_epochs=4`` describe.
 
     Raises:
-        UsageError: If a word is not of this form.
+        UsageError: If an argument is not of this form.
     """
     table: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise UsageError(f"--{name.replace('_', '-')} has {word!r}; it must be NAME=VALUE.")
+            raise UsageError(f"--{name.replace('_', '-')} has {pair!r}; it must be NAME=VALUE.")
         try:
             table[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -102,90 +106,153 @@ def read_table(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def require_counts(**given: tuple[int, int]) -> None:
-    """Refuse numbers of things below the least that makes sense, named as options are."""
+    """Reject counts below their minimum, given as ``option=(value, minimum)``."""
     for name, (value, least) in given.items():
         if value < least:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is {value}; it must be at least {least}.")
 
 
-def _with_none(kind: type[Any], words: Sequence[str]) -> list[str]:
-    """Return the words with None for the none of configuration files, where it is allowed."""
-    optional = {flag for flag, hint in flags_of(kind).items() if NoneType in get_args(hint)}
-    written: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
-        flag, equals, value = word.partition("=")
-        if value == NONE and flag.replace("_", "-") in optional:
-            written.append(f"{flag}{equals}None")
-        else:
-            follows = word == NONE and before.replace("_", "-") in optional
-            written.append("None" if follows else word)
-    return written
+@dataclass
+class _CheckedArgs:
+    args: list[str] = field(default_factory=list[str])
+    """All arguments, with None spelled as tyro wants it."""
+    unknown_flags: list[str] = field(default_factory=list[str])
+    words: list[str] = field(default_factory=list[str])
+    """The arguments that belong to no flag."""
 
 
-def _unknown(kind: type[Any], word: str, command: str) -> str:
-    """Return what is wrong with a word that no option took."""
-    if not word.startswith("-"):
-        return f"{shown(word)} is one word too many for esper {command}; options begin with --."
-    flag, known = word.partition("=")[0].replace("_", "-"), flags_of(kind)
-    same = [each for each in known if each.rpartition(".")[2] == flag.lstrip("-")]
-    if same:
-        near = f" Did you mean {' or '.join(repr(each) for each in same)}?"
-    else:
-        # The dashes are left out: all flags have them, and they would make all of them near.
-        bare = {each.lstrip("-"): each for each in known}
-        nearest = difflib.get_close_matches(flag.lstrip("-"), bare, n=1)
-        near = f" See esper {command} --help."
-        if nearest:
-            near = f" Did you mean {bare[nearest[0]]!r}?"
-    return f"{flag} is not an option of esper {command}.{near}"
+def _check_options(flags: dict[str, Any], args: Sequence[str]) -> _CheckedArgs:
+    """Check the values of all options, and sort out the other arguments."""
+    checked, i = _CheckedArgs(), 0
+    while i < len(args):
+        arg, i = args[i], i + 1
+        flag, equals, value = _split_flag(arg)
+        if arg == "--":
+            checked.args += args[i - 1 :]
+            checked.words += args[i:]
+            break
+        checked.args.append(flag + equals if flag in flags else arg)
+        if flag not in flags:
+            (checked.unknown_flags if _is_flag(arg) else checked.words).append(arg)
+            continue
+        hint, values = flags[flag], [value] if equals else []
+        if hint is bool:
+            if equals:
+                raise UsageError(f"{flag} takes no value.")
+            continue
+        n_most = len(args) if get_origin(hint) is tuple else 1
+        while len(values) < n_most and i < len(args) and not _is_flag(args[i]):
+            values.append(args[i])
+            i += 1
+        if not values and n_most == 1:
+            raise UsageError(_missing_value(flag, hint, args[i : i + 1], flags))
+        values = [_check_value(flag, text, hint) for text in values]
+        if equals:
+            checked.args[-1] += values.pop(0)
+        checked.args += values
+    return checked
 
 
-def _refusal(kind: type[Any], words: Sequence[str], box: str, command: str) -> str:
-    """Return in one line what the parser says in a box against a value."""
-    said = _inside(box)
-    named = re.search(r"--[\w.-]+", said)
-    hint = flags_of(kind).get(named[0]) if named else None
-    value = _value_of(named[0], words) if named else None
-    if named and value is not None and value.startswith("-") and _takes_text(hint):
-        if value.partition("=")[0].replace("_", "-") not in flags_of(kind):
-            told = f"{named[0]} is followed by {value}; if that is its value, write "
-            return f"{told}{named[0]}={value}."
-        value = None
-    if named and hint is not None and value is None:
-        return f"{named[0]} has no value; it must be {allowed_words(hint)}."
-    choices = re.search(r"invalid choice '(.*)' for", said)
-    if named and hint is not None:
-        wrong = choices[1] if choices else value
-        near = did_you_mean(wrong, _choices(hint))
-        return f"{named[0]} is {shown(wrong)}; it must be {allowed_words(hint)}.{near}"
-    return f"{said.rstrip('.')}. See esper {command} --help."
+def _check_value(flag: str, text: str, hint: Any) -> str:
+    """Return the value as tyro takes it, or raise UsageError if it does not fit the type."""
+    item = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    members = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
+    if text in (NONE, "None") and NoneType in members:
+        return "None"
+    choices: list[str] = []
+    for member in members:
+        if get_origin(member) is Literal:
+            choices += get_args(member)
+        elif member is str or (member in (int, float) and _is_number(text, member)):
+            return text
+    if text in choices:
+        return text
+    near = did_you_mean(text, choices)
+    raise UsageError(f"{flag} is {shown(text)}; it must be {allowed_words(hint)}.{near}")
 
 
-def _inside(box: str) -> str:
-    """Return the first paragraph in a box, whether its frame is drawn with lines or in ASCII."""
-    parts = re.split(r"[─-]{4,}", box)
-    lines = (parts[1] if len(parts) > 1 else box).splitlines()
-    return " ".join(" ".join(line.strip("│|╮+╭ ") for line in lines).split())
+def _missing_value(flag: str, hint: Any, following: Sequence[str], flags: dict[str, Any]) -> str:
+    if following and following[0] != "--" and _split_flag(following[0])[0] not in flags:
+        return (
+            f"{flag} is followed by {following[0]}; "
+            f"if that is its value, write {flag}={following[0]}."
+        )
+    return f"{flag} has no value; it must be {allowed_words(hint)}."
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """Return the word after a flag, the last time that it is given."""
-    value = None
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        spelled, equals, given = word.partition("=")
-        if spelled.replace("_", "-") == flag:
-            value = given if equals else after
-    return value or None
+def _check_leftovers(kind: type[Any], checked: _CheckedArgs, command: str) -> None:
+    """Reject unknown flags, superfluous words and missing required words."""
+    if checked.unknown_flags:
+        raise UsageError(_unknown_flag(checked.unknown_flags[0], flags_of(kind), command))
+    words, hints, positional = checked.words, hints_of(kind), _marked(kind, tyro.conf.Positional)
+    for each in fields(kind):
+        if each.name not in positional:
+            continue
+        if get_origin(hints[each.name]) is tuple:
+            return
+        if words:
+            _check_value(each.name.upper(), words.pop(0), hints[each.name])
+        elif each.default is MISSING:
+            raise UsageError(f"{each.name.upper()} is missing. {_see_help(command)}")
+    if words:
+        raise UsageError(
+            f"unexpected argument {shown(words[0])} for esper {command}; options start with --."
+        )
 
 
-def _takes_text(hint: Any) -> bool:
-    """Return whether a flag of a type takes any text."""
-    return hint is str or str in get_args(hint)
+def _unknown_flag(arg: str, flags: dict[str, Any], command: str) -> str:
+    flag = _split_flag(arg)[0]
+    # Without the dashes, which would make all flags look alike.
+    bare = {known.lstrip("-"): known for known in flags}
+    near = [known for known in flags if known.rpartition(".")[2] == flag.lstrip("-")]
+    near = near or [bare[name] for name in difflib.get_close_matches(flag.lstrip("-"), bare, n=1)]
+    advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else _see_help(command)
+    return f"{flag} is not an option of esper {command}. {advice}"
 
 
-def _choices(hint: Any) -> list[str]:
-    """Return the words among which a type lets choose."""
-    if isinstance(hint, str):
-        return [hint]
-    return [word for part in get_args(hint) for word in _choices(part)]
+def _see_help(command: str) -> str:
+    return f"See esper {command} --help."
+
+
+def _call_tyro(
+    kind: type[Options], args: Sequence[str], command: str, *, add_help: bool = True
+) -> Options:
+    try:
+        options, _ = tyro.cli(
+            kind,
+            prog=f"esper {command}",
+            args=args,
+            return_unknown_args=True,
+            add_help=add_help,
+            console_outputs=add_help and "--help" in args,
+        )
+        return options
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise UsageError(f"invalid arguments. {_see_help(command)}") from None
+
+
+def _marked(kind: type[Any], marker: Any) -> set[str]:
+    """Return the names of the fields that carry one of tyro's markers."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name for name, hint in hints.items() if marker in get_args(hint)}
+
+
+def _split_flag(arg: str) -> tuple[str, str, str]:
+    flag, equals, value = arg.partition("=")
+    return flag.replace("_", "-"), equals, value
+
+
+def _is_flag(arg: str) -> bool:
+    """Return whether an argument is a flag rather than a word, a lone dash or a negative number."""
+    return re.match(r"-{1,2}[A-Za-z]|--$", arg) is not None and not _is_number(arg, float)
+
+
+def _is_number(text: str, kind: type[int] | type[float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True

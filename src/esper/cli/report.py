@@ -1,4 +1,4 @@
-"""The command ``esper report``: what runs came to and how, as a page to keep or to pass on."""
+"""``esper report``: write a report on one or more runs."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ from typing import Annotated, Literal
 
 import tyro
 
-from esper.cli.parsing import UsageError, parse
+from esper.cli.parsing import UsageError, optional, parse, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Report on runs: verdict, charts, episodes step by step, what the controller learned.
 
-    The page is one file that needs no network. Runs that go on are reported on as they are.
+    The HTML page is a single file that works offline. A run may still be in progress.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Runs: their folders, or their names in the runs folder."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, required("RUN")]
+    """One or more runs: folders, or names in the runs folder."""
 
     format: Literal["html", "md", "json"] = "html"
-    """A page, Markdown, or all values; the last two are printed unless --out names a file."""
+    """HTML page, Markdown, or JSON; md and json are printed unless --out is given."""
 
-    out: str | None = None
-    """The file; by default report.html in the run's folder, or here if there are several runs."""
+    out: Annotated[str | None, optional("FILE")] = None
+    """File to write; by default report.html in the run's folder, or here for several runs."""
 
-    evaluation: str | None = None
-    """The evaluation.json of esper evaluate; by default what is in the run's folder, or beside
-    several runs."""
+    evaluation: Annotated[str | None, optional("FILE")] = None
+    """evaluation.json of esper evaluate; by default the one in or next to the run folders."""
 
-    png: str | None = None
-    """Also save the charts as PNG in this folder; needs matplotlib."""
+    png: Annotated[str | None, optional("FOLDER")] = None
+    """Folder to save the charts in as PNG; needs matplotlib."""
 
 
-def run_report(words: Sequence[str]) -> int:
-    """Make the report; print it, or where it is."""
-    options = parse(ReportOptions, words, command="report")
+def run_report(args: Sequence[str]) -> int:
+    """Print the report, or write it and print its path."""
+    options = parse(ReportOptions, args, command="report")
     if not options.runs:
-        raise UsageError("no run is given; name the folder of one or several.")
+        raise UsageError("RUN is missing; give one or more runs. See esper report --help.")
     from esper.reports.reporting import Report, find_runs, report
 
     if options.format != "html" and options.out is None:

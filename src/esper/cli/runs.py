@@ -1,4 +1,4 @@
-"""What there is to say about a run in a line, read without torch."""
+"""``esper runs`` and ``esper show``: list runs and show one, without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -12,32 +12,25 @@ import tyro
 
 from esper.cli.launch import show_comparison
 from esper.cli.output import one_line, print_columns, print_json, print_wrapped
-from esper.cli.parsing import parse
+from esper.cli.parsing import Switch, optional, parse
 from esper.cli.progress import count
-from esper.errors import EsperError, RunError
+from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder, shell_word
 from esper.telemetry import Metrics
 from esper.training.run import Run, load_run
 
 
-def _has_nothing(folder: RunFolder) -> bool:
-    """Return whether a run had written nothing but its settings when it was stopped."""
-    file = folder.telemetry_file
-    has_records = file.exists() and file.stat().st_size > 0
-    return not has_records and not folder.summary_file.exists()
-
-
 def facts_of(folder: RunFolder) -> dict[str, Any]:
-    """Return a run's name, state, task, progress and newest held-out results; None is unknown.
+    """Return a run's name, state, task, progress and latest held-out results; None if unknown.
 
-    A run that cannot be read is one whose state says why.
+    A run that cannot be read has the state ``"unreadable"`` and a ``"problem"``.
     """
     facts: dict[str, Any] = {"run": str(folder.path), "name": folder.name}
     names = ("task", "rounds", "rounds_done", "ep_rew", "score", "static_score")
     try:
         run = Run(folder)
-        metrics = {} if _has_nothing(folder) else run.metrics()
+        metrics = run.metrics() if _has_results(folder) else {}
         facts |= {
             "state": run.state,
             "task": run.config.task,
@@ -55,31 +48,37 @@ def facts_of(folder: RunFolder) -> dict[str, Any]:
     return facts
 
 
-_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "left alone")
+def _has_results(folder: RunFolder) -> bool:
+    """Return whether a run has written more than its settings."""
+    file = folder.telemetry_file
+    return folder.summary_file.exists() or (file.exists() and file.stat().st_size > 0)
+
+
+_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "static")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
-    """List runs: what they learn, how far they are, and how they do on held-out hosts."""
+    """List runs with their task, progress and results on held-out hosts."""
 
-    folder: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = None
-    """Where to look; by default the folder runs, or what ESPER_RUNS says."""
+    folder: Annotated[str | None, tyro.conf.Positional, optional("[FOLDER]")] = None
+    """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
-def run_runs(words: Sequence[str]) -> int:
-    """Print a line for each run."""
-    options = parse(RunsOptions, words, command="runs")
+def run_runs(args: Sequence[str]) -> int:
+    """Print one line per run."""
+    options = parse(RunsOptions, args, command="runs")
     if options.folder is not None and not Path(options.folder).is_dir():
-        raise RunError(f"there is no folder {options.folder!r}; name one that holds runs.")
+        raise RunError(f"no folder {options.folder!r}; give the folder of your runs.")
     folders = list_folders(options.folder)
     if options.json:
         print_json([facts_of(folder) for folder in folders])
     elif not folders:
         place = options.folder or runs_folder()
-        print(f"there are no runs in {place}; start one with {program()} train")
+        print(f"no runs in {place}; start one with {program()} train")
     else:
         known = [facts_of(folder) for folder in folders]
         print_columns([_HEADINGS, *map(_row, known)])
@@ -104,7 +103,7 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 N_POINTS = 8
-"""Rounds that are shown of a run, evenly spread."""
+"""Rounds shown in the table of a run, evenly spaced."""
 
 _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "rollout/ep_rew_mean": ("return", "{:.3f}".format),
@@ -118,26 +117,26 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "train/entropy_loss": ("entropy", lambda loss: f"{-loss:.2f}"),
     "time/fps": ("steps/s", count),
 }
-"""Metrics, their headings, which are short so that a line fits into 80 letters, and their words."""
+"""Metrics with their headings, short enough for 80 columns, and how their values are formatted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """Show how a run is, how it went, and what it came to."""
+    """Show the state, progress and results of a run."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder, or its name in the runs folder."""
+    """Folder of the run, or its name in the runs folder."""
 
-    plot: str | None = None
-    """Also save a figure of how it learned to this file (.png, .svg, .pdf); needs matplotlib."""
+    plot: Annotated[str | None, optional("FILE")] = None
+    """File to save the learning curves to (.png, .svg, .pdf); needs matplotlib."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
-def run_show(words: Sequence[str]) -> int:
-    """Print what there is to know of a run."""
-    options = parse(ShowOptions, words, command="show")
+def run_show(args: Sequence[str]) -> int:
+    """Print the state, progress and results of a run."""
+    options = parse(ShowOptions, args, command="show")
     found = load_run(options.run)
     facts, summary = facts_of(found.folder), found.summary
     if options.plot is not None:
@@ -153,25 +152,27 @@ def run_show(words: Sequence[str]) -> int:
         print_columns(_table(found.metrics()))
         print()
         print_wrapped(
-            "Means of the episodes that ended in a round; added parameters, and seeds germinated, "
-            "kept (fossilized) and pruned, are of one episode."
+            "Means over the episodes that ended in the round. Added parameters and seeds "
+            "(germinated, kept by fossilizing, pruned) are per episode."
         )
     if summary is not None:
         print()
         show_comparison(summary)
     elif facts["state"] not in ("running", "unreadable"):
-        print(f"\nGo on with it: {program()} resume {shell_word(found.path)}")
+        print(f"\nResume with: {program()} resume {shell_word(found.path)}")
     if options.plot is not None:
-        print(f"\nThe figure is in {options.plot}")
+        print(f"\nFigure saved to {options.plot}")
     return 0
 
 
 def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]]) -> None:
-    """Print how far the run is, and who worked on it."""
+    """Print the run's progress and the sessions that trained it."""
     config = found.config
-    done = "an unknown round" if facts["rounds_done"] is None else f"round {facts['rounds_done']}"
-    print(f"{found.path}: {facts['state']}, {config.task}, {done} of {config.rounds}", end="")
-    print(f", seed {config.seed}")
+    done = "?" if facts["rounds_done"] is None else facts["rounds_done"]
+    print(
+        f"{found.path}: {facts['state']}, {config.task}, round {done} of {config.rounds}, "
+        f"seed {config.seed}"
+    )
     if "problem" in facts:
         print_wrapped(facts["problem"], indent="  ")
     for session in sessions:
@@ -184,12 +185,12 @@ def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]
 
 
 def _local(stamp: str) -> str:
-    """Return a recorded time as the clock on the wall shows it."""
+    """Return a recorded time in the local time zone."""
     return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Return the values of a few rounds, from the first to the last."""
+    """Return a table of evenly spaced rounds, from the first to the last."""
     rounds = metrics["time/iterations"].rounds
     last = len(rounds) - 1
     picked = sorted({rounds[round(last * i / (N_POINTS - 1))] for i in range(N_POINTS)})
@@ -209,8 +210,6 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def _sessions(found: Run) -> list[dict[str, Any]]:
-    from esper.errors import TelemetryError
-
     try:
         with found.telemetry() as telemetry:
             return [asdict(session) for session in telemetry.sessions()]
@@ -219,12 +218,10 @@ def _sessions(found: Run) -> list[dict[str, Any]]:
 
 
 def _save_figure(found: Run, path: Path) -> None:
-    from esper.errors import ConfigError, StorageError
-
     figure = found.plot()
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:
         raise ConfigError(f"--plot is {str(path)!r}; {error}.") from error
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error

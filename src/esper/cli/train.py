@@ -1,4 +1,4 @@
-"""The command ``esper train``: settings from a preset or a file, flags on top, then the run."""
+"""``esper train`` and ``esper resume``: start or continue a run, with live progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.parsing import UsageError, parse, parse_known, read_table
+from esper.cli.parsing import Switch, UsageError, parse, parse_known, read_table
 from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
 from esper.config.toml import (
@@ -23,67 +23,61 @@ from esper.config.toml import (
 )
 
 if TYPE_CHECKING:
-    from esper.cli.progress import View
+    from esper.cli.views import View
     from esper.training.run import Run
     from esper.training.stopping import StopRequest
 
 
-_ABOUT = """Train a controller that grows hosts, and compare it with simple ones in the end.
+_ABOUT = """Train a controller that grows hosts, then compare it with simple baselines.
 
-Settings come from a preset or a file, and every one of them is also an option."""
+Settings come from a preset or a file; options override them."""
 _METAVARS = {"config": "FILE", "run_dir": "FOLDER"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the settings come from, before any flag changes one."""
+    """Where the settings come from before options override them."""
 
     preset: str | None = None
-    """Settings that come with Esper."""
+    """Preset to start from."""
 
     config: str | None = None
-    """A TOML file of settings."""
+    """TOML file of settings to start from, instead of a preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ways:
-    """How a run is started and shown; these are not settings of it."""
+class LaunchOptions:
+    """How a run is started and shown; not part of its settings."""
 
     run_dir: str | None = None
-    """The folder of the run, which must not hold one; without it, one of the run's own in runs."""
+    """New folder for the run; by default a generated name in the runs folder."""
 
     quiet: bool = False
-    """Print nothing but one line at the end."""
+    """Print only one line at the end."""
 
     json: bool = False
-    """Print a JSON object in each line."""
+    """Print one JSON object per line."""
 
     dashboard: bool = False
-    """Show it in a browser too, as long as it trains; the link is printed first."""
+    """Serve the dashboard while training, and print its link."""
 
     print_config: bool = False
-    """Print the settings as TOML, and do nothing."""
+    """Print the settings as TOML and exit."""
 
 
-def run_train(words: Sequence[str]) -> int:
-    """Read the settings and train, or print them."""
-    source = _source(words)
-    start = _settings(source)
-    options: Any = parse(options_class(start, source), words, command="train")
+def run_train(args: Sequence[str]) -> int:
+    """Start a run, or print its settings."""
+    source = _find_source(args)
+    start = _load_settings(source)
+    options: Any = parse(make_options_class(start, source), args, command="train")
     config = override(start, _values(options, start))
     if options.print_config:
         print(write_toml(config), end="")
         return 0
     if options.run_dir == "":
-        raise UsageError("--run-dir is ''; it must be a folder, or left out.")
+        raise UsageError("--run-dir is ''; it must be a folder.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
-    ways = Ways(quiet=options.quiet, json=options.json, dashboard=options.dashboard)
-    return train_and_show(config, run_dir, ways)
-
-
-def train_and_show(config: RunConfig, run_dir: Path | None, ways: Ways) -> int:
-    """Train, showing how it goes, and return the exit code."""
-    from esper.cli.launch import follow
+    from esper.cli.launch import run_with_view
     from esper.storage.run_folder import RunFolder, runs_folder
 
     if run_dir is not None:
@@ -96,14 +90,19 @@ def train_and_show(config: RunConfig, run_dir: Path | None, ways: Ways) -> int:
         return train(config, run_dir=run_dir, watchers=[view], stop=stop)
 
     parent = runs_folder() if run_dir is None else run_dir.absolute().parent
-    served = parent if ways.dashboard else None
-    return follow(work, config, served=served, quiet=ways.quiet, as_json=ways.json)
+    return run_with_view(
+        work,
+        config,
+        served=parent if options.dashboard else None,
+        quiet=options.quiet,
+        as_json=options.json,
+    )
 
 
 def _require_task(name: str) -> None:
-    """Refuse a task that there is not, before anything is said of training on it.
+    """Reject an unknown task before training is announced.
 
-    The names of tasks come with PyTorch, which takes seconds to load. Those of presets are known.
+    Task names come with PyTorch, which takes seconds to load; those of the presets are known.
     """
     if ":" in name or name in {load_preset(preset).task for preset in preset_names()}:
         return
@@ -113,40 +112,44 @@ def _require_task(name: str) -> None:
         make_task(name)
 
 
-def options_class(config: RunConfig, source: Source) -> type[Any]:
-    """Return a dataclass of all options, whose defaults are these settings from this source.
+def make_options_class(config: RunConfig, source: Source) -> type[Any]:
+    """Return a dataclass of all options with these settings as defaults.
 
-    The settings' own dataclasses check themselves one by one, and a section does not know its
-    name; these do not check, so that all of them can be checked together and named by their path.
+    The config dataclasses validate themselves section by section. These don't: all settings are
+    validated together later, so that an error names a setting by its full path.
     """
     own: list[tuple[str, Any, Any]] = []
-    for kind, place in ((Source, source), (Ways, Ways())):
+    for kind, defaults in ((Source, source), (LaunchOptions, LaunchOptions())):
         for name, hint in hints_of(kind).items():
-            explained = tyro.conf.arg(help=docs_of(kind)[name], metavar=_METAVARS.get(name))
+            default = getattr(defaults, name)
+            help_arg = tyro.conf.arg(
+                help=docs_of(kind)[name],
+                metavar=_METAVARS.get(name),
+                help_behavior_hint=None if default else "",
+            )
             allowed = Literal[preset_names()] if name == "preset" and source.preset else hint
-            flag = Annotated[allowed, explained, tyro.conf.FlagCreatePairsOff]  # type: ignore[valid-type]
-            own.append((name, flag, getattr(place, name)))
+            flag = Annotated[allowed, help_arg, tyro.conf.FlagCreatePairsOff]  # type: ignore[valid-type]
+            own.append((name, flag, default))
     return _dataclass("TrainOptions", _ABOUT, [*own, *_flags(config)])
 
 
 def __getattr__(name: str) -> Any:
-    """Return the options with the defaults of the default preset, when they are asked for."""
+    """Build ``TrainOptions`` with the default preset's settings on first use."""
     if name == "TrainOptions":
-        return options_class(load_preset(DEFAULT_PRESET), Source(preset=DEFAULT_PRESET))
+        return make_options_class(load_preset(DEFAULT_PRESET), Source(preset=DEFAULT_PRESET))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _source(words: Sequence[str]) -> Source:
-    """Return where the settings come from, as the words say."""
-    source, _ = parse_known(Source, words, command="train", add_help=False)
+def _find_source(args: Sequence[str]) -> Source:
+    source = parse_known(Source, args, command="train")
     if source.preset is not None and source.config is not None:
-        raise UsageError("--preset and --config are both given; a run starts from one of them.")
+        raise UsageError("--preset and --config are both given; choose one.")
     if source.preset is None and source.config is None:
         return Source(preset=DEFAULT_PRESET)
     return source
 
 
-def _settings(source: Source) -> RunConfig:
+def _load_settings(source: Source) -> RunConfig:
     if source.config is not None:
         return read_toml_file(source.config)
     assert source.preset is not None, "settings come from a file or a preset"
@@ -156,21 +159,22 @@ def _settings(source: Source) -> RunConfig:
 def _flags(section: object) -> list[tuple[str, Any, Any]]:
     """Return the name, the type with its help, and the value of each field of a section."""
     flags: list[tuple[str, Any, Any]] = []
+    docs = docs_of(type(section))
     for name, hint in hints_of(type(section)).items():
         value = getattr(section, name)
         if is_section(hint):
-            inner = _dataclass(hint.__name__, docs_of(type(section))[name], _flags(value))
+            inner = _dataclass(hint.__name__, docs[name], _flags(value))
             flags.append((name, inner, inner()))
         elif is_table(hint):
-            help_arg = tyro.conf.arg(help=docs_of(type(section))[name], metavar="NAME=VALUE")
-            flags.append((name, Annotated[tuple[str, ...], help_arg], _table_words(value)))
+            help_arg = tyro.conf.arg(
+                help=docs[name],
+                metavar="NAME=VALUE",
+                help_behavior_hint=None if value else "",
+            )
+            flags.append((name, Annotated[tuple[str, ...], help_arg], _table_pairs(value)))
         else:
-            flags.append((name, _explained(type(section), name), value))
+            flags.append((name, Annotated[hint, tyro.conf.arg(help=docs[name])], value))
     return flags
-
-
-def _explained(kind: type[Any], name: str) -> Any:
-    return Annotated[hints_of(kind)[name], tyro.conf.arg(help=docs_of(kind)[name])]
 
 
 def _dataclass(name: str, doc: str | None, flags: list[tuple[str, Any, Any]]) -> type[Any]:
@@ -181,64 +185,64 @@ def _dataclass(name: str, doc: str | None, flags: list[tuple[str, Any, Any]]) ->
 
 
 def _values(options: Any, section: object) -> dict[str, Any]:
-    """Return the values of a section's settings as the flags give them, sections within it too."""
+    """Return the values of a section's settings from the options, nested sections included."""
     values: dict[str, Any] = {}
     for name, hint in hints_of(type(section)).items():
         given, value = getattr(options, name), getattr(section, name)
         if is_section(hint):
             values[name] = _values(given, value)
         elif is_table(hint):
-            values[name] = value if given == _table_words(value) else read_table(name, given)
+            values[name] = value if given == _table_pairs(value) else read_table(name, given)
         else:
             values[name] = given
     return values
 
 
-def _table_words(table: Mapping[str, Any]) -> tuple[str, ...]:
+def _table_pairs(table: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key_text(key)}={value_text(value)}" for key, value in table.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
-    """Go on with a run that was interrupted, as if nothing had been."""
+    """Resume an interrupted run, with the same results as if it had never stopped."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's folder, or its name in the runs folder."""
+    """Folder of the run, or its name in the runs folder."""
 
-    quiet: bool = False
-    """Print nothing but one line at the end."""
+    quiet: Switch = False
+    """Print only one line at the end."""
 
-    json: bool = False
-    """Print a JSON object in each line."""
+    json: Switch = False
+    """Print one JSON object per line."""
 
-    dashboard: bool = False
-    """Show it in a browser too, as long as it trains; the link is printed first."""
+    dashboard: Switch = False
+    """Serve the dashboard while training, and print its link."""
 
 
-def run_resume(words: Sequence[str]) -> int:
-    """Go on with the run and return the exit code."""
-    options = parse(ResumeOptions, words, command="resume")
-    from esper.cli.launch import follow, show_end
+def run_resume(args: Sequence[str]) -> int:
+    """Resume a run and return the exit code."""
+    options = parse(ResumeOptions, args, command="resume")
+    from esper.cli.launch import run_with_view, show_results
     from esper.training.run import load_run
 
     found = load_run(options.run)
     if found.state == "done" and found.summary is not None:
-        print(f"esper: {found.path} is done; nothing is left to do", file=sys.stderr)
-        show_end(found, quiet=options.quiet, as_json=options.json)
+        print(f"esper: {found.path} is done; nothing to resume", file=sys.stderr)
+        show_results(found, quiet=options.quiet, as_json=options.json)
         return 0
 
     with found.folder.locked():
-        pass  # refuses a run that another process works on before PyTorch is loaded
+        pass  # fails before PyTorch is loaded if another process works on the run
 
     def work(view: View, stop: StopRequest) -> Run:
         from esper.training.runs import resume
 
         return resume(found, watchers=[view], stop=stop)
 
-    return follow(
+    return run_with_view(
         work,
         found.config,
-        begun=found,
+        resumed=found,
         served=found.path.absolute().parent if options.dashboard else None,
         quiet=options.quiet,
         as_json=options.json,
