@@ -28,7 +28,7 @@ from esper.tamiyo import (
 )
 from esper.tasks import Task, make_task
 from esper.tasks.fashion_mnist import ADVICE, FILES, INSTALLED, read_fashion_mnist
-from esper.tasks.images import data_places, find_files
+from esper.tasks.images import data_folders, find_files
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ MakeTask = Callable[..., Task]
 def find_folder() -> Path | None:
     """Return the first standard location that has all four files."""
     layout = {role: (name, f"{name}.gz") for role, name in FILES.items()}
-    places = data_places("fashion-mnist", None, INSTALLED)
+    places = data_folders("fashion-mnist", None, INSTALLED)
     try:
         _, paths = find_files("fashion-mnist", places, [layout], advice=ADVICE)
     except MissingDataError:

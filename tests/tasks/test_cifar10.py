@@ -1,4 +1,4 @@
-"""CIFAR-10 is read in both of its forms, and nothing that a file says is run."""
+"""CIFAR-10 is read in both of its formats, without running any code in a file."""
 
 import os
 import pickle
@@ -13,7 +13,7 @@ import torch
 from esper.errors import BadDataError, MissingDataError
 from esper.tasks import make_task
 from esper.tasks.cifar10 import read_cifar_binary, read_cifar_pickled
-from esper.tasks.plain_pickle import RefusedPickleError, read_plain_pickle
+from esper.tasks.plain_pickle import UnsafePickleError, read_plain_pickle
 
 N = 12
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -89,7 +89,7 @@ def write_binary(folder: Path) -> None:
         (folder / f"{name}.bin").write_bytes(b"".join(records))
 
 
-def test_a_file_of_python_2_is_what_pickle_itself_would_read() -> None:
+def test_a_python_2_file_reads_as_pickle_would_read_it() -> None:
     pixels, labels = batch(0)
     content = python2_pickle(pixels, labels)
     theirs = pickle.loads(content, encoding="latin1")
@@ -101,7 +101,7 @@ def test_a_file_of_python_2_is_what_pickle_itself_would_read() -> None:
 
 
 @pytest.mark.parametrize("dump", [python2_pickle, python3_pickle])
-def test_images_and_labels_of_a_pickled_file(tmp_path: Path, dump: Any) -> None:
+def test_a_pickled_file_is_read_as_images_and_labels(tmp_path: Path, dump: Any) -> None:
     pixels, labels = batch(3)
     (tmp_path / "data_batch_1").write_bytes(dump(pixels, labels))
     found = read_cifar_pickled(tmp_path / "data_batch_1")
@@ -110,13 +110,13 @@ def test_images_and_labels_of_a_pickled_file(tmp_path: Path, dump: Any) -> None:
     assert found.labels.tolist() == labels
 
 
-def test_an_array_by_columns_is_read_by_columns() -> None:
+def test_an_array_in_fortran_order_is_read() -> None:
     pixels = np.asfortranarray(batch(0)[0])
     found = read_plain_pickle(pickle.dumps({b"data": pixels}, protocol=2))
     np.testing.assert_array_equal(found["data"], pixels)
 
 
-def test_both_forms_and_the_folder_above_give_the_same_task(tmp_path: Path) -> None:
+def test_both_formats_and_the_parent_folder_give_the_same_task(tmp_path: Path) -> None:
     write_python(tmp_path / "one" / "cifar-10-batches-py", python2_pickle)
     write_binary(tmp_path / "two" / "cifar-10-batches-bin")
     folders = ("one", "one/cifar-10-batches-py", "two", "two/cifar-10-batches-bin")
@@ -134,7 +134,7 @@ def test_both_forms_and_the_folder_above_give_the_same_task(tmp_path: Path) -> N
     assert tasks[0].make_host(0)(first.train.inputs[:2]).shape == (2, 10)
 
 
-def test_channels_are_red_then_green_then_blue_and_standardised_each(tmp_path: Path) -> None:
+def test_each_channel_is_standardized_in_the_order_red_green_blue(tmp_path: Path) -> None:
     write_binary(tmp_path)
     data = make_task("cifar10", data_dir=tmp_path, n_train=40, n_validation=20).sample(0).data
     pixels = batch(5)[0].reshape(N, 3, 1024)
@@ -148,7 +148,7 @@ def test_channels_are_red_then_green_then_blue_and_standardised_each(tmp_path: P
 
 
 class Malicious:
-    """Unpickling this would make a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.command = f"touch {path}"
@@ -158,14 +158,14 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, protocol: int) -> None:
+def test_a_malicious_file_is_rejected_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
     content = pickle.dumps({b"data": Malicious(trace), b"labels": [1]}, protocol=protocol)
     (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(BadDataError, match=r"is no file of CIFAR-10: it .*Nothing of"):
+    with pytest.raises(BadDataError, match="data_batch_1 is not a CIFAR-10 file"):
         read_cifar_pickled(tmp_path / "data_batch_1")
     assert not trace.exists()
-    # The file would have done it.
+    # Unpickling it would have run the command.
     pickle.loads(content)
     assert trace.exists()
 
@@ -173,31 +173,31 @@ def test_a_malicious_file_is_refused_and_does_nothing(tmp_path: Path, protocol: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x80\x02cposix\nsystem\n(U\x04truetR.", "it names 'posix system'"),
-        (b"\x80\x02cnumpy\ndtype\nU\x02O8\x85R.", "it calls 'numpy dtype' with"),
-        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "it calls 'numpy ndarray' with"),
+        (b"\x80\x02cposix\nsystem\n(U\x04truetR.", "'posix system'"),
+        (b"\x80\x02cnumpy\ndtype\nU\x02O8\x85R.", "calls 'numpy dtype'"),
+        (b"\x80\x02cnumpy\nndarray\nK\x01\x85R.", "calls 'numpy ndarray'"),
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.", "it calls"),
-        (b"\x80\x02K\x01K\x01\x85R.", "it calls 'a value' with"),
-        (b"\x80\x02}K\x01b.", "it gives a state to something that is no array"),
-        (b"\x80\x02I12\n.", "it has the opcode INT"),
-        (b"\x80\x02}q\x01.extra"[:5], "it is damaged"),
-        (b"\x80\x02\x86.", "it is damaged"),
-        (b"\x80\x02e.", "it is damaged"),
-        (b"\x80\x02h\x05.", "it is damaged"),
-        (b"", "it is damaged"),
-        (b"\x80\x02K\x01.", "it is damaged"),
-        (b"<html>", "it is damaged"),
+        (b"\x80\x02K\x01K\x01\x85R.", "calls 'a value'"),
+        (b"\x80\x02}K\x01b.", "other than a byte array"),
+        (b"\x80\x02I12\n.", "opcode INT"),
+        (b"\x80\x02}q\x01.extra"[:5], "damaged"),
+        (b"\x80\x02\x86.", "damaged"),
+        (b"\x80\x02e.", "damaged"),
+        (b"\x80\x02h\x05.", "damaged"),
+        (b"", "damaged"),
+        (b"\x80\x02K\x01.", "damaged"),
+        (b"<html>", "damaged"),
     ],
 )
-def test_what_is_no_plain_dictionary_is_refused(content: bytes, message: str) -> None:
-    with pytest.raises(RefusedPickleError, match=message):
+def test_anything_but_a_plain_dict_is_rejected(content: bytes, message: str) -> None:
+    with pytest.raises(UnsafePickleError, match=message):
         read_plain_pickle(content)
 
 
-def test_truncated_files_never_pass() -> None:
+def test_truncated_files_are_rejected() -> None:
     content = python2_pickle(*batch(0))
     for end in [*range(0, 400, 7), len(content) // 2, len(content) - 60, len(content) - 1]:
-        with pytest.raises(RefusedPickleError, match="it is damaged"):
+        with pytest.raises(UnsafePickleError, match="damaged"):
             read_plain_pickle(content[:end])
 
 
@@ -209,28 +209,26 @@ def test_truncated_files_never_pass() -> None:
         ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, r"data of shape \[1, 3071\]"),
         ({b"data": [1], b"labels": [1]}, r"data of shape \[1\] and labels of shape \[1\]"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [[1]]}, r"labels of shape \[1, 1\]"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [300]}, "its 'labels' are no bytes"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [11]}, "has a label 11"),
-        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "has 2 images and 1 labels"),
-        ({b"data": np.zeros((1, 3072)), b"labels": [1]}, "is no file of CIFAR-10: it calls"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [300]}, "'labels' are not bytes"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [11]}, "label 11"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "2 images but 1 labels"),
+        ({b"data": np.zeros((1, 3072)), b"labels": [1]}, "is not a CIFAR-10 file: it calls"),
     ],
 )
-def test_a_dictionary_of_something_else_is_refused(
-    tmp_path: Path, value: Any, message: str
-) -> None:
+def test_a_dict_with_other_content_is_rejected(tmp_path: Path, value: Any, message: str) -> None:
     (tmp_path / "test_batch").write_bytes(pickle.dumps(value, protocol=2))
     with pytest.raises(BadDataError, match=f"test_batch.*{message}"):
         read_cifar_pickled(tmp_path / "test_batch")
 
 
 @pytest.mark.parametrize("size", [0, 3072, 3074])
-def test_binary_files_are_whole_records(tmp_path: Path, size: int) -> None:
+def test_an_incomplete_record_in_a_binary_file_is_rejected(tmp_path: Path, size: int) -> None:
     (tmp_path / "test_batch.bin").write_bytes(bytes(size))
-    with pytest.raises(BadDataError, match=f"test_batch.bin has {size} bytes; it must be whole"):
+    with pytest.raises(BadDataError, match=f"test_batch.bin has {size} bytes"):
         read_cifar_binary(tmp_path / "test_batch.bin")
 
 
-def test_missing_files_are_named_with_all_places(
+def test_a_missing_file_is_reported_with_the_searched_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_binary(tmp_path)
@@ -238,12 +236,12 @@ def test_missing_files_are_named_with_all_places(
     with pytest.raises(MissingDataError) as caught:
         make_task("cifar10", data_dir=tmp_path)
     message = str(caught.value)
-    assert "task 'cifar10' needs the file data_batch_4.bin" in message
-    assert f"looked in {tmp_path}, {tmp_path / 'cifar-10-batches-py'}, " in message
+    assert "'cifar10' needs the missing file data_batch_4.bin" in message
+    assert f"{tmp_path}, {tmp_path / 'cifar-10-batches-py'}, " in message
     assert "cifar-10-python.tar.gz" in message
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
-    with pytest.raises(MissingDataError, match=r"the file data_batch_1, .* in no folder yet"):
+    with pytest.raises(MissingDataError, match=r"file data_batch_1; .* no folder"):
         make_task("cifar10")
     monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
-    with pytest.raises(MissingDataError, match=f"looked in {tmp_path / 'cifar10'}, "):
+    with pytest.raises(MissingDataError, match=f"searched {tmp_path / 'cifar10'}, "):
         make_task("cifar10")

@@ -1,4 +1,4 @@
-"""The task of ten digits: fixed splits, standardised pixels, small hosts."""
+"""The digits task has fixed splits, standardized pixels and small hosts."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_every_split_has_the_digits_in_the_same_proportion() -> None:
         assert float((counts - shares * len(part)).abs().max()) <= 1.5
 
 
-def test_the_splits_do_not_move() -> None:
+def test_the_splits_are_fixed() -> None:
     # A moved split would make results of different versions incomparable.
     train, validation, test = digit_splits()
     assert (train[:3].tolist(), validation[:3].tolist(), test[:3].tolist()) == (
@@ -31,14 +31,14 @@ def test_the_splits_do_not_move() -> None:
     )
 
 
-def test_pixels_have_mean_nought_and_deviation_one_over_the_training_samples() -> None:
+def test_training_pixels_have_mean_0_and_deviation_1() -> None:
     images = make_task("digits").sample(0).data.train.inputs
     assert float(images.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(images.std()) == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.parametrize(("host", "shape"), [("mlp", (64,)), ("cnn", (1, 8, 8))])
-def test_the_task_holds_the_digits_themselves(host: str, shape: tuple[int, ...]) -> None:
+def test_the_task_holds_all_digits(host: str, shape: tuple[int, ...]) -> None:
     images, labels = load_digits()
     _, _, unit = standard_digits()
     shift = images[digit_splits()[0]].mean()
@@ -51,6 +51,6 @@ def test_the_task_holds_the_digits_themselves(host: str, shape: tuple[int, ...])
 
 
 @pytest.mark.parametrize("host", ["mlp", "cnn"])
-def test_hosts_are_small_enough_to_grow(host: str) -> None:
+def test_hosts_are_small(host: str) -> None:
     model = make_task("digits", host=host).make_host(0)
     assert 1000 <= sum(parameter.numel() for parameter in model.parameters()) <= 10_000

@@ -1,4 +1,4 @@
-"""The digits that come with the package are scikit-learn's."""
+"""The digits that ship with Esper are scikit-learn's."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ def test_shapes_dtypes_and_values() -> None:
     torch.testing.assert_close(images.unique(), torch.arange(17) / 16, rtol=0, atol=0)
 
 
-def test_the_first_image_is_the_nought_that_everybody_knows() -> None:
+def test_the_first_image_is_the_known_zero() -> None:
     images, labels = load_digits()
     assert labels[:10].tolist() == list(range(10))
     assert (images[0, 0, :3] * 16).tolist() == [
@@ -27,12 +27,12 @@ def test_the_first_image_is_the_nought_that_everybody_knows() -> None:
     ]
 
 
-def test_there_are_as_many_of_each_digit_as_the_source_says() -> None:
+def test_each_digit_has_the_documented_number_of_samples() -> None:
     _, labels = load_digits()
     assert labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_every_pixel_and_label_is_as_scikit_learn_gives_it() -> None:
+def test_every_pixel_and_label_equals_scikit_learns() -> None:
     images, labels = load_digits()
     raw = (images * 16).to(torch.uint8).numpy().tobytes() + labels.to(torch.uint8).numpy().tobytes()
     # Of sklearn.datasets.load_digits(), images before labels, as bytes.
@@ -40,7 +40,7 @@ def test_every_pixel_and_label_is_as_scikit_learn_gives_it() -> None:
     assert hashlib.sha256(raw).hexdigest() == expected
 
 
-def test_scikit_learn_itself_agrees_where_it_is_installed() -> None:
+def test_scikit_learn_agrees_if_installed() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()
     images, labels = load_digits()

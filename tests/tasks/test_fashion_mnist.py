@@ -43,7 +43,7 @@ def make(folder: Path, **options: object) -> Task:
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_splits_are_the_files_and_share_no_image(tmp_path: Path, is_packed: bool) -> None:
+def test_splits_come_from_the_files_and_are_disjoint(tmp_path: Path, is_packed: bool) -> None:
     arrays = write_set(tmp_path, is_packed=is_packed)
     data = make(tmp_path).sample(0).data
     assert [tuple(samples.inputs.shape) for _, samples in data.splits()] == [
@@ -68,7 +68,7 @@ def test_the_splits_are_the_files_and_share_no_image(tmp_path: Path, is_packed: 
     assert float(data.train.inputs.std()) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_small_images_are_means_of_two_by_two_pixels(tmp_path: Path) -> None:
+def test_small_images_are_average_pooled(tmp_path: Path) -> None:
     arrays = write_set(tmp_path)
     small = make(tmp_path, image_size=14).sample(0).data.test.inputs
     assert torch.equal(small, make(tmp_path, image_size=14.0).sample(0).data.test.inputs)
@@ -87,7 +87,7 @@ def test_small_images_are_means_of_two_by_two_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "host"), [(28, "cnn"), (14, "cnn"), (28, "mlp"), (14, "mlp")])
-def test_hosts_take_the_images(tmp_path: Path, size: int, host: str) -> None:
+def test_hosts_accept_the_images(tmp_path: Path, size: int, host: str) -> None:
     write_set(tmp_path)
     task = make(tmp_path, image_size=size, host=host)
     inputs = task.sample(0).data.train.inputs
@@ -97,7 +97,7 @@ def test_hosts_take_the_images(tmp_path: Path, size: int, host: str) -> None:
     assert task.training.learning_rate == pytest.approx(3e-3)
 
 
-def test_the_folder_of_the_environment_variable(
+def test_data_are_found_by_the_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_set(tmp_path / "fashion-mnist")
@@ -106,7 +106,7 @@ def test_the_folder_of_the_environment_variable(
     assert len(task.sample(0).data.test) == N_TEST
 
 
-def test_the_folder_that_the_system_installs(
+def test_data_are_found_in_the_system_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_set(tmp_path, is_packed=True)
@@ -116,7 +116,7 @@ def test_the_folder_that_the_system_installs(
     assert len(task.sample(0).data.test) == N_TEST
 
 
-def test_missing_files_are_named_with_all_places_and_how_to_get_them(
+def test_missing_files_are_reported_with_the_searched_folders_and_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
@@ -124,26 +124,26 @@ def test_missing_files_are_named_with_all_places_and_how_to_get_them(
     with pytest.raises(MissingDataError) as caught:
         make_task("fashion-mnist")
     message = str(caught.value)
-    assert "needs the file train-images-idx3-ubyte or train-images-idx3-ubyte.gz" in message
-    assert f"looked in {tmp_path / 'fashion-mnist'}, {tmp_path / 'installed'}." in message
+    assert "train-images-idx3-ubyte or train-images-idx3-ubyte.gz" in message
+    assert f"{tmp_path / 'fashion-mnist'}, {tmp_path / 'installed'}." in message
     assert "apt install dataset-fashion-mnist" in message
     assert "--data-dir" in message
     assert "\n" not in message
 
 
-def test_the_file_that_a_folder_lacks_is_the_one_that_is_named(tmp_path: Path) -> None:
+def test_the_one_missing_file_is_named(tmp_path: Path) -> None:
     write_set(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(MissingDataError, match=r"needs the file t10k-labels-idx1-ubyte or"):
+    with pytest.raises(MissingDataError, match="t10k-labels-idx1-ubyte or"):
         make(tmp_path)
 
 
-def test_a_folder_that_the_user_names_is_the_only_one(
+def test_only_the_folder_given_by_the_user_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_set(tmp_path / "fashion-mnist")
     monkeypatch.setenv("ESPER_DATA_DIR", str(tmp_path))
-    with pytest.raises(MissingDataError, match=r"looked in .*fashion-mnits\. "):
+    with pytest.raises(MissingDataError, match=rf"searched {tmp_path}/fashion-mnits\. "):
         make(tmp_path / "fashion-mnits")
 
 
@@ -153,58 +153,58 @@ IMAGES = idx_bytes(np.zeros((2, 28, 28)))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with nothing; an IDX file of bytes with 3 axes begins with 00 00 08 03"),
+        (b"", "begins with nothing; .* 00 00 08 03"),
         (b"\x00\x00\x0d\x03" + IMAGES[4:], "begins with 00 00 0d 03"),
         (idx_bytes(np.zeros(5)), "begins with 00 00 08 01"),
-        (IMAGES[:10], "ends within its first 16 bytes, after 10"),
-        (IMAGES[:-1], "holds 1567 bytes of numbers; for 2 x 28 x 28 it must hold 1568"),
-        (IMAGES + b"\x00", "holds 1569 bytes of numbers"),
-        (gzip.compress(IMAGES, mtime=0)[:-9], "is no whole gzip file"),
-        (gzip.compress(IMAGES, mtime=0)[:-8] + b"\x00" * 8, "is no whole gzip file"),
-        (b"\x1f\x8bnot gzip at all", "is no whole gzip file"),
+        (IMAGES[:10], "has 10 bytes"),
+        (IMAGES[:-1], "holds 1567 bytes .* 1568"),
+        (IMAGES + b"\x00", "holds 1569 bytes"),
+        (gzip.compress(IMAGES, mtime=0)[:-9], "is a damaged gzip file"),
+        (gzip.compress(IMAGES, mtime=0)[:-8] + b"\x00" * 8, "is a damaged gzip file"),
+        (b"\x1f\x8bnot gzip at all", "is a damaged gzip file"),
     ],
 )
-def test_damaged_files_are_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "images"
     path.write_bytes(content)
     with pytest.raises(BadDataError, match=f"{path} {message}"):
         read_idx(path, n_axes=3)
 
 
-def test_an_idx_file_is_read_back(tmp_path: Path) -> None:
+def test_an_idx_file_is_read(tmp_path: Path) -> None:
     array = np.arange(2 * 3 * 5).reshape(2, 3, 5)
     (tmp_path / "a").write_bytes(idx_bytes(array))
     np.testing.assert_array_equal(read_idx(tmp_path / "a", n_axes=3), array)
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_inconsistent_files_are_rejected(tmp_path: Path) -> None:
     write_set(tmp_path)
     labels = tmp_path / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(59)))
-    with pytest.raises(BadDataError, match="has 60 images and 59 labels"):
+    with pytest.raises(BadDataError, match="60 images but 59 labels"):
         make(tmp_path)
     labels.write_bytes(idx_bytes(np.full(60, 10)))
-    with pytest.raises(BadDataError, match=r"has a label 10; labels must be in 0\.\.9"):
+    with pytest.raises(BadDataError, match=r"label 10; .* 0\.\.9"):
         make(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((30, 14, 14))))
     labels.write_bytes(idx_bytes(np.arange(60) % 10))
-    with pytest.raises(BadDataError, match="has images of 14 x 14 pixels; they must be 28 x 28"):
+    with pytest.raises(BadDataError, match="14 x 14"):
         make(tmp_path)
 
 
-def test_options_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     write_set(tmp_path)
     for wrong in (7, 14.5, "14", True):
-        with pytest.raises(ConfigError, match=r"image_size is .*; it must be one of 28, 14"):
+        with pytest.raises(ConfigError, match=r"image_size is .*28, 14"):
             make(tmp_path, image_size=wrong)
-    with pytest.raises(TaskError, match=r"n_train is 6000 and n_validation is 2000; .* the 60 "):
+    with pytest.raises(TaskError, match=r"n_train is 6000 and n_validation is 2000; .* 60"):
         make_task("fashion-mnist", data_dir=tmp_path)
     with pytest.raises(ConfigError, match="n_train is 0"):
         make_task("fashion-mnist", data_dir=tmp_path, n_train=0)
 
 
 @pytest.mark.skipif(not Path(fashion_mnist.INSTALLED).is_dir(), reason="the package is not there")
-def test_the_files_of_debian() -> None:
+def test_the_files_of_the_debian_package_are_read() -> None:
     data = make_task("fashion-mnist").sample(0).data
     assert [len(samples) for _, samples in data.splits()] == [6000, 2000, 10_000]
     assert data.test.targets.bincount().tolist() == [1000] * 10

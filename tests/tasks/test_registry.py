@@ -1,4 +1,4 @@
-"""Tasks are found by name, in other packages and in a user's own file; mistakes are named."""
+"""Tasks are found by name, in other packages and in the user's modules."""
 
 import sys
 from collections.abc import Iterator
@@ -58,14 +58,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_the_built_in_tasks_in_order_each_with_a_summary() -> None:
+def test_every_built_in_task_has_a_summary() -> None:
     assert task_names() == BUILT_IN
     assert tuple(task_summaries()) == BUILT_IN
     assert all(task_summaries().values())
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_a_tiny_budget_can_be_asked_of_every_task(name: str) -> None:
+def test_every_task_takes_a_number_of_epochs(name: str) -> None:
     task = make_task(name, n_epochs=2, batches_per_epoch=3)
     assert task.name == name
     assert (task.budget.n_epochs, task.training.batches_per_epoch) == (2, 3)
@@ -73,7 +73,7 @@ def test_a_tiny_budget_can_be_asked_of_every_task(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_the_host_of_a_task_takes_its_data_and_has_slots(name: str) -> None:
+def test_the_host_of_a_task_accepts_its_data_and_has_slots(name: str) -> None:
     task = make_task(name)
     drawn = task.sample(1)
     for make_host in (task.make_host, drawn.make_host or task.make_host):
@@ -88,30 +88,31 @@ def test_the_host_of_a_task_takes_its_data_and_has_slots(name: str) -> None:
         assert outputs.shape[-1] >= drawn.n_classes
 
 
-def test_a_name_that_there_is_not_brings_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_closest() -> None:
     with pytest.raises(UnknownTaskError) as caught:
         make_task("digit")
     message = str(caught.value)
-    assert message.startswith("there is no task 'digit'; there are digits, digits-family, ")
+    assert "'digit'" in message
+    assert "digits, digits-family, " in message
     assert message.endswith("Did you mean 'digits'?")
     with pytest.raises(UnknownTaskError, match="a task's name is 7"):
         make_task(7)  # type: ignore[arg-type]
 
 
-def test_an_option_that_a_task_does_not_take_is_named_with_those_it_takes() -> None:
+def test_an_unknown_option_is_reported_with_the_valid_ones() -> None:
     with pytest.raises(TaskError) as caught:
         make_task("digits", n_epoch=3)
     assert str(caught.value) == (
         "task 'digits' has no option 'n_epoch'; its options are host, n_epochs, batches_per_epoch. "
         "Did you mean 'n_epochs'?"
     )
-    with pytest.raises(ConfigError, match="host is 'gpt'; it must be one of mlp, cnn"):
+    with pytest.raises(ConfigError, match="host is 'gpt'"):
         make_task("digits", host="gpt")
     with pytest.raises(ConfigError, match="n_epochs is 0"):
         make_task("spirals", n_epochs=0)
 
 
-def test_a_registered_task_is_made_with_its_options() -> None:
+def test_a_registered_task_is_created_with_its_options() -> None:
     register_task("mine", make_spirals, summary="my own")
     assert task_names() == (*BUILT_IN, "mine")
     assert task_summaries()["mine"] == "my own"
@@ -121,18 +122,18 @@ def test_a_registered_task_is_made_with_its_options() -> None:
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
-        ("digits", make_spirals, "task 'digits' is registered already; choose another name"),
-        ("a:b", make_spirals, "a task's name is 'a:b'; it must be a word without a colon"),
-        ("", make_spirals, "a task's name is ''"),
-        ("mine", 7, "make of task 'mine' is 7; it must be a function"),
+        ("digits", make_spirals, "'digits' is registered already"),
+        ("a:b", make_spirals, "name is 'a:b'"),
+        ("", make_spirals, "name is ''"),
+        ("mine", 7, "make of task 'mine' is 7"),
     ],
 )
-def test_what_cannot_be_registered(name: str, make: object, message: str) -> None:
+def test_invalid_registrations_are_rejected(name: str, make: object, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         register_task(name, make, summary="")  # type: ignore[arg-type]
 
 
-def test_a_function_in_the_current_folder(folder: Path) -> None:
+def test_a_function_is_found_in_the_current_folder(folder: Path) -> None:
     path = list(sys.path)
     task = make_task(f"{OWN_MODULE}:make_task", n_epochs=5)
     assert isinstance(task, Task)
@@ -144,21 +145,21 @@ def test_a_function_in_the_current_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("no_such_module_here:make", UnknownTaskError, "there is no module 'no_such_module_here'"),
-        (f"{OWN_MODULE}:make_tusk", UnknownTaskError, "has no 'make_tusk'. Did you mean 'make_ta"),
-        (f"{OWN_MODULE}:", UnknownTaskError, "write for example 'my_module:make_task'"),
-        (":make_task", UnknownTaskError, "is not a name of the form 'module:function'"),
-        ("a/b.py:make_task", UnknownTaskError, "is not a name of the form 'module:function'"),
-        (f"{OWN_MODULE}:NUMBER", TaskError, "is a int; it must be a function that returns a"),
-        (f"{OWN_MODULE}:gives_a_number", TaskError, "returned a int; it must return an esper.tas"),
-        (f"{OWN_MODULE}:needs", TaskError, "needs option 'size'; its options are size."),
+        ("no_such_module_here:make", UnknownTaskError, "no module 'no_such_module_here'"),
+        (f"{OWN_MODULE}:make_tusk", UnknownTaskError, "'make_tusk'. Did you mean 'make_ta"),
+        (f"{OWN_MODULE}:", UnknownTaskError, "'my_module:make_task'"),
+        (":make_task", UnknownTaskError, "'module:function'"),
+        ("a/b.py:make_task", UnknownTaskError, "'module:function'"),
+        (f"{OWN_MODULE}:NUMBER", TaskError, "is a int"),
+        (f"{OWN_MODULE}:gives_a_number", TaskError, "returned a int"),
+        (f"{OWN_MODULE}:needs", TaskError, "needs option 'size'"),
         (f"{OWN_MODULE}:fails_by_name", ConfigError, "n_epochs is 0"),
-        ("half_a_module:make", TaskError, "cannot be imported, it raised SyntaxError ("),
-        ("leaves:make", TaskError, "'leaves' cannot be imported, it raised SystemExit (3); repair"),
-        (f"{OWN_MODULE}:leaves", TaskError, "leaves raised SystemExit (no message); correct it"),
+        ("half_a_module:make", TaskError, "raised SyntaxError ("),
+        ("leaves:make", TaskError, "'leaves' raised SystemExit (3)"),
+        (f"{OWN_MODULE}:leaves", TaskError, "leaves raised SystemExit (no message)"),
     ],
 )
-def test_what_is_wrong_with_a_users_function(
+def test_errors_in_the_users_module_are_reported(
     folder: Path, name: str, error: type[EsperError], message: str
 ) -> None:
     (folder / "half_a_module.py").write_text("def make(:\n")
@@ -169,25 +170,22 @@ def test_what_is_wrong_with_a_users_function(
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_that_raises_is_named_with_its_cause(folder: Path) -> None:
+def test_a_function_that_raises_is_reported_with_the_cause(folder: Path) -> None:
     with pytest.raises(TaskError) as caught:
         make_task(f"{OWN_MODULE}:fails")
-    assert str(caught.value) == (
-        f"task '{OWN_MODULE}:fails': {OWN_MODULE}.fails raised RuntimeError (no luck); correct it, "
-        "or the options it was given."
-    )
+    assert f"{OWN_MODULE}.fails raised RuntimeError (no luck)" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_module_that_needs_another_is_not_said_to_be_missing(folder: Path) -> None:
+def test_a_failing_import_inside_a_module_is_not_an_unknown_task(folder: Path) -> None:
     (folder / "half_a_module.py").write_text("import absent_helper_module\n")
-    with pytest.raises(TaskError, match="No module named 'absent_helper_module'") as caught:
+    with pytest.raises(TaskError, match="'absent_helper_module'") as caught:
         make_task("half_a_module:make")
     assert not isinstance(caught.value, UnknownTaskError)
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: str) -> None:
-    """Put a package that offers tasks on the path."""
+    """Put a package with entry points on the path."""
     monkeypatch.syspath_prepend(str(folder))
     info = folder / "their_tasks-1.0.dist-info"
     info.mkdir()
@@ -196,13 +194,13 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: st
     (folder / "their_tasks.py").write_text(code)
 
 
-def test_another_package_offers_a_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_another_package_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(folder, monkeypatch, "theirs = their_tasks:make_task", code=OWN_CODE)
     assert task_names() == (*BUILT_IN, "theirs")
     assert "their_tasks" not in sys.modules
     assert make_task("theirs", n_epochs=4).budget.n_epochs == 4
     assert task_summaries()["theirs"] == "Spirals of my own."
-    with pytest.raises(TaskError, match="task 'theirs' has no option 'size'; its options are n_ep"):
+    with pytest.raises(TaskError, match=r"'theirs' has no option 'size'; .* n_epochs"):
         make_task("theirs", size=4)
 
 
@@ -211,16 +209,16 @@ def test_another_package_offers_a_task(folder: Path, monkeypatch: pytest.MonkeyP
     [
         (
             "raise RuntimeError('half\\ninstalled')",
-            r"cannot be loaded, it raised RuntimeError \(half installed\); repair",
+            r".*RuntimeError \(half installed\)",
         ),
         (
             "import sys; sys.exit()",
-            r"cannot be loaded, it raised SystemExit \(no message\); repair",
+            r".*SystemExit \(no message\)",
         ),
-        ("make_task = 7", "is a int; it must be a function that returns a task"),
+        ("make_task = 7", "is a int"),
     ],
 )
-def test_a_broken_package_is_one_clear_line_and_harms_no_other_task(
+def test_a_broken_package_is_reported_on_one_line_and_other_tasks_work(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     install(folder, monkeypatch, "theirs = their_tasks:make_task", code=code)
@@ -232,7 +230,7 @@ def test_a_broken_package_is_one_clear_line_and_harms_no_other_task(
     assert make_task("spirals").name == "spirals"
 
 
-def test_a_package_cannot_take_the_name_of_a_task_that_there_is(
+def test_a_package_cannot_replace_a_built_in_task(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = ("digits = their_tasks:make_task", "theirs = their_tasks:make_task")
@@ -241,16 +239,16 @@ def test_a_package_cannot_take_the_name_of_a_task_that_there_is(
     assert make_task("digits").name == "digits"
     assert make_task("theirs").name == "spirals"
     assert task_summaries()["digits"].endswith(
-        "(entry point 'digits' of group 'esper.tasks', 'their_tasks:make_task', has this name too "
-        "and is left out)"
+        "(entry point 'digits' of group 'esper.tasks', 'their_tasks:make_task', has the same "
+        "name and is ignored)"
     )
-    with pytest.raises(UnknownTaskError, match=r"no task 'their'; .* Did you mean 'theirs'\?"):
+    with pytest.raises(UnknownTaskError, match=r"'their'; .* 'theirs'\?"):
         make_task("their")
-    with pytest.raises(UnknownTaskError, match=r"no task 'digit'; .* Did you mean 'digits'\?"):
+    with pytest.raises(UnknownTaskError, match=r"'digit'; .* 'digits'\?"):
         make_task("digit")
 
 
-def test_a_name_that_two_packages_offer_is_refused_when_it_is_asked_for(
+def test_a_name_in_two_packages_is_an_error_when_it_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = ("theirs = their_tasks:make_task", "other = their_tasks:make_task")
@@ -262,10 +260,10 @@ def test_a_name_that_two_packages_offer_is_refused_when_it_is_asked_for(
     (info / "entry_points.txt").write_text(offers)
     assert set(task_names()) == {*BUILT_IN, "theirs", "other"}
     assert make_task("other").name == "spirals"
-    with pytest.raises(TaskError, match=r"'theirs' of group .* offered more than once") as caught:
+    with pytest.raises(TaskError, match=r"'theirs' of group .* more than once") as caught:
         make_task("theirs")
     assert task_summaries()["theirs"] == str(caught.value)
     for value in ("'their_tasks:make_task'", "'their_tasks:needs'"):
         assert value in str(caught.value)
-    with pytest.raises(UnknownTaskError, match="there is no task 'digit'"):
+    with pytest.raises(UnknownTaskError, match="'digit'"):
         make_task("digit")

@@ -1,4 +1,4 @@
-"""Points lie on the spiral that their class says."""
+"""Points lie on the spiral of their class."""
 
 import math
 
@@ -11,7 +11,7 @@ from esper.tasks.spirals import NOISE, TURNS, draw_spirals
 
 
 @given(seed=st.integers(0, 2**40))
-def test_draws_are_within_their_ranges_and_repeat(seed: int) -> None:
+def test_draws_are_within_their_ranges_and_repeatable(seed: int) -> None:
     draw, again = make_task("spirals").sample(seed), draw_spirals(seed)
     assert draw.facts == again.facts
     assert draw.n_classes == draw.facts["n_classes"]
@@ -24,7 +24,7 @@ def test_draws_are_within_their_ranges_and_repeat(seed: int) -> None:
         assert mine.targets.unique().tolist() == list(range(draw.n_classes))
 
 
-def test_each_point_is_on_its_own_spiral_but_for_the_noise() -> None:
+def test_each_point_is_on_its_spiral_up_to_noise() -> None:
     for seed in range(20):
         draw = draw_spirals(seed)
         turns, noise = draw.facts["turns"], draw.facts["noise"]

@@ -1,4 +1,4 @@
-"""Text becomes windows of numbers that decode to the text itself."""
+"""Text is split into windows of tokens that decode to the text."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from esper.tasks import load_book, make_task
 from esper.tasks.text import UNKNOWN, Vocabulary, cut_windows, read_text, split_text
 
 
-def test_the_book_is_the_book() -> None:
+def test_the_book_is_complete() -> None:
     book = load_book()
     assert book.split()[:5] == ["ALICE'S", "ADVENTURES", "IN", "WONDERLAND", "Lewis"]
     assert book.rstrip().endswith("THE END")
@@ -51,7 +51,7 @@ def test_every_target_is_the_next_input() -> None:
         assert torch.equal(samples.inputs[1:, 0], samples.targets[:-1, -1])
 
 
-def test_the_metric_counts_from_guessing_among_the_vocabulary() -> None:
+def test_the_worst_metric_is_guessing_among_the_vocabulary() -> None:
     task = make_task("text")
     drawn = task.sample(0)
     size = drawn.n_classes
@@ -64,7 +64,7 @@ def test_the_metric_counts_from_guessing_among_the_vocabulary() -> None:
     assert task.metric.score(float(bits.mean())) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_host_is_small_and_its_sizes_can_be_chosen() -> None:
+def test_the_sizes_of_the_host_are_options() -> None:
     task = make_task("text")
     model = task.make_host(0)
     assert 5000 <= sum(parameter.numel() for parameter in model.parameters()) <= 12_000
@@ -81,7 +81,9 @@ def test_the_host_is_small_and_its_sizes_can_be_chosen() -> None:
 
 
 @given(st.text(min_size=1), st.text())
-def test_a_vocabulary_decodes_what_it_encodes_and_marks_the_rest(known: str, other: str) -> None:
+def test_a_vocabulary_decodes_what_it_encodes_and_marks_unknown_characters(
+    known: str, other: str
+) -> None:
     vocabulary = Vocabulary(known)
     assert len(vocabulary) == len(set(known)) + 1
     assert vocabulary.decode(vocabulary.encode(known)) == known
@@ -92,7 +94,7 @@ def test_a_vocabulary_decodes_what_it_encodes_and_marks_the_rest(known: str, oth
 
 
 @given(length=st.integers(2, 200), context=st.integers(1, 40))
-def test_windows_use_all_that_fits(length: int, context: int) -> None:
+def test_windows_cover_the_text_except_an_incomplete_end(length: int, context: int) -> None:
     tokens = np.arange(length)
     samples = cut_windows(tokens, context)
     assert len(samples) == (length - 1) // context
@@ -100,7 +102,7 @@ def test_windows_use_all_that_fits(length: int, context: int) -> None:
     assert torch.equal(samples.targets, samples.inputs + 1)
 
 
-def test_any_text_file_will_do(tmp_path: Path) -> None:
+def test_any_text_file_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_bytes(("\ufeff" + "Grüße,\r\nWelt! 木\rend\n" * 60).encode())
     text = read_text(path)
@@ -112,29 +114,28 @@ def test_any_text_file_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty; give path a UTF-8 text file"),
-        (b"caf\xe9 au lait", "is not UTF-8: byte 3 of 12 is 0xe9; convert it"),
+        (b"", "is empty"),
+        (b"caf\xe9 au lait", "is not UTF-8: byte 3 of 12 is 0xe9"),
         (
             b"too short " * 20,
-            "has 200 characters, which split into 160, 20, 20; with a context of 32 each part "
-            "needs 65, so a text must have about 650",
+            "has 200 characters, split into 160, 20, 20; .* 650",
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "mine.txt"
     path.write_bytes(content)
     with pytest.raises(BadDataError, match=f"{path} {message}"):
         make_task("text", path=path)
 
 
-def test_the_least_length_that_is_said_is_enough(tmp_path: Path) -> None:
+def test_the_minimum_length_in_the_message_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("ab" * 325)
     assert len(make_task("text", path=str(path)).sample(0).data.test) == 2
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     for path in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(MissingDataError, match=f"the text {path} cannot be read"):
+        with pytest.raises(MissingDataError, match=f"{path} cannot be read"):
             make_task("text", path=path)

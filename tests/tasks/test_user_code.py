@@ -1,4 +1,4 @@
-"""A user's function that makes no host is named, whoever calls it, in one line."""
+"""A user's host factory that fails is reported on one line."""
 
 import copy
 from dataclasses import replace
@@ -57,25 +57,27 @@ def slotless(seed: int) -> nn.Module:
 
 
 WRONG = [
-    (fail, r"raised KeyError \('weights\\nof seed'\) for seed \d+; correct it\."),
-    (leave, r"raised SystemExit \(2\) for seed \d+; correct it"),
-    (lambda seed: None, "returned None; it must return a model with slots"),
-    (lambda seed: nn.Linear, "returned <class .*Linear'>; it must return a model with slots"),
-    (lambda seed: torch.zeros(9, 9), "returned a Tensor; it must return a model with slots"),
-    (slotless, "returned a model that cannot grow: this Linear has no slots; call esper.add_slots"),
+    (fail, r"raised KeyError \('weights\\nof seed'\) for seed \d+"),
+    (leave, r"raised SystemExit \(2\) for seed \d+"),
+    (lambda seed: None, "returned None"),
+    (lambda seed: nn.Linear, "returned <class .*Linear'>"),
+    (lambda seed: torch.zeros(9, 9), "returned a Tensor"),
+    (slotless, "returned .*Linear has no slots"),
 ]
 
 
 @pytest.mark.parametrize("form", ["sequential", "stacked", "auto"])
 @pytest.mark.parametrize(("make_host", "message"), WRONG)
-def test_what_makes_no_host_is_one_clear_line(make_host: Any, message: str, form: Any) -> None:
+def test_a_factory_that_returns_no_host_is_reported(
+    make_host: Any, message: str, form: Any
+) -> None:
     with pytest.raises(TaskError, match=f"^make_host of task 'mine' {message}") as caught:
         GrowthVectorEnv(a_task(make_host=make_host), 2, form=form)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("make_host", "message"), WRONG)
-def test_a_draw_that_makes_no_host_is_one_clear_line(make_host: Any, message: str) -> None:
+def test_a_drawn_factory_that_returns_no_host_is_reported(make_host: Any, message: str) -> None:
     def draw(seed: int) -> TaskDraw:
         return TaskDraw(data=DATA, n_classes=2, make_host=make_host)
 
@@ -83,7 +85,7 @@ def test_a_draw_that_makes_no_host_is_one_clear_line(make_host: Any, message: st
         GrowthVectorEnv(a_task(data=None, draw=draw), 2)
 
 
-def test_a_draw_whose_function_takes_no_seed_is_refused_when_it_is_drawn() -> None:
+def test_a_drawn_factory_must_take_a_seed() -> None:
     task = a_task(
         data=None, draw=lambda seed: TaskDraw(data=DATA, n_classes=2, make_host=lambda: own_host(0))
     )
@@ -91,7 +93,7 @@ def test_a_draw_whose_function_takes_no_seed_is_refused_when_it_is_drawn() -> No
         task.sample(0)
 
 
-def test_an_error_of_esper_speaks_for_itself() -> None:
+def test_an_error_of_esper_passes_unchanged() -> None:
     def make_host(seed: int) -> nn.Module:
         model = nn.Linear(2, 2)
         add_slots(model, at=["nowhere"], sample_input=X[:2])
@@ -105,7 +107,7 @@ def test_an_error_of_esper_speaks_for_itself() -> None:
     "make_host",
     [own_host, partial(own_host), lambda seed=3: own_host(seed), lambda *a: own_host(*a)],
 )
-def test_a_good_function_makes_the_hosts_that_it_makes(make_host: Any) -> None:
+def test_checking_does_not_change_the_hosts_of_a_factory(make_host: Any) -> None:
     task = a_task(make_host=make_host)
     for one, other in zip(own_host(7).parameters(), task.make_host(7).parameters(), strict=True):
         assert torch.equal(one, other)
@@ -114,7 +116,7 @@ def test_a_good_function_makes_the_hosts_that_it_makes(make_host: Any) -> None:
     assert np.isfinite(envs.step(np.zeros((2, 8), int))[1]).all()
 
 
-def test_makers_of_esper_are_kept_as_they_are() -> None:
+def test_factories_of_esper_are_not_wrapped() -> None:
     maker = HostMaker(CONFIG)
     task = a_task(make_host=maker)
     assert task.make_host is maker
@@ -122,7 +124,7 @@ def test_makers_of_esper_are_kept_as_they_are() -> None:
     assert a_task(data=None, draw=lambda seed: drawn).sample(0) is drawn
 
 
-def test_a_maker_that_can_redraw_still_can_and_stays_one_maker() -> None:
+def test_a_checked_factory_can_still_redraw() -> None:
     class Maker:
         def __init__(self) -> None:
             self.redrawn: list[int] = []

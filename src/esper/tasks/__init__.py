@@ -1,4 +1,4 @@
-"""What a host learns: tasks by name, their data, and how to write one's own."""
+"""Tasks: the data that hosts learn from, the hosts, the metric and the budget."""
 
 from esper.config.growth import Budget
 from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text

@@ -1,4 +1,4 @@
-"""The data that a host learns from and is judged by. Shapes: n samples, T predictions of each."""
+"""The data of a task, and checks of it. Shapes: n samples, T predictions per sample."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from esper.errors import BadDataError, TaskError
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples and what a host is to say of each."""
+    """Inputs with their targets."""
 
     inputs: Tensor
-    """``[n, ...]``: numbers, or the int64 numbers of tokens."""
+    """``[n, ...]``, floating point, or int64 for tokens."""
     targets: Tensor
-    """``[n]`` or ``[n, T]``, int64: the class of each prediction."""
+    """``[n]`` or ``[n, T]``, int64: the right class of each prediction."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -31,25 +31,25 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskData:
-    """Three sets of samples that have none in common."""
+    """Three disjoint sets of samples."""
 
     train: Samples
-    """What a host learns from."""
+    """The samples that a host is trained on."""
     validation: Samples
-    """What a controller sees of how well a host does."""
+    """The samples of the scores that a controller sees."""
     test: Samples
-    """What a host is judged by at the end; nothing is decided by it."""
+    """The samples of the final score, which no decision uses."""
 
     def __post_init__(self) -> None:
         for split, samples in self.splits():
             if not isinstance(samples, Samples):
                 raise BadDataError(
-                    f"the {split} split of a TaskData is a {type(samples).__name__}; it must be "
+                    f"the {split} split of TaskData is a {type(samples).__name__}; it must be "
                     "Samples(inputs, targets)."
                 )
 
     def splits(self) -> Iterator[tuple[str, Samples]]:
-        """Go through the name and the samples of each split."""
+        """Yield the name and the samples of each split."""
         yield "train", self.train
         yield "validation", self.validation
         yield "test", self.test
@@ -57,22 +57,22 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskDraw:
-    """What one host learns from and how it starts."""
+    """The data and the settings of one host."""
 
     data: TaskData
     n_classes: int
-    """Classes that occur; a host may have more outputs."""
+    """Number of classes; a host may have more outputs."""
     learning_rate: float | None = None
-    """Step size; None for the task's."""
+    """Learning rate; None for the task's."""
     make_host: Callable[[int], nn.Module] | None = None
-    """Makes the host from a seed; None for the task's."""
+    """Creates the host from a seed; None for the task's."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What was drawn, by name: recorded, not observed."""
+    """The drawn values by name, which are recorded but not observed."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, TaskData):
             kind = type(self.data).__name__
-            raise BadDataError(f"data of a TaskDraw is a {kind}; it must be a TaskData.")
+            raise BadDataError(f"data of a TaskDraw is a {kind}; it must be TaskData.")
         if self.learning_rate is not None:
             require_number("learning_rate of a TaskDraw", self.learning_rate, above=0.0)
         if self.make_host is not None and not callable(self.make_host):
@@ -88,20 +88,20 @@ def stratified_split(
 ) -> list[NDArray[np.int64]]:
     """Return the indices of disjoint splits, each with about the same share of every class.
 
-    The samples of each class are shuffled and spread evenly over one long row, which is then cut.
+    The shuffled samples of each class are spread evenly over one sequence, which is then cut.
 
     Args:
         labels: ``[n]`` class of each sample.
-        sizes: Samples of each split.
-        seed: Decides who goes where.
+        sizes: Number of samples in each split.
+        seed: Seeds the shuffle.
 
     Raises:
         BadDataError: If there are fewer samples than the splits need.
     """
     if sum(sizes) > len(labels):
         raise BadDataError(
-            f"splits of {', '.join(str(size) for size in sizes)} samples need {sum(sizes)}; there "
-            f"are {len(labels)}."
+            f"splits of {', '.join(map(str, sizes))} samples need {sum(sizes)}, but there are only "
+            f"{len(labels)}."
         )
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     shuffled = rng.permutation(len(labels))
@@ -116,19 +116,21 @@ def stratified_split(
 
 
 def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> None:
-    """Refuse data that no host could learn from or be judged by.
+    """Reject data that no host can be trained or scored on.
 
     Args:
-        draw: The data and how many classes they have.
-        task: The task's name, for the message.
+        draw: The data and the number of classes.
+        task: The task's name, for messages.
         needs_all_classes: Whether each split must have a sample of each class.
 
     Raises:
-        BadDataError: If a split is empty, of another form than the others, not finite, or lacks a
-            class.
+        BadDataError: If a split is empty, not finite, lacks a class, or differs in shape or dtype
+            from the others.
     """
     if not isinstance(draw, TaskDraw):
-        raise BadDataError(f"task {task!r} gave a {type(draw).__name__}; it must give a TaskDraw.")
+        raise BadDataError(
+            f"draw of task {task!r} returned a {type(draw).__name__}; it must return a TaskDraw."
+        )
     check_classes(draw.n_classes, task=task)
     for split, samples in draw.data.splits():
         what = f"task {task!r}, {split} split"
@@ -139,39 +141,39 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
 
 
 def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
-    """Refuse samples that are not tensors of finite numbers, or of another form than others.
+    """Reject samples that are not finite tensors with the shapes and dtypes of other samples.
 
     Raises:
-        BadDataError: If they are not; the message starts with ``what``.
+        BadDataError: The message starts with ``what``.
     """
     _check_form(samples, like=like, what=what)
     _check_inputs(samples.inputs.detach(), what=what)
 
 
 def check_classes(n_classes: object, *, task: str) -> None:
-    """Refuse anything but a whole number of at least two classes.
+    """Reject a number of classes that is not an integer of at least 2.
 
     Raises:
-        BadDataError: If it is something else.
+        BadDataError: Naming the task and the value.
     """
     if not isinstance(n_classes, Integral) or isinstance(n_classes, bool) or int(n_classes) < 2:
         raise BadDataError(
-            f"task {task!r} has {n_classes!r} classes; it must have a whole number of at least 2."
+            f"task {task!r} has {n_classes!r} classes; it must be an integer of at least 2."
         )
 
 
 def check_forms(data: TaskData, *, task: str) -> None:
-    """Refuse splits that are not tensors of samples, all of one form.
+    """Reject splits that are empty or differ in shape or dtype.
 
     Raises:
-        BadDataError: If one is empty, of unequal lengths, or of another form than the others.
+        BadDataError: Naming the task and the split.
     """
     for split, samples in data.splits():
         _check_form(samples, like=data.train, what=f"task {task!r}, {split} split")
 
 
 def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
-    """Refuse what is empty, of unequal lengths, or of another form than the training samples."""
+    """Reject samples whose lengths, shapes or dtypes are wrong, or differ from ``like``."""
     inputs, targets = samples.inputs, samples.targets
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
         kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
@@ -184,18 +186,15 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
     is_token = inputs.dtype == torch.int64 and inputs.ndim == 2 and inputs.shape[1] == 1
     if targets.ndim == 2 and targets.shape[1] == 1 and not is_token:
         raise BadDataError(
-            f"{what}: targets have shape {list(targets.shape)}; they must be [n], a class for each "
-            "sample (targets.squeeze(1)), or [n, T], one for each of T predictions."
+            f"{what}: targets have shape {list(targets.shape)}; they must be [n], one class per "
+            "sample (targets.squeeze(1)), or [n, T], one per prediction."
         )
     if len(inputs) != len(targets):
-        raise BadDataError(
-            f"{what}: there are {len(inputs)} inputs and {len(targets)} targets; there must be as "
-            "many of each."
-        )
+        raise BadDataError(f"{what}: there are {len(inputs)} inputs but {len(targets)} targets.")
     if inputs.numel() == 0 or targets.numel() == 0:
         raise BadDataError(
             f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
-            "none may be empty."
+            "neither may be empty."
         )
     if targets.dtype != torch.int64:
         raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
@@ -205,13 +204,13 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
     ):
         if tensor.shape[1:] != first.shape[1:] or tensor.dtype != first.dtype:
             raise BadDataError(
-                f"{what}: {name} of a sample are {_form(tensor)}; they must be {_form(first)}, as "
-                "in the train split."
+                f"{what}: {name} are {_form(tensor)}; they must be {_form(first)}, as in the train "
+                "split."
             )
 
 
 def _check_inputs(inputs: Tensor, *, what: str) -> None:
-    """Refuse inputs that are neither finite numbers nor tokens."""
+    """Reject inputs that are neither finite numbers nor tokens."""
     if inputs.dtype == torch.int64:
         if int(inputs.min()) < 0:
             raise BadDataError(
@@ -220,9 +219,10 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
         return
     if not inputs.dtype.is_floating_point:
         raise BadDataError(
-            f"{what}: inputs are {_name(inputs.dtype)}; they must be floating, or int64 for tokens."
+            f"{what}: inputs are {_name(inputs.dtype)}; they must be floating point, or int64 for "
+            "tokens."
         )
-    # What is not finite stays so in a sum, which is cheap; finite numbers may overflow one.
+    # A finite sum, which is cheap, proves that all are finite. The converse fails: sums overflow.
     if math.isfinite(float(inputs.sum())):
         return
     wrong = ~inputs.isfinite()
@@ -230,13 +230,13 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
         sample = int(wrong.flatten(1).any(1).nonzero()[0, 0])
         value = float(inputs[wrong][0])
         raise BadDataError(
-            f"{what}: {int(wrong.sum())} inputs are not finite, the first is {value} in sample "
-            f"{sample}; all must be finite."
+            f"{what}: {int(wrong.sum())} inputs are not finite; the first is {value} in sample "
+            f"{sample}."
         )
 
 
 def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Refuse targets that are no classes."""
+    """Reject targets that are not classes."""
     least, most = (int(value) for value in torch.aminmax(targets))
     if least < 0 or most >= n_classes:
         raise BadDataError(
@@ -246,20 +246,20 @@ def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
 
 
 def _require_all_classes(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Refuse, if a sample has one target, a class without any."""
+    """Reject a split without a sample of some class, if samples have one target each."""
     if targets.ndim == 2:  # Not every character occurs in every part of a text.
         return
     if len(targets) < n_classes:
         raise BadDataError(
-            f"{what}: there are {len(targets)} samples of {n_classes} classes; there must be at "
-            "least one of each class."
+            f"{what}: there are {len(targets)} samples of {n_classes} classes; every class needs "
+            "at least one."
         )
     counts = targets.bincount(minlength=n_classes)
     if int(counts.min()) == 0:
         absent = ", ".join(str(number) for number in range(n_classes) if not counts[number])
         raise BadDataError(
-            f"{what}: there is no sample of class {absent}; there must be at least one of each of "
-            f"the {n_classes} classes."
+            f"{what}: there is no sample of class {absent}; every one of the {n_classes} classes "
+            "needs at least one."
         )
 
 

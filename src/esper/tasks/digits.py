@@ -1,4 +1,4 @@
-"""The task ``digits``: which of ten handwritten digits an 8x8 image shows."""
+"""The task ``digits``: classify 8x8 images of handwritten digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esper.tasks.data import Samples, TaskData, stratified_split
 from esper.tasks.task import Task
 
 LEVELS = 16
-"""The value of a pixel that is all ink; 0 is paper."""
+"""The value of a black pixel; 0 is white."""
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
@@ -33,21 +33,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
     return images.unsqueeze(1), labels
 
 
-def budget(n_epochs: int | None, default: int) -> Budget:
-    """Return a budget of so many epochs, or of the task's own number."""
-    return Budget(n_epochs=default if n_epochs is None else n_epochs)
-
-
-def training(
-    *, batch_size: int, learning_rate: float, batches_per_epoch: int | None
-) -> PopulationConfig:
-    """Return how the hosts of a built-in task are trained."""
-    return PopulationConfig(
-        batch_size=batch_size, learning_rate=learning_rate, batches_per_epoch=batches_per_epoch
-    )
-
-
-SUMMARY = "8x8 handwritten digits, 1,000 to learn from; ships with the package"
+SUMMARY = "8x8 handwritten digits, 1,000 for training; ships with Esper"
 N_TRAIN, N_VALIDATION, N_TEST = 1000, 500, 297
 HOSTS: dict[str, HostConfig] = {
     "mlp": MLPHostConfig(n_features=64, n_classes=10, width=16, hidden=8, n_blocks=2),
@@ -58,7 +44,7 @@ LEARNING_RATES = {"mlp": 3e-3, "cnn": 1e-2}
 
 @lru_cache(maxsize=1)
 def digit_splits() -> tuple[Tensor, Tensor, Tensor]:
-    """Return which samples learn, validate and test: the same for every task on digits."""
+    """Return the indices of the train, validation and test samples, shared by all digit tasks."""
     _, labels = load_digits()
     sizes = (N_TRAIN, N_VALIDATION, N_TEST)
     train, validation, test = stratified_split(labels.numpy(), sizes, seed=0)
@@ -67,20 +53,19 @@ def digit_splits() -> tuple[Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def standard_digits() -> tuple[Tensor, Tensor, float]:
-    """Return images ``[1797, 64]`` standardised, labels ``[1797]``, and the unit of the images.
+    """Return standardized images ``[1797, 64]``, labels ``[1797]``, and the images' deviation.
 
-    All pixels share one mean and deviation, those of the training samples. The unit is what a
-    difference of 1 in the images is in shades of [0, 1].
+    All pixels share one mean and one standard deviation, those of the training samples.
     """
     images, labels = load_digits()
     pixels = images.flatten(1)
-    learned = pixels[digit_splits()[0]]
-    unit = float(learned.std())
-    return (pixels - learned.mean()) / unit, labels, unit
+    train = pixels[digit_splits()[0]]
+    deviation = float(train.std())
+    return (pixels - train.mean()) / deviation, labels, deviation
 
 
 def make_digits(
-    *, host: str = "mlp", n_epochs: int | None = None, batches_per_epoch: int | None = None
+    *, host: str = "mlp", n_epochs: int = 16, batches_per_epoch: int | None = None
 ) -> Task:
     """Return the task ``digits``; ``host`` is ``"mlp"`` or ``"cnn"``."""
     require_choice("host", host, HOSTS)
@@ -92,8 +77,8 @@ def make_digits(
         make_host=HostMaker(HOSTS[host]),
         data=TaskData(train=train, validation=validation, test=test),
         n_classes=10,
-        budget=budget(n_epochs, default=16),
-        training=training(
+        budget=Budget(n_epochs=n_epochs),
+        training=PopulationConfig(
             batch_size=32, learning_rate=LEARNING_RATES[host], batches_per_epoch=batches_per_epoch
         ),
         summary=SUMMARY,

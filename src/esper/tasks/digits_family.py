@@ -1,8 +1,8 @@
 """The task ``digits-family``: a distribution of tasks on handwritten digits.
 
-Each draw asks another question (which digits, in which groups), with other data (how many samples,
-how noisy), another learning rate and a host of another size. All draws learn, validate and test on
-parts of the same three pools, so no draw learns from a sample that another is tested on.
+Each draw has its own classes (groups of some of the digits), number of samples, noise, learning
+rate and host size. All draws take their splits from the same three pools, so no draw trains on a
+sample that another is tested on.
 
 Shapes: n samples.
 """
@@ -19,14 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.config.checks import require_choice
-from esper.config.growth import Budget, CNNHostConfig, GrowthConfig, MLPHostConfig
+from esper.config.growth import (
+    Budget,
+    CNNHostConfig,
+    GrowthConfig,
+    MLPHostConfig,
+    PopulationConfig,
+)
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
-from esper.tasks.digits import digit_splits, standard_digits, training
+from esper.tasks.digits import digit_splits, standard_digits
 from esper.tasks.task import Task
 
-SUMMARY = "a distribution: other digits, groups, noise, sizes and rates in every episode"
+SUMMARY = "random tasks on digits: classes, noise, sizes and learning rates vary by episode"
 N_DIGITS = (4, 10)
 N_SAMPLES = (60, 1000)
 LABEL_NOISE = (0.0, 0.4)
@@ -34,19 +40,19 @@ INPUT_NOISE = (0.0, 0.3)
 LEARNING_RATES = (1e-3, 3e-2)
 N_NOISE_ROWS = 2**13
 CNN_SHARE = 0.06
-"""The share of environments that grow CNNs where both kinds of hosts are grown."""
+"""The share of environments with CNNs if ``host`` is ``"both"``."""
 GROWTH = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, advances_alone=True)
-"""A seed counts from its first epoch and can be kept four epochs after it germinated."""
+"""A seed blends in from its first epoch and can be fossilized four epochs after germination."""
 
 
 @dataclass(frozen=True)
 class HostKind:
-    """What sort of host is drawn, in which sizes."""
+    """A kind of host and the sizes that are drawn."""
 
     design: MLPHostConfig | CNNHostConfig
-    """The sizes that seeds are as large as in; all hosts start smaller."""
+    """The host whose sizes determine those of seeds; drawn hosts are smaller."""
     widths: tuple[int, ...]
-    """Hidden units of a host, one of these; a host of the most is what prices are relative to."""
+    """Possible hidden units; costs are relative to the host with the most."""
 
     @property
     def largest(self) -> int:
@@ -66,33 +72,33 @@ HOST_KINDS: dict[str, HostKind] = {
         widths=(2, 4),
     ),
 }
-"""The hosts, by the option that names them.
+"""The hosts by the value of the option ``host``.
 
-Without skips an MLP is as good as its hidden units: beside a residual stream of 16 numbers, which
-is all that the digits need, it would not matter how many there are.
+The MLPs have no skips, because a residual stream of width 16 is enough for the digits: with one,
+the number of hidden units would hardly matter.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class _Pools:
-    """What all draws are made of."""
+    """The data that all draws share."""
 
     images: Tensor
-    """``[1797, 64]`` standardised."""
-    unit: float
-    """Shades, of paper 0 to ink 1, that a difference of 1 in the images is."""
+    """``[1797, 64]`` standardized."""
+    deviation: float
+    """Standard deviation of the images before, in [0, 1]."""
     digits: NDArray[np.int64]
     """``[1797]``"""
     rows: tuple[NDArray[np.int64], ...]
-    """The images that may be learned from, validated on and tested on."""
+    """Indices of the images for training, validation and testing."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
-    """What one draw asks."""
+class _Grouping:
+    """The classes of one draw."""
 
     classes: NDArray[np.int64]
-    """``[10]`` class of each digit, -1 for a digit that is left out."""
+    """``[10]`` class of each digit, -1 for an unused digit."""
     n_digits: int
     n_classes: int
 
@@ -101,22 +107,24 @@ def make_digits_family(
     *,
     host: str = "mlp",
     width: int | None = None,
-    n_epochs: int | None = None,
+    n_epochs: int = 24,
     batches_per_epoch: int | None = 8,
 ) -> Task:
     """Return the task ``digits-family``.
 
     Args:
         host: The hosts: "mlp", "cnn", or "both" for MLPs and a few CNNs.
-        width: Hidden units of all hosts, in place of drawing them.
-        n_epochs: Epochs of an episode.
-        batches_per_epoch: Batches of an epoch.
+        width: Hidden units of all hosts; None to draw them.
+        n_epochs: Epochs per episode.
+        batches_per_epoch: Batches per epoch; None for one pass over the data.
     """
     require_choice("host", host, (*HOST_KINDS, "both"))
     variants: tuple[tuple[Task, float], ...] = ()
     if host == "both":
         if width is not None:
-            raise ConfigError(f"host is 'both' and width is {width!r}; only one kind has a width.")
+            raise ConfigError(
+                f"host is 'both' and width is {width!r}; give a width only with 'mlp' or 'cnn'."
+            )
         cnns = make_digits_family(
             host="cnn", n_epochs=n_epochs, batches_per_epoch=batches_per_epoch
         )
@@ -132,10 +140,10 @@ def make_digits_family(
         name="digits-family",
         make_host=_host_makers(host)[kind.largest],
         draw=draw,
-        budget=Budget(
-            n_epochs=24 if n_epochs is None else n_epochs, flop_price=0.1, parameter_rent=0.0
+        budget=Budget(n_epochs=n_epochs, flop_price=0.1, parameter_rent=0.0),
+        training=PopulationConfig(
+            batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch
         ),
-        training=training(batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch),
         growth=GROWTH,
         summary=SUMMARY,
         variants=variants,
@@ -143,13 +151,13 @@ def make_digits_family(
 
 
 def draw_digits(seed: int, host: str = "mlp", width: int | None = None) -> TaskDraw:
-    """Return the draw of a seed: hosts of a kind, of a width that is drawn unless it is given."""
+    """Draw data, a learning rate and, unless a width is given, a host size from a seed."""
     kind = HOST_KINDS[host]
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3])))
-    question = _draw_question(rng)
+    grouping = _draw_grouping(rng)
     facts = {
-        "n_digits": question.n_digits,
-        "n_classes": question.n_classes,
+        "n_digits": grouping.n_digits,
+        "n_classes": grouping.n_classes,
         "label_noise": rng.uniform(*LABEL_NOISE),
         "input_noise": rng.uniform(*INPUT_NOISE),
         "learning_rate": _log_uniform(rng, *LEARNING_RATES),
@@ -159,40 +167,40 @@ def draw_digits(seed: int, host: str = "mlp", width: int | None = None) -> TaskD
         facts["width"] = width
     pools = _pools()
     train, validation, test = (
-        rows[question.classes[pools.digits[rows]] >= 0] for rows in pools.rows
+        rows[grouping.classes[pools.digits[rows]] >= 0] for rows in pools.rows
     )
-    train, labels = _draw_training(rng, question, train, facts["label_noise"])
+    train, labels = _draw_training(rng, grouping, train, facts["label_noise"])
     facts["n_samples"] = len(train)
     rows = (train, validation, test)
-    targets = (labels, *(question.classes[pools.digits[part]] for part in (validation, test)))
-    own = int(facts["width"])
+    targets = (labels, *(grouping.classes[pools.digits[part]] for part in (validation, test)))
+    hidden = int(facts["width"])
     return TaskDraw(
         data=_gather(rng, rows, targets, facts["input_noise"], is_flat=host == "mlp"),
-        n_classes=question.n_classes,
+        n_classes=grouping.n_classes,
         learning_rate=facts["learning_rate"],
-        make_host=None if own == kind.largest else _host_makers(host)[own],
+        make_host=None if hidden == kind.largest else _host_makers(host)[hidden],
         facts=facts,
     )
 
 
-def _draw_question(rng: np.random.Generator) -> _Question:
-    """Draw some of the digits and put each into a class, no class without one."""
+def _draw_grouping(rng: np.random.Generator) -> _Grouping:
+    """Draw some of the digits and assign them to classes, at least one digit to each."""
     n_digits = int(rng.integers(N_DIGITS[0], N_DIGITS[1] + 1))
     n_classes = int(rng.integers(2, n_digits + 1))
     digits = rng.permutation(10)[:n_digits]
     classes = np.full(10, -1)
     classes[digits[:n_classes]] = np.arange(n_classes)
     classes[digits[n_classes:]] = rng.integers(n_classes, size=n_digits - n_classes)
-    return _Question(classes, n_digits, n_classes)
+    return _Grouping(classes, n_digits, n_classes)
 
 
 def _draw_training(
     rng: np.random.Generator,
-    question: _Question,
+    grouping: _Grouping,
     available: NDArray[np.int64],
     label_noise: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to learn from and their labels, both ``[n]``, some of the labels wrong.
+    """Return the rows of training samples and their labels, both ``[n]``, some labels wrong.
 
     One sample of each digit comes first and keeps its label.
     """
@@ -201,11 +209,11 @@ def _draw_training(
     digits = _pools().digits
     firsts = np.unique(digits[available], return_index=True)[1]
     rows = np.concatenate([available[firsts], np.delete(available, firsts)])[:n_samples]
-    labels = question.classes[digits[rows]]
+    labels = grouping.classes[digits[rows]]
     n_wrong = round(label_noise * n_samples)
     wrong = len(firsts) + rng.permutation(n_samples - len(firsts))[:n_wrong]
-    labels[wrong] += rng.integers(1, question.n_classes, size=len(wrong))
-    return rows, labels % question.n_classes
+    labels[wrong] += rng.integers(1, grouping.n_classes, size=len(wrong))
+    return rows, labels % grouping.n_classes
 
 
 def _gather(
@@ -216,10 +224,10 @@ def _gather(
     *,
     is_flat: bool,
 ) -> TaskData:
-    """Return the images of these rows, with noise of so many shades, and their targets."""
+    """Return the images of these rows with noise added, and their targets."""
     pools = _pools()
     images = pools.images.index_select(0, torch.from_numpy(np.concatenate(rows)))
-    images.add_(_draw_noise(rng, len(images)), alpha=input_noise / pools.unit)
+    images.add_(_draw_noise(rng, len(images)), alpha=input_noise / pools.deviation)
     images = images if is_flat else images.view(-1, 1, 8, 8)
     ends = np.cumsum([len(part) for part in rows])
     train, validation, test = (
@@ -230,10 +238,10 @@ def _gather(
 
 
 def _draw_noise(rng: np.random.Generator, n_rows: int) -> Tensor:
-    """Return normal numbers ``[n, 64]``, other rows of one table in every draw.
+    """Return normal noise ``[n, 64]``: random rows of a fixed table.
 
-    Drawing so many numbers would take longer than everything else that a draw does. An odd step
-    through a table whose size is a power of two meets no row twice.
+    Drawing as many numbers would take longer than the rest of a draw. An odd stride through a
+    table whose size is a power of two repeats no row.
     """
     start, step = rng.integers(N_NOISE_ROWS), 2 * rng.integers(N_NOISE_ROWS // 2) + 1
     rows = (start + step * np.arange(n_rows)) % N_NOISE_ROWS
@@ -247,18 +255,19 @@ def _noise_table() -> Tensor:
 
 def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
     drawn = math.exp(rng.uniform(math.log(least), math.log(most)))
-    return min(max(drawn, least), most)  # The exponential of a logarithm is off by a last digit.
+    return min(max(drawn, least), most)  # exp(log(x)) can be off by one rounding.
 
 
 @lru_cache(maxsize=1)
 def _pools() -> _Pools:
-    images, labels, unit = standard_digits()
-    return _Pools(images, unit, labels.numpy(), tuple(part.numpy() for part in digit_splits()))
+    images, labels, deviation = standard_digits()
+    rows = tuple(part.numpy() for part in digit_splits())
+    return _Pools(images, deviation, labels.numpy(), rows)
 
 
 @lru_cache(maxsize=len(HOST_KINDS))
 def _host_makers(host: str) -> dict[int, HostMaker]:
-    """Return what makes a host of each width: the same whenever a width is drawn."""
+    """Return the host factory of each width, the same object in every draw."""
     kind = HOST_KINDS[host]
     return {
         width: HostMaker(replace(kind.design, hidden=width), design=kind.design)

@@ -1,4 +1,4 @@
-"""The task ``fashion-mnist``: which of ten kinds of clothing a grey image shows."""
+"""The task ``fashion-mnist``: classify greyscale images of clothing."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.config.checks import require_choice
-from esper.config.growth import CNNHostConfig, HostConfig, MLPHostConfig
+from esper.config.growth import (
+    Budget,
+    CNNHostConfig,
+    HostConfig,
+    MLPHostConfig,
+    PopulationConfig,
+)
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
-from esper.tasks.digits import budget, training
 from esper.tasks.images import (
     N_CLASSES,
     VARIABLE,
     LabelledImages,
-    data_places,
+    data_folders,
     find_files,
-    flat,
+    flatten_images,
     split_images,
 )
 from esper.tasks.task import Task
@@ -31,35 +36,36 @@ UNSIGNED_BYTES = 8
 
 
 def read_idx(path: Path, *, n_axes: int) -> NDArray[np.uint8]:
-    """Return the array of bytes in an IDX file, compressed by gzip or not.
+    """Return the byte array in an IDX file, gzipped or not.
 
     Args:
         path: The file.
-        n_axes: Axes that it must have: 1 for labels, 3 for images.
+        n_axes: The required number of axes: 1 for labels, 3 for images.
 
     Raises:
         MissingDataError: If the file cannot be read.
-        BadDataError: If it is not such a file, or has other sizes than it says.
+        BadDataError: If it is not an IDX file, or its size contradicts its header.
     """
     content = _read(path)
     expected = bytes([0, 0, UNSIGNED_BYTES, n_axes])
     if content[:4] != expected:
         raise BadDataError(
             f"{path} begins with {content[:4].hex(' ') or 'nothing'}; an IDX file of bytes with "
-            f"{n_axes} axes begins with {expected.hex(' ')}. Get the file again."
+            f"{n_axes} axes begins with {expected.hex(' ')}. Download it again."
         )
     start = 4 + 4 * n_axes
     if len(content) < start:
         raise BadDataError(
-            f"{path} ends within its first {start} bytes, after {len(content)}; get it again."
+            f"{path} has {len(content)} bytes, less than its {start}-byte header; download it "
+            "again."
         )
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", n_axes, offset=4))
     expected_bytes = math.prod(shape)
     if len(content) - start != expected_bytes:
         sizes = " x ".join(str(size) for size in shape)
         raise BadDataError(
-            f"{path} holds {len(content) - start} bytes of numbers; for {sizes} it must hold "
-            f"{expected_bytes}. Get the file again."
+            f"{path} holds {len(content) - start} bytes of data; {sizes} needs {expected_bytes}. "
+            "Download it again."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -74,20 +80,19 @@ def _read(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadDataError(f"{path} is no whole gzip file ({error}); get it again.") from error
+        raise BadDataError(f"{path} is a damaged gzip file ({error}); get it again.") from error
 
 
-SUMMARY = "grey images of clothing, 28x28 or 14x14; needs the IDX files"
+SUMMARY = "28x28 or 14x14 greyscale images of clothing; needs the IDX files"
 INSTALLED = "/usr/share/datasets/fashion-mnist"
-"""Where Debian's package puts the files."""
+"""Where the Debian package puts the files."""
 ADVICE = (
-    "Install Debian's package with `apt install dataset-fashion-mnist`, or give data_dir "
-    "(--data-dir) a folder with the four IDX files, or put it as fashion-mnist into the folder "
-    f"that {VARIABLE} names."
+    "On Debian, run `apt install dataset-fashion-mnist`; or pass a folder with the four IDX files "
+    f"as data_dir (--data-dir), or place it as fashion-mnist in the folder named by {VARIABLE}."
 )
 SIDE = 28
 LEARNING_RATE = 3e-3
-"""Of both hosts; at 1e-2 the scores of a CNN on 28x28 pixels jump by tenths between epochs."""
+"""At 1e-2 the score of a CNN on 28x28 images jumps by tenths between epochs."""
 FILES = {
     "train images": "train-images-idx3-ubyte",
     "train labels": "train-labels-idx1-ubyte",
@@ -103,26 +108,26 @@ def make_fashion_mnist(
     host: str = "cnn",
     n_train: int = 6000,
     n_validation: int = 2000,
-    n_epochs: int | None = None,
+    n_epochs: int = 16,
     batches_per_epoch: int | None = None,
 ) -> Task:
     """Return the task ``fashion-mnist``.
 
     Args:
-        data_dir: The folder with the IDX files; None looks in the usual places.
-        image_size: 28, or 14 for the means of 2x2 pixels.
+        data_dir: The folder with the IDX files; None for the default folders.
+        image_size: 28, or 14 after 2x2 average pooling.
         host: ``"cnn"`` or ``"mlp"``.
-        n_train: Samples to learn from, of 60,000.
-        n_validation: Samples to validate on, from the same 60,000.
-        n_epochs: Epochs of an episode.
-        batches_per_epoch: Batches of an epoch; None for one pass.
+        n_train: Training samples, out of 60,000.
+        n_validation: Validation samples, from the same 60,000.
+        n_epochs: Epochs per episode.
+        batches_per_epoch: Batches per epoch; None for one pass over the data.
     """
     image_size = require_choice("image_size", image_size, (SIDE, SIDE // 2))
     require_choice("host", host, ("cnn", "mlp"))
-    learning, testing = read_fashion_mnist(data_dir)
+    training, test = read_fashion_mnist(data_dir)
     data = split_images(
-        learning,
-        testing,
+        training,
+        test,
         n_train=n_train,
         n_validation=n_validation,
         shrink=SIDE // image_size,
@@ -130,10 +135,10 @@ def make_fashion_mnist(
     return Task(
         name="fashion-mnist",
         make_host=HostMaker(_host_config(host, image_size)),
-        data=data if host == "cnn" else flat(data),
+        data=data if host == "cnn" else flatten_images(data),
         n_classes=N_CLASSES,
-        budget=budget(n_epochs, default=16),
-        training=training(
+        budget=Budget(n_epochs=n_epochs),
+        training=PopulationConfig(
             batch_size=64, learning_rate=LEARNING_RATE, batches_per_epoch=batches_per_epoch
         ),
         summary=SUMMARY,
@@ -141,15 +146,15 @@ def make_fashion_mnist(
 
 
 def read_fashion_mnist(data_dir: str | Path | None) -> tuple[LabelledImages, LabelledImages]:
-    """Return the images to learn from and those of the test.
+    """Return the images for training and those for testing.
 
     Raises:
-        MissingDataError: If a file is not where it was looked for.
-        BadDataError: If a file is not what it must be.
+        MissingDataError: If a file was not found.
+        BadDataError: If a file is invalid.
     """
     layout = {role: (name, f"{name}.gz") for role, name in FILES.items()}
-    places = data_places("fashion-mnist", data_dir, INSTALLED)
-    _, paths = find_files("fashion-mnist", places, [layout], advice=ADVICE)
+    folders = data_folders("fashion-mnist", data_dir, INSTALLED)
+    _, paths = find_files("fashion-mnist", folders, [layout], advice=ADVICE)
     train, test = (
         _read_split(paths[f"{part} images"], paths[f"{part} labels"]) for part in ("train", "test")
     )

@@ -1,9 +1,8 @@
-"""Reading plain values and arrays of bytes from a pickle without unpickling it.
+"""Reading plain values and byte arrays from a pickle without unpickling it.
 
-Unpickling runs whatever code a file names. The reader here goes through the few opcodes that a
-dictionary of numbers, strings, lists and arrays of bytes consists of in protocol 2, makes plain
-values of them, and refuses every other opcode and every name but those of an array. Nothing that a
-file names is imported or called.
+Unpickling a file can run any code that it names. This reader interprets only the few opcodes of
+protocol 2 that a dict of numbers, strings, lists and byte arrays needs, and rejects every other
+opcode and every name except those of an array. It never imports or calls anything.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ ARRAY, DTYPE, ENCODE = "numpy ndarray", "numpy dtype", "_codecs encode"
 NAMES = frozenset({*ARRAY_MAKERS, ARRAY, DTYPE, ENCODE})
 
 
-class RefusedPickleError(Exception):
-    """A pickle holds something that no plain value is made of, or is damaged."""
+class UnsafePickleError(Exception):
+    """A pickle is damaged, or holds more than plain values and byte arrays."""
 
 
 @dataclass
 class _Array:
-    """An array that is made but has no numbers yet, or has them."""
+    """An array, whose values arrive after it is created."""
 
     values: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A function or class that a file names; never looked up."""
+    """The name of a function or class, which is never looked up."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class _ByteType:
-    """The type of an array's numbers, which can only be bytes."""
+    """The dtype of an array, which can only be uint8."""
 
 
 def read_plain_pickle(content: bytes) -> dict[str, Any]:
-    """Return the dictionary in a pickle; strings of Python 2 and bytes as str, arrays as uint8.
+    """Return the dict in a pickle: Python 2 strings and bytes as str, arrays as uint8.
 
     Raises:
-        RefusedPickleError: If there is anything else in it, or it is damaged.
+        UnsafePickleError: If it is damaged or holds anything else.
     """
     machine = _Machine()
     try:
@@ -56,19 +55,19 @@ def read_plain_pickle(content: bytes) -> dict[str, Any]:
         found = machine.stack.pop()
         return {_text(key): _finished(value) for key, value in found.items()}
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedPickleError(f"it is damaged ({error})") from error
+        raise UnsafePickleError(f"it is damaged ({error})") from error
 
 
 @dataclass
 class _Machine:
-    """The stack and the memory of a pickle, for plain values."""
+    """The stack and the memo of a pickle."""
 
     stack: list[Any] = field(default_factory=list[Any])
     marks: list[int] = field(default_factory=list[int])
     memory: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Do what one opcode says."""
+        """Execute one opcode."""
         match opcode:
             case "PROTO" | "STOP":
                 pass
@@ -97,14 +96,14 @@ class _Machine:
             case "GLOBAL" if argument in NAMES:
                 self.stack.append(_Name(argument))
             case "GLOBAL":
-                raise RefusedPickleError(f"it names {argument!r}")
+                raise UnsafePickleError(f"it names {argument!r}")
             case "REDUCE":
                 self.stack.append(_result_of(*self._pop(2)))
             case "BUILD":
                 [state] = self._pop(1)
-                _give_state(self.stack[-1], state)
+                _set_state(self.stack[-1], state)
             case _:
-                raise RefusedPickleError(f"it has the opcode {opcode}")
+                raise UnsafePickleError(f"it has the opcode {opcode}")
 
     def _pop(self, count: int) -> list[Any]:
         if count > len(self.stack):
@@ -121,7 +120,7 @@ class _Machine:
 
 
 def _result_of(function: Any, arguments: tuple[Any, ...]) -> object:
-    """Return what three known calls would give; none is made."""
+    """Return the equivalent of three known calls, without making them."""
     path = function.path if isinstance(function, _Name) else "a value"
     if path in ARRAY_MAKERS and arguments[0] == _Name(ARRAY):
         return _Array()
@@ -129,18 +128,18 @@ def _result_of(function: Any, arguments: tuple[Any, ...]) -> object:
         return _ByteType()
     if path == ENCODE and arguments[1:] == ("latin1",):
         return arguments[0].encode("latin-1")
-    raise RefusedPickleError(f"it calls {path!r} with {str(arguments)[:60]}")
+    raise UnsafePickleError(f"it calls {path!r} with {str(arguments)[:60]}")
 
 
-def _give_state(target: Any, state: tuple[Any, ...]) -> None:
-    """Give an array its shape and its bytes; the state of a type of bytes says nothing."""
+def _set_state(target: Any, state: tuple[Any, ...]) -> None:
+    """Set the values of an array; the state of a dtype is ignored."""
     if isinstance(target, _ByteType):
         return
     if not isinstance(target, _Array) or not isinstance(state[2], _ByteType):
-        raise RefusedPickleError("it gives a state to something that is no array of bytes")
-    _, shape, _, is_by_column, content = state
+        raise UnsafePickleError("it sets the state of something other than a byte array")
+    _, shape, _, is_fortran, content = state
     raw = content if isinstance(content, bytes) else content.encode("latin-1")
-    order = "F" if is_by_column else "C"
+    order = "F" if is_fortran else "C"
     target.values = np.frombuffer(raw, np.uint8).reshape(shape, order=order)
 
 

@@ -1,7 +1,7 @@
-"""Tasks by name: the built-in ones, those of other packages, and those in a user's own file.
+"""The registry of tasks: built-in ones, those of other packages, and those of the user's modules.
 
-A task is registered with a function that makes it from options given by name. Other packages name
-theirs under the entry point group ``esper.tasks``; they are imported when one is made or described.
+A task is registered with a function that creates it from keyword options. Other packages register
+theirs in the entry point group ``esper.tasks``; they are imported when first needed.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _REGISTRY: dict[str, _Entry] = {}
 
 
 def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None:
-    """Make a task known by its name; a name can be taken once.
+    """Register a task under a name.
 
     Args:
-        name: What users call the task.
-        make: Returns the task; its parameters are the task's options, given by name.
-        summary: What the task is, in a few words.
+        name: The name of the task.
+        make: Returns the task; its parameters are the task's options.
+        summary: A short description of the task.
 
     Raises:
-        TaskError: If the name is taken, or is not a word without a colon.
+        TaskError: If the name is taken or invalid.
     """
     if not isinstance(name, str) or not name or ":" in name:
-        raise TaskError(f"a task's name is {name!r}; it must be a word without a colon.")
+        raise TaskError(f"a task's name is {name!r}; it must be a string without a colon.")
     if name in _REGISTRY:
         raise TaskError(f"task {name!r} is registered already; choose another name.")
     if not callable(make):
@@ -55,35 +55,35 @@ def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None
 
 def task_names() -> tuple[str, ...]:
     """Return the names of all tasks: the built-in ones first, then other packages'."""
-    return (*_REGISTRY, *_offered())
+    return (*_REGISTRY, *_unregistered())
 
 
 def task_summaries() -> dict[str, str]:
-    """Return what each task is; of one that cannot be loaded, why, and what was left out."""
+    """Return the summary of each task, or the reason why it cannot be loaded."""
     summaries = {name: entry.summary for name, entry in _REGISTRY.items()}
-    for name, offers in _entry_points().items():
+    for name, entries in _entry_points().items():
         if name in _REGISTRY:
-            left_out = ", ".join(repr(offer.value) for offer in offers)
-            summaries[name] += f" ({_what(name)}, {left_out}, has this name too and is left out)"
+            ignored = ", ".join(repr(entry.value) for entry in entries)
+            summaries[name] += f" ({_what(name)}, {ignored}, has the same name and is ignored)"
             continue
         try:
-            summaries[name] = _load(name, offers).summary
+            summaries[name] = _load(name, entries).summary
         except EsperError as error:
             summaries[name] = str(error)
     return summaries
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """Return the task of this name, made with these options.
+    """Create a task by its name.
 
     Args:
         name: A registered name, or ``"my_module:make_task"`` for a function of your own that
-            returns a task; the module is also looked for in the current folder.
-        options: What the task's function takes.
+            returns a task. The module may be in the current folder.
+        options: Options of the task.
 
     Raises:
         UnknownTaskError: If there is no such task.
-        TaskError: If the task does not take an option, or making it fails.
+        TaskError: If the task has no such option, or creating it fails.
     """
     if not isinstance(name, str):
         raise UnknownTaskError(
@@ -92,20 +92,20 @@ def make_task(name: str, **options: Any) -> Task:
         )
     if ":" in name:
         with module_folder():
-            return _made(name, load_own_task(name), options)
+            return _create(name, load_own_task(name), options)
     if name in _REGISTRY:
-        return _made(name, _REGISTRY[name].make, options)
-    offered = _offered()
-    if name in offered:
-        return _made(name, _load(name, offered[name]).make, options)
-    names = (*_REGISTRY, *offered)
+        return _create(name, _REGISTRY[name].make, options)
+    others = _unregistered()
+    if name in others:
+        return _create(name, _load(name, others[name]).make, options)
+    names = (*_REGISTRY, *others)
     raise UnknownTaskError(
-        f"there is no task {name!r}; there are {', '.join(names)}, and 'module:function' for one "
-        f"of your own.{did_you_mean(name, names)}"
+        f"there is no task {name!r}; the tasks are {', '.join(names)}, or 'module:function' for "
+        f"your own.{did_you_mean(name, names)}"
     )
 
 
-def _made(name: str, make: Callable[..., object], options: dict[str, Any]) -> Task:
+def _create(name: str, make: Callable[..., object], options: dict[str, Any]) -> Task:
     task = call_with_options(name, make, options)
     if not isinstance(task, Task):
         raise TaskError(
@@ -114,33 +114,33 @@ def _made(name: str, make: Callable[..., object], options: dict[str, Any]) -> Ta
     return task
 
 
-def _offered() -> dict[str, list[EntryPoint]]:
-    """Return what other packages offer under names that are free, without importing it."""
-    return {name: offers for name, offers in _entry_points().items() if name not in _REGISTRY}
+def _unregistered() -> dict[str, list[EntryPoint]]:
+    """Return the tasks of other packages whose names are free, without importing them."""
+    return {name: entries for name, entries in _entry_points().items() if name not in _REGISTRY}
 
 
 def _entry_points() -> dict[str, list[EntryPoint]]:
-    """Return all that other packages offer, by name; one object is offered once."""
+    """Return the distinct entry points of other packages by name."""
     found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         found.setdefault(entry.name, {}).setdefault(entry.value, entry)
-    return {name: list(offers.values()) for name, offers in found.items()}
+    return {name: list(entries.values()) for name, entries in found.items()}
 
 
-def _load(name: str, offers: list[EntryPoint]) -> _Entry:
-    """Return the task that another package offers."""
-    if len(offers) > 1:
-        values = " and ".join(repr(offer.value) for offer in offers)
+def _load(name: str, entries: list[EntryPoint]) -> _Entry:
+    """Import a task of another package."""
+    if len(entries) > 1:
+        values = " and ".join(repr(entry.value) for entry in entries)
         raise TaskError(
-            f"{_what(name)} is offered more than once, as {values}; remove all but one."
+            f"{_what(name)} is defined more than once, as {values}; uninstall all but one."
         )
-    (entry,) = offers
+    (entry,) = entries
     try:
         loaded = entry.load()
     except FAILURES as error:
         raise TaskError(
-            f"{_what(name)} cannot be loaded, it raised {describe(error)}; repair or remove "
-            f"{entry.value!r}."
+            f"{_what(name)} cannot be loaded: {entry.value!r} raised {describe(error)}; fix or "
+            "uninstall it."
         ) from error
     if not callable(loaded):
         raise TaskError(

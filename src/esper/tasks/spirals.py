@@ -1,4 +1,4 @@
-"""The task ``spirals``: which of two or three spirals a point in the plane lies on."""
+"""The task ``spirals``: decide which of two or three spirals a point lies on."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.config.growth import MLPHostConfig
+from esper.config.growth import Budget, MLPHostConfig, PopulationConfig
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
-from esper.tasks.digits import budget, training
 from esper.tasks.task import Task
 
-SUMMARY = "two or three spirals in the plane, drawn anew; milliseconds per epoch"
+SUMMARY = "two or three random spirals in the plane; milliseconds per epoch"
 N_TRAIN, N_VALIDATION, N_TEST = 120, 60, 60
 HOST = MLPHostConfig(n_features=2, n_classes=3, width=8, hidden=8, n_blocks=2)
 TURNS = (0.5, 1.25)
 NOISE = (0.0, 0.1)
 
 
-def make_spirals(*, n_epochs: int | None = None, batches_per_epoch: int | None = 4) -> Task:
+def make_spirals(*, n_epochs: int = 16, batches_per_epoch: int | None = 4) -> Task:
     """Return the task ``spirals``."""
     return Task(
         name="spirals",
         make_host=HostMaker(HOST),
         draw=draw_spirals,
-        budget=budget(n_epochs, default=16),
-        training=training(batch_size=32, learning_rate=1e-2, batches_per_epoch=batches_per_epoch),
+        budget=Budget(n_epochs=n_epochs),
+        training=PopulationConfig(
+            batch_size=32, learning_rate=1e-2, batches_per_epoch=batches_per_epoch
+        ),
         summary=SUMMARY,
     )
 
 
 def draw_spirals(seed: int) -> TaskDraw:
-    """Return the draw of a seed: how many spirals, how often they turn and how blurred they are."""
+    """Draw the number of spirals, their turns, their noise and their points from a seed."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 4]))
     n_spirals = int(rng.integers(2, 4))
     turns, noise = rng.uniform(*TURNS), rng.uniform(*NOISE)
@@ -50,9 +51,9 @@ def draw_spirals(seed: int) -> TaskDraw:
 def _samples(
     rng: np.random.Generator, spirals: NDArray[np.int64], *, turns: float, noise: float
 ) -> Samples:
-    """Draw a point of each of these spirals, in a plane where the arms end at radius 2."""
+    """Draw one point on each of the given spirals, whose arms end at radius 2."""
     n_spirals = int(spirals.max()) + 1
-    along = np.sqrt(rng.uniform(0.01, 1.0, size=len(spirals)))  # As dense at the rim as within.
+    along = np.sqrt(rng.uniform(0.01, 1.0, size=len(spirals)))  # Uniform density over the disc.
     angles = 2 * np.pi * (turns * along + spirals / n_spirals)
     points = 2 * along[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points += noise * rng.standard_normal(points.shape)

@@ -1,4 +1,4 @@
-"""A task: what a host learns, how it starts, how it is judged and what it may cost."""
+"""Tasks and metrics."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ Values = TypeVar("Values", float, NDArray[np.floating], Tensor)
 
 
 class BitsPerPrediction(CrossEntropy):
-    """Classification judged by surprise: the metric is minus the binary log of the target's p."""
+    """Classification whose metric is the cross-entropy in bits."""
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the bits that each target costs, in the shape of ``targets``."""
+        """Return ``-log2 p(target)`` of each prediction, in the shape of ``targets``."""
         return self.losses(outputs, targets) / math.log(2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number by which hosts are judged."""
+    """A measure of how good a host is."""
 
     name: str
     objective: Objective
-    """Gives the loss and the metric of each prediction."""
+    """Computes the loss and the metric of each prediction."""
     worst: float
-    """The metric of guessing."""
+    """The value for random guessing."""
     best: float
-    """The metric of a perfect host."""
+    """The value for a perfect host."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise TaskError(f"a metric's name is {self.name!r}; it must be a word.")
+            raise TaskError(f"a metric's name is {self.name!r}; it must be a non-empty string.")
         for method in ("losses", "metrics"):
             if isinstance(self.objective, type) or not callable(
                 getattr(self.objective, method, None)
             ):
                 raise TaskError(
                     f"objective of metric {self.name!r} is {shown(self.objective)}; it must be an "
-                    "object with the methods losses and metrics, as CrossEntropy() is."
+                    "object with the methods losses and metrics, such as CrossEntropy()."
                 )
         ends = (self.worst, self.best)
         if not all(_is_finite(end) for end in ends) or self.worst == self.best:
             raise TaskError(
-                f"metric {self.name!r} goes from worst {self.worst!r} to best {self.best!r}; they "
-                "must be finite numbers and differ."
+                f"metric {self.name!r} has worst {self.worst!r} and best {self.best!r}; they must "
+                "be finite and different."
             )
         make_numbers_plain(self)
 
@@ -74,16 +74,15 @@ class Metric:
 
 
 def _is_finite(value: object) -> bool:
-    """Return whether this is a finite number."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0)
-"""The share of predictions that are right."""
+"""The share of correct predictions."""
 
 
 def bits_per_character(vocabulary: int) -> Metric:
-    """Return the metric of models of text with so many different characters."""
+    """Return the metric of character models with a vocabulary of this size."""
     require_int("vocabulary", vocabulary, least=2)
     return Metric(
         name="bits per character",
@@ -102,30 +101,30 @@ class Task:
 
     name: str
     make_host: Callable[[int], nn.Module]
-    """Makes a host with slots from a seed; also the reference that prices are relative to. A
-    function of your own is called through a check of what it returns."""
+    """Creates a host with slots from a seed. Costs are relative to this host. The results of your
+    own functions are checked."""
     data: TaskData | None = None
-    """One fixed set of data ..."""
+    """Fixed data ..."""
     draw: Callable[[int], TaskDraw] | None = None
-    """... or a distribution: the same seed gives the same draw."""
+    """... or a distribution: a function of a seed that always returns the same draw for it."""
     n_classes: int | None = None
-    """Classes of fixed data; None for one more than the largest target."""
+    """Number of classes of fixed data; None for one more than the largest target."""
     metric: Metric = ACCURACY
     budget: Budget = field(default_factory=Budget)
     training: PopulationConfig = field(default_factory=PopulationConfig)
     growth: GrowthConfig | None = None
-    """How long seeds stay in their stages; None for the usual."""
+    """How long seeds stay in their stages; None for the defaults."""
     summary: str = ""
-    """What the task is, in a few words."""
+    """A short description of the task."""
     needs_all_classes: bool = True
     """Whether each split must have a sample of each class."""
     variants: tuple[tuple[Task, float], ...] = ()
-    """Hosts of other designs that the same controller grows: tasks, each with its share of the
-    environments. Their budgets are not used: that of this task is for all."""
+    """Tasks with hosts of other designs for the same controller, each with its share of the
+    environments. All use the budget of this task."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise TaskError(f"a task's name is {self.name!r}; it must be a word.")
+            raise TaskError(f"a task's name is {self.name!r}; it must be a non-empty string.")
         if (self.data is None) == (self.draw is None):
             has = "neither data nor draw" if self.data is None else "both data and draw"
             raise TaskError(f"task {self.name!r} has {has}; it must have exactly one of them.")
@@ -134,8 +133,8 @@ class Task:
         if self.n_classes is not None:
             if self.data is None:
                 raise TaskError(
-                    f"task {self.name!r} has draw and n_classes {self.n_classes!r}; what is drawn "
-                    "says how many classes there are, so n_classes must be None."
+                    f"task {self.name!r} has draw and n_classes {self.n_classes!r}; each draw has "
+                    "its own number of classes, so n_classes must be None."
                 )
             check_classes(self.n_classes, task=self.name)
         if self.draw is not None:
@@ -144,10 +143,10 @@ class Task:
         object.__setattr__(self, "make_host", checked)
 
     def sample(self, seed: int) -> TaskDraw:
-        """Return what the host of this seed learns from; fixed data are the same for all seeds.
+        """Return the draw of a seed; fixed data are the same for all seeds.
 
         Raises:
-            BadDataError: If the data cannot be used.
+            BadDataError: If the data are invalid.
             TaskError: If the task's function fails.
         """
         require_int("seed", seed, least=0)
@@ -168,11 +167,11 @@ class Task:
         return (replace(self, variants=()), *others)
 
     def share_out(self, n_hosts: int, *, least: int = 1) -> list[int]:
-        """Return how many of the hosts each design has: its share, the first one what is left.
+        """Return the number of hosts of each design, by its share; the first gets the rest.
 
         Args:
-            n_hosts: Of all designs; more if that is too few for ``least`` of each.
-            least: The fewest hosts of each of several designs.
+            n_hosts: Total number of hosts; exceeded if it is too small for ``least`` of each.
+            least: Minimum number of hosts of each design, if there are several.
         """
         if not self.variants:
             return [n_hosts]
@@ -180,38 +179,38 @@ class Task:
         wanted = [n_hosts * (1.0 - sum(shares)), *(n_hosts * share for share in shares)]
         counts = [least] * len(wanted)
         for _ in range(n_hosts - sum(counts)):
-            lacking = [wish - count for wish, count in zip(wanted, counts, strict=True)]
-            counts[lacking.index(max(lacking))] += 1
+            missing = [target - count for target, count in zip(wanted, counts, strict=True)]
+            counts[missing.index(max(missing))] += 1
         return counts
 
     def require_one_design(self, what: str) -> None:
         """Reject a task with variants.
 
         Raises:
-            TaskError: Naming ``what``, which takes hosts of one design, and the variants.
+            TaskError: Naming ``what``, which needs hosts of one design, and the variants.
         """
         if self.variants:
             names = ", ".join(repr(variant.name) for variant, _ in self.variants)
             raise TaskError(
-                f"task {self.name!r} has the variants {names}; {what} takes hosts of one design. "
-                "Give one of task.designs, or make the task without variants: digits-family with "
+                f"task {self.name!r} has the variants {names}; {what} needs hosts of one design. "
+                "Use one of task.designs, or create the task without variants: digits-family with "
                 "host 'mlp' or 'cnn'."
             )
 
     def _check_variants(self) -> tuple[tuple[Task, float], ...]:
-        """Return the variants with their shares; reject what is not a task with a share."""
+        """Return the validated variants with their shares."""
         what, total = f"variants of task {self.name!r}", 0.0
         pairs = _as_pairs(self.variants)
         if pairs is None or not all(isinstance(variant, Task) for variant, _ in pairs):
             raise TaskError(
-                f"{what} is {shown(self.variants)}; it must be a tuple of pairs, each of a Task "
-                "and its share of the environments."
+                f"{what} is {shown(self.variants)}; it must be a tuple of pairs (Task, share of "
+                "the environments)."
             )
         for variant, share in pairs:
             if variant.variants:
                 raise TaskError(
-                    f"{what} has {variant.name!r}, which has variants itself; list them all in "
-                    f"{self.name!r}."
+                    f"{what} contains {variant.name!r}, which has variants itself; list all of "
+                    f"them in {self.name!r}."
                 )
             is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
             if not is_number or not 0.0 < share < 1.0:
@@ -222,13 +221,13 @@ class Task:
             total += share
         if total >= 1.0:
             raise TaskError(
-                f"{what} gives away {total:g} of the environments; it must be less than 1, so that "
-                f"some are left for {self.name!r}."
+                f"{what} has a total share of {total:g}; it must be less than 1, to leave "
+                f"environments for {self.name!r}."
             )
         return tuple((variant, float(share)) for variant, share in pairs)
 
     def _require_kinds(self) -> None:
-        """Refuse a field that holds something of another kind."""
+        """Reject a field of the wrong type."""
         kinds: dict[str, tuple[type, ...]] = {
             "data": (TaskData, type(None)),
             "metric": (Metric,),
@@ -246,7 +245,7 @@ class Task:
 
     @cached_property
     def _fixed(self) -> TaskDraw:
-        """The fixed data, looked at once."""
+        """The fixed data, validated once."""
         assert self.data is not None, "a task without draw has data"
         n_classes = self.n_classes
         if n_classes is None:
@@ -258,24 +257,24 @@ class Task:
 
     @cached_property
     def _drawn_makers(self) -> dict[int, Callable[[int], nn.Module]]:
-        """What makes the hosts of draws, by the identity of the function that was drawn."""
+        """Checked host factories of draws, by the identity of the drawn function."""
         return {}
 
     def _checked_maker(self, make_host: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
-        """Return a drawn function, checked: the same for the same function if it can redraw."""
+        """Return the checked form of a drawn factory, always the same one if it can redraw."""
         known = self._drawn_makers.get(id(make_host))
         if known is not None:
             return known
         checked = checked_host_maker(f"make_host of a draw of task {self.name!r}", make_host)
-        if hasattr(make_host, "redraw"):  # Populations keep a host for each of these.
+        if hasattr(make_host, "redraw"):  # Populations keep one host for each such factory.
             self._drawn_makers[id(make_host)] = checked
         return checked
 
 
 def _as_pairs(given: Any) -> list[tuple[Any, Any]] | None:
-    """Return the pairs of a tuple or list of pairs; None if it is something else."""
+    """Return a tuple or list of pairs as a list; None for anything else."""
     if not isinstance(given, (tuple, list)):
         return None
     pairs: list[Any] = list(cast("list[Any]", given))
-    is_right = all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs)  # pyright: ignore[reportUnknownArgumentType]
-    return [(pair[0], pair[1]) for pair in pairs] if is_right else None
+    are_pairs = all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs)  # pyright: ignore[reportUnknownArgumentType]
+    return [(pair[0], pair[1]) for pair in pairs] if are_pairs else None

@@ -1,4 +1,4 @@
-"""The task ``text``: which character comes next."""
+"""The task ``text``: predict the next character."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config.checks import require_int
-from esper.config.growth import GPTHostConfig
+from esper.config.growth import Budget, GPTHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData
-from esper.tasks.digits import budget, training
 from esper.tasks.task import Task, bits_per_character
 
 UNKNOWN = "\ufffd"
-"""What a character that the vocabulary lacks is decoded to."""
+"""The decoded form of characters outside the vocabulary."""
 
 
 @lru_cache(maxsize=1)
@@ -31,7 +30,7 @@ def load_book() -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a UTF-8 file, its lines ended by one newline each.
+    """Return the text of a UTF-8 file, with every line ending as ``\\n``.
 
     Raises:
         MissingDataError: If the file cannot be read.
@@ -42,22 +41,22 @@ def read_text(path: str | Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise MissingDataError(
-            f"the text {path} cannot be read ({error.strerror}); give path a UTF-8 text file."
+            f"the text {path} cannot be read ({error.strerror}); path must be a UTF-8 text file."
         ) from error
     if not content:
-        raise BadDataError(f"the text {path} is empty; give path a UTF-8 text file.")
+        raise BadDataError(f"the text {path} is empty; path must be a UTF-8 text file.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadDataError(
             f"the text {path} is not UTF-8: byte {error.start} of {len(content)} is "
-            f"0x{content[error.start]:02x}; convert it, or give another file."
+            f"0x{content[error.start]:02x}; convert the file to UTF-8."
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Vocabulary:
-    """The characters of a text, numbered in order, and one more number for all others."""
+    """The characters of a text as consecutive tokens, plus one token for all others."""
 
     def __init__(self, text: str) -> None:
         self._codes = np.unique(_code_points(text))
@@ -66,22 +65,22 @@ class Vocabulary:
         return len(self._codes) + 1
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Return the number of each character."""
+        """Return the token of each character."""
         points = _code_points(text)
         places = np.searchsorted(self._codes, points)
         is_known = self._codes[np.minimum(places, len(self._codes) - 1)] == points
         return np.where(is_known, places, len(self._codes))
 
     def decode(self, tokens: NDArray[np.int64]) -> str:
-        """Return the characters of these numbers."""
+        """Return the text of tokens."""
         codes = np.append(self._codes, ord(UNKNOWN))
         return "".join(chr(code) for code in codes[tokens])
 
 
 def cut_windows(tokens: NDArray[np.int64], context: int) -> Samples:
-    """Return windows that follow each other and the character after each, both ``[n, T]``.
+    """Return consecutive windows and the next token at each position, both ``[n, T]``.
 
-    What is too short for a last window is left out.
+    A last incomplete window is dropped.
     """
     n_windows = (len(tokens) - 1) // context
     used = n_windows * context
@@ -95,10 +94,10 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-SUMMARY = "the next character of a book that ships with the package, or of any text file"
+SUMMARY = "next-character prediction on a book that ships with Esper, or on any text file"
 SHARES = (80, 10, 10)
-"""Percent of a text, from its beginning, that are train, validation and test."""
-LEAST_WINDOWS = 2
+"""Percentages of a text that are train, validation and test, in this order."""
+MIN_WINDOWS = 2
 
 
 def make_text(
@@ -109,20 +108,20 @@ def make_text(
     hidden: int = 32,
     n_heads: int = 2,
     n_blocks: int = 2,
-    n_epochs: int | None = None,
+    n_epochs: int = 16,
     batches_per_epoch: int | None = 16,
 ) -> Task:
     """Return the task ``text``.
 
     Args:
-        path: A UTF-8 text file; None for the book that comes with the package.
-        context: Characters that a prediction may look at.
+        path: A UTF-8 text file; None for the book that ships with Esper.
+        context: Context length in characters.
         width: Width of the host's residual stream.
-        hidden: Hidden units of each block's two-layer network.
+        hidden: Hidden units of each block's MLP.
         n_heads: Attention heads of each block.
         n_blocks: Transformer blocks.
-        n_epochs: Epochs of an episode.
-        batches_per_epoch: Batches of an epoch; None for one pass.
+        n_epochs: Epochs per episode.
+        batches_per_epoch: Batches per epoch; None for one pass over the data.
     """
     require_int("context", context, least=1)
     text = load_book() if path is None else read_text(path)
@@ -141,32 +140,29 @@ def make_text(
         data=data,
         n_classes=len(vocabulary),
         metric=bits_per_character(len(vocabulary)),
-        budget=budget(n_epochs, default=16),
-        training=training(batch_size=16, learning_rate=1e-2, batches_per_epoch=batches_per_epoch),
+        budget=Budget(n_epochs=n_epochs),
+        training=PopulationConfig(
+            batch_size=16, learning_rate=1e-2, batches_per_epoch=batches_per_epoch
+        ),
         summary=SUMMARY,
     )
 
 
 def split_text(text: str, context: int, *, source: str) -> tuple[TaskData, Vocabulary]:
-    """Return contiguous splits of a text, and the characters of the one that is learned from.
+    """Return contiguous splits of a text, and the vocabulary of the train split.
 
     Raises:
         BadDataError: If the text is too short.
     """
     ends = [len(text) * share // 100 for share in (SHARES[0], SHARES[0] + SHARES[1], 100)]
     parts = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-    needed = LEAST_WINDOWS * context + 1
+    needed = MIN_WINDOWS * context + 1
     if min(len(part) for part in parts) < needed:
         sizes = ", ".join(str(len(part)) for part in parts)
         raise BadDataError(
-            f"{source} has {len(text)} characters, which split into {sizes}; with a context of "
-            f"{context} each part needs {needed}, so a text must have about "
-            f"{needed * 100 // min(SHARES)}."
+            f"{source} has {len(text)} characters, split into {sizes}; with context {context} each "
+            f"split needs {needed}, so the text must have about {needed * 100 // min(SHARES)}."
         )
     vocabulary = Vocabulary(parts[0])
-    train, validation, test = (_windows(part, vocabulary, context) for part in parts)
+    train, validation, test = (cut_windows(vocabulary.encode(part), context) for part in parts)
     return TaskData(train=train, validation=validation, test=test), vocabulary
-
-
-def _windows(part: str, vocabulary: Vocabulary, context: int) -> Samples:
-    return cut_windows(vocabulary.encode(part), context)

@@ -1,4 +1,4 @@
-"""Calling the functions that a user's task is made of, and saying which one failed and how."""
+"""Calling the functions of a user's task, with errors that name the one that failed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from esper.growth.host_slots import slots
 from esper.growth.hosts import HostMaker
 
 FAILURES = (Exception, SystemExit)
-"""What foreign code may raise in place of doing its work."""
+"""The exceptions of user code that are reported as task errors."""
 
 
 def describe(error: BaseException) -> str:
-    """Return what was raised and why, on one line."""
+    """Return an exception's type and message on one line."""
     return f"{type(error).__name__} ({' '.join(str(error).split()) or 'no message'})"
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: briefly, on one line."""
+    """Return a value as short text on one line, for messages."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def require_function_of_seed(what: str, function: object) -> None:
-    """Refuse what cannot be called with a seed alone.
+    """Reject anything that cannot be called with one seed.
 
     Raises:
-        TaskError: If it cannot; the message starts with ``what``.
+        TaskError: The message starts with ``what``.
     """
     if not callable(function):
         raise TaskError(f"{what} is {function!r}; it must be a function of a seed.")
@@ -46,45 +46,44 @@ def require_function_of_seed(what: str, function: object) -> None:
         return
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # A callable that does not tell what it takes.
+    except (TypeError, ValueError):  # A callable without a signature.
         return
     try:
         signature.bind(0)
     except TypeError as error:
         raise TaskError(
-            f"{what} takes {signature}, so it cannot be called with a seed ({error}); it must be "
-            "a function of a seed, given by position."
+            f"{what} takes {signature}, so it cannot be called with a seed ({error}); it must take "
+            "one positional argument."
         ) from error
 
 
 def call_with_seed(what: str, function: Callable[[int], Any], seed: int) -> Any:
-    """Return what a function gives for a seed.
+    """Call a function with a seed.
 
     Raises:
-        TaskError: If it raises something that is no :class:`EsperError`, which says itself what is
-            wrong.
+        TaskError: If it raises anything but an :class:`EsperError`, which passes unchanged.
     """
     try:
         return function(seed)
     except EsperError:
         raise
     except FAILURES as error:
-        raise TaskError(f"{what} raised {describe(error)} for seed {seed}; correct it.") from error
+        raise TaskError(f"{what} raised {describe(error)} for seed {seed}.") from error
 
 
 @dataclass(frozen=True)
 class CheckedHostMaker:
-    """Makes hosts by a user's function, and refuses what is no host."""
+    """Calls a user's host factory and checks its result."""
 
     what: str
-    """What the function is called in messages."""
+    """The name of the function in messages."""
     function: Callable[[int], Any]
 
     def __call__(self, seed: int) -> nn.Module:
         """Return the host of a seed.
 
         Raises:
-            TaskError: If the function fails, or returns something else than a model with slots.
+            TaskError: If the function fails or does not return a model with slots.
         """
         made = call_with_seed(self.what, self.function, seed)
         if not isinstance(made, nn.Module):
@@ -94,21 +93,18 @@ class CheckedHostMaker:
         try:
             slots(made)
         except SlotError as error:
-            raise TaskError(f"{self.what} returned a model that cannot grow: {error}") from error
+            raise TaskError(f"{self.what} returned a model without slots: {error}") from error
         return made
 
     def __getattr__(self, name: str) -> Any:
-        # Populations look for it; whoever has it can be given other weights in place.
+        # Populations use it, if it exists, to redraw weights in place.
         if name == "redraw":
             return getattr(self.function, name)
         raise AttributeError(name)
 
 
 def checked_host_maker(what: str, function: Callable[[int], nn.Module]) -> Callable[[int], Any]:
-    """Return a function that makes the same hosts and says what is wrong with those that are none.
-
-    Makers that come with Esper are returned as they are.
-    """
+    """Return a host factory whose results are checked; Esper's own are returned unchanged."""
     if isinstance(function, (HostMaker, CheckedHostMaker)):
         return function
     require_function_of_seed(what, function)
@@ -116,11 +112,11 @@ def checked_host_maker(what: str, function: Callable[[int], nn.Module]) -> Calla
 
 
 def call_with_options(task: str, make: Callable[..., object], options: Mapping[str, Any]) -> object:
-    """Return what a task's function gives for these options.
+    """Call a task's function with options.
 
     Raises:
-        TaskError: If the function does not take an option, needs one that is not given, or raises
-            something that is no :class:`EsperError`, which says itself what is wrong.
+        TaskError: If an option is unknown or missing, or the function raises anything but an
+            :class:`EsperError`, which passes unchanged.
     """
     _check_options(task, make, options)
     try:
@@ -130,15 +126,14 @@ def call_with_options(task: str, make: Callable[..., object], options: Mapping[s
     except FAILURES as error:
         where = f"{getattr(make, '__module__', '?')}.{getattr(make, '__qualname__', repr(make))}"
         raise TaskError(
-            f"task {task!r}: {where} raised {describe(error)}; correct it, or the options it was "
-            "given."
+            f"task {task!r}: {where} raised {describe(error)}; fix it or its options."
         ) from error
 
 
 def _check_options(task: str, make: Callable[..., object], options: Mapping[str, Any]) -> None:
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # A callable that does not tell what it takes.
+    except (TypeError, ValueError):  # A callable without a signature.
         return
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     takes = [each.name for each in parameters if each.kind in named]
@@ -155,10 +150,10 @@ def _check_options(task: str, make: Callable[..., object], options: Mapping[str,
 
 @contextmanager
 def module_folder() -> Generator[None]:
-    """Let modules be imported from the current folder, as ``python -m`` does."""
+    """Allow imports from the current folder, as ``python -m`` does."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
-    importlib.invalidate_caches()  # A file may be younger than the last look into its folder.
+    importlib.invalidate_caches()  # The file may be newer than the cached folder listing.
     try:
         yield
     finally:
@@ -167,17 +162,17 @@ def module_folder() -> Generator[None]:
 
 
 def load_own_task(name: str) -> Callable[..., object]:
-    """Return the function that ``module:function`` names.
+    """Import the function of a name like ``module:function``.
 
     Raises:
         UnknownTaskError: If there is no such module or function.
-        TaskError: If the module cannot be imported, or the name is of something else.
+        TaskError: If the module cannot be imported, or the name is not of a function.
     """
     module_name, _, function_name = name.partition(":")
     words = (*module_name.split("."), *function_name.split("."))
     if not all(word.isidentifier() for word in words):
         raise UnknownTaskError(
-            f"task {name!r} is not a name of the form 'module:function'; write for example "
+            f"task {name!r} does not have the form 'module:function'; an example is "
             "'my_module:make_task'."
         )
     found: object = _import(name, module_name)
@@ -204,8 +199,8 @@ def _import(name: str, module_name: str) -> ModuleType:
         if error.name not in packages:
             raise _unimportable(name, module_name, error) from error
         raise UnknownTaskError(
-            f"task {name!r}: there is no module {error.name!r}; looked in {os.getcwd()} and where "
-            "Python looks. Change to its folder, or install it."
+            f"task {name!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's "
+            "path; change to its folder or install it."
         ) from error
     except FAILURES as error:
         raise _unimportable(name, module_name, error) from error
@@ -213,8 +208,7 @@ def _import(name: str, module_name: str) -> ModuleType:
 
 def _unimportable(name: str, module_name: str, error: BaseException) -> TaskError:
     return TaskError(
-        f"task {name!r}: module {module_name!r} cannot be imported, it raised {describe(error)}; "
-        "repair it."
+        f"task {name!r}: importing module {module_name!r} raised {describe(error)}; fix it."
     )
 
 
