@@ -1,4 +1,4 @@
-"""Tasks with a variant, whose hosts are of another design."""
+"""Tasks with a variant of another host design."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARE = 0.4
 
 
 def make_joint_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
-    """MLPs on the digits, with CNNs as a variant."""
+    """Return MLPs on the digits, with CNNs as a variant."""
     mlps, cnns = (
         make_task("digits", host=host, n_epochs=n_epochs, batches_per_epoch=batches_per_epoch)
         for host in ("mlp", "cnn")
@@ -25,7 +25,7 @@ def make_joint_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
 
 
 def make_named_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
-    """MLPs on the digits, with a variant whose slots have other names."""
+    """Return MLPs on the digits, with a variant whose slots have other names."""
     mlps, _ = make_joint_task(n_epochs, batches_per_epoch).designs
 
     def make_named_host(seed: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Every preset trains from the first round to the final comparison, with fewer rounds and hosts."""
+"""Every preset trains to the final comparison, here with fewer rounds and hosts."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""Runs that are killed and resumed beside one that is not: run as a script by tests of kills.
+"""Runs that are killed and resumed, and one that is not; a script that test_kills runs.
 
     killing.py PLAN FOLDER
 
-Each process that is killed is a fork of this one, which has torch imported already and computes
-nothing itself. Prints, as JSON, what the runs of the plan came to.
+Each killed process is a fork of this one, which has already imported torch and computes nothing
+itself. Prints the outcomes of the plan's runs as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # counting operations imports it; once here instead of in every process
+import torch._dynamo  # imported once here instead of in every process
 
 from esper.config.run import RunConfig
 from esper.environment.episodes import GrowthEpisodes
@@ -39,14 +39,14 @@ Steps = dict[str, int]
 """The step of the reference run at which each stage is first entered."""
 
 Arm = Callable[[Steps], "list[Seen]"]
-"""Makes this process kill itself at some moment; returns watchers that the run must have."""
+"""Makes this process kill itself at some moment; returns the watchers that the run needs."""
 
 DISK_CALLS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
 
 
 @dataclass
 class Plan:
-    """A run, and the moments at which copies of it are killed, one after another each."""
+    """A run, and lists of consecutive moments at which copies of it are killed."""
 
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     kills: dict[str, list[Arm]] = field(default_factory=dict[str, list[Arm]])
@@ -57,7 +57,7 @@ def die() -> None:
 
 
 def wrap(owner: Any, name: str, before: Callable[..., None]) -> None:
-    """Have something called before every call of a function."""
+    """Call something before every call of a function."""
     inner = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def at_call(owner: Any, name: str, number: int = 1) -> Arm:
 
 
 def at_record(table: str, number: int = 1, **values: object) -> Arm:
-    """Die when a record is made that has these values."""
+    """Die when a record with these values is made."""
 
     def arm(_: Steps) -> list[Seen]:
         left = number
@@ -123,7 +123,7 @@ def at_step(number: int) -> Arm:
 
 
 def in_stage(stage: str) -> Arm:
-    """Die in the step that enters a stage, when the actions are done and the epoch is not."""
+    """Die in the step that enters a stage, after the actions and before the epoch."""
 
     def arm(steps: Steps) -> list[Seen]:
         step = 0
@@ -132,19 +132,19 @@ def in_stage(stage: str) -> Arm:
             nonlocal step
             step = trainer.parts.progress.step + 1
 
-        def look(episodes: GrowthEpisodes, _: Any) -> None:
+        def look(_: GrowthEpisodes) -> None:
             if step == steps[stage]:
                 die()
 
         wrap(Trainer, "_step", note)
-        wrap(GrowthEpisodes, "_train", look)
+        wrap(GrowthEpisodes, "_train_epoch", look)
         return []
 
     return arm
 
 
 def in_save(number: int, call: int) -> Arm:
-    """Die at a call to the operating system of a save."""
+    """Die at a system call of a save."""
 
     def arm(_: Steps) -> list[Seen]:
         left, calls = number, 0
@@ -168,7 +168,7 @@ def in_save(number: int, call: int) -> Arm:
 
 
 def in_summary() -> Arm:
-    """Die between writing the summary and giving it its name."""
+    """Die between writing the summary and renaming it."""
 
     def arm(_: Steps) -> list[Seen]:
         def look(_source: Any, target: Any, **__: Any) -> None:
@@ -219,9 +219,9 @@ def first_steps(folder: Path) -> Steps:
 
 
 def carry_out(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Return what an uninterrupted run and each killed one came to."""
+    """Return the outcomes of an uninterrupted run and of each killed one."""
     config = tiny_config(**plan.settings)
-    # The folder's name is a part of what a run records.
+    # A run records the name of its folder, so all folders have the same name.
     reference = folder / "reference" / "run"
     assert run_forked(lambda: work(reference, config, None, {})) == 0
     steps = first_steps(reference)

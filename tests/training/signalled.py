@@ -1,9 +1,9 @@
-"""A process that trains a tiny run: run as a script by tests that signal it or fill its disk.
+"""Trains a tiny run; a script that tests send signals to or fill the disk of.
 
     signalled.py FOLDER [telemetry|checkpoint LIMIT]
 
-With a limit no file of that kind may become larger than so many bytes; once that has stopped the
-run it is resumed without. Says on stdout which steps it has taken.
+With a limit, no file of that kind may grow beyond so many bytes; once that has stopped the run, it
+is resumed without the limit. Prints the number of each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from esper.training.runs import RunInterrupted, resume, train
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
 
-def tell(record: Any) -> None:
+def print_step(record: Any) -> None:
     if record.table == "steps" and record.env == 0:
         print(f"step {record.step}", flush=True)
 
@@ -33,7 +33,7 @@ def set_limit(size: int) -> None:
 
 
 def limit_saves(size: int) -> None:
-    """Have the limit while a checkpoint is saved; telemetry waits for nothing then."""
+    """Set the limit while a checkpoint is saved, when no telemetry is pending."""
     save = CheckpointFolder.save
 
     def limited(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def main(folder: Path, what: str, limit: int) -> int:
         limit_saves(limit)
     try:
         with liveliness():
-            train(tiny_config(), run_dir=folder, watchers=[Seen(tell)])
+            train(tiny_config(), run_dir=folder, watchers=[Seen(print_step)])
     except RunInterrupted:
         return 130
     except StorageError as error:

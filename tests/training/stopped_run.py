@@ -1,4 +1,4 @@
-"""A run that is stopped while much is under way, and gone on with from states that lack something.
+"""A run that is stopped mid-way and resumed from states with something missing.
 
 A *leaf* is a tensor's name, or the path to a plain value among the facts.
 """
@@ -28,12 +28,12 @@ Leaf = tuple[Any, ...]
 """``("tensors", name)`` or ``("facts", key, key, ...)``."""
 
 
-class Differs(Exception):  # noqa: N818 - a way out, not an error
-    """A record is another than in the uninterrupted run."""
+class Differs(Exception):  # noqa: N818 - control flow, not an error
+    """A record differs from that of the uninterrupted run."""
 
 
 class Records:
-    """Stands in for telemetry: keeps records, or compares them with those that are expected."""
+    """Stands in for telemetry: keeps records, or compares them with the expected ones."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -68,13 +68,13 @@ class Checkpoints:
 
 
 def as_text(record: Record) -> str:
-    """Return everything of a record that does not tell the time."""
+    """Return a record without its wall-clock times."""
     values = [getattr(record, f.name) for f in fields(record) if not f.metadata["clock"]]
     return repr((record.table, *values))
 
 
 def make_trainer(config: RunConfig, *watchers: Any) -> tuple[Trainer, Records, Checkpoints]:
-    """Return a trainer that writes nothing to the disk, and what stands in for that."""
+    """Return a trainer that writes nothing to disk, and its stand-ins."""
     records, checkpoints = Records(), Checkpoints()
     output: Any = RecordOutput(records, watchers)  # pyright: ignore[reportArgumentType]
     folder: Any = checkpoints
@@ -84,9 +84,9 @@ def make_trainer(config: RunConfig, *watchers: Any) -> tuple[Trainer, Records, C
 
 
 class StoppedRun:
-    """A run of 24 steps, stopped after one: by default when most is under way.
+    """A run of 24 steps, stopped after step ``stop``.
 
-    After step 16 it is in the third round and the third episodes, and some seeds blend.
+    After step 16 it is in the third round and the third episodes, and some seeds are blending.
     """
 
     def __init__(self, stop: int = 16, **changes: Any) -> None:
@@ -113,7 +113,7 @@ class StoppedRun:
         self._end = state_digest(self._checkpoints.state)
 
     def outcome_of(self, state: State) -> str:
-        """Go on from a state; return whether that fails or differs from the uninterrupted run."""
+        """Resume from a state; return how the result compares with the uninterrupted run."""
         parts = self.trainer.parts
         try:
             self.trainer.load(copy.deepcopy(state))
@@ -130,9 +130,9 @@ class StoppedRun:
         return "same" if state_digest(self._checkpoints.state) == self._end else "differs"
 
     def leaves(self) -> dict[str, list[Leaf]]:
-        """Return all leaves by their kind: the same of every host, slot and layer is one kind.
+        """Return all leaves by kind; those of all hosts, slots and layers share a kind.
 
-        Those that differ from what a run that has not begun has are first.
+        Leaves that differ from their initial value come first.
         """
         found: dict[str, list[Leaf]] = {}
         for leaf in [
@@ -145,7 +145,7 @@ class StoppedRun:
         }
 
     def is_changed(self, leaf: Leaf) -> bool:
-        """Return whether a leaf is anything but what it is at the start."""
+        """Return whether a leaf differs from its initial value."""
         return not _is_equal(_get(self.state, leaf), self._start_of(leaf))
 
     def without(self, leaf: Leaf) -> State:
@@ -156,14 +156,14 @@ class StoppedRun:
         return state
 
     def forgetting(self, leaf: Leaf) -> State:
-        """Return the state with a leaf as it is at the start."""
+        """Return the state with the initial value of a leaf."""
         state = copy.deepcopy(self.state)
         place, key = _place_of(state, leaf)
         place[key] = self._start_of(leaf)
         return state
 
     def _start_of(self, leaf: Leaf) -> Any:
-        """Return a leaf as a run that has not begun has it, or zero if it has no such leaf."""
+        """Return the initial value of a leaf, or zero if it has none."""
         now, start = _get(self.state, leaf), _get(self.fresh, leaf)
         if isinstance(now, Tensor):
             fits = isinstance(start, Tensor) and start.shape == now.shape

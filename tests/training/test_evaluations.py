@@ -1,4 +1,4 @@
-"""Evaluations are on the same hosts each time, choose the best policy and may end the run."""
+"""Evaluations use the same hosts each time, choose the best policy and may end the run."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,8 @@ from esper.training.trials import Trials, run_final_trials
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, tiny_config
 
-FIRST_LOOKS = 2
-"""Trials before the first round: of hosts left alone, and of the fixed schedule."""
+N_BASELINES = 2
+"""Trials before the first round: of hosts left alone and of the fixed schedule."""
 
 
 def config_of(**changes: Any) -> Any:
@@ -32,30 +32,30 @@ def config_of(**changes: Any) -> Any:
     return tiny_config(**{**small, **changes})
 
 
-def spoil_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
-    """Let evaluations, after the first looks, have these mean returns; return what they had."""
+def set_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
+    """Give evaluations after the baselines these mean returns; return all results."""
     found: list[EpisodeResults] = []
 
     def run(*args: Any, **kwargs: Any) -> EpisodeResults:
         results = run_episodes(*args, **kwargs)
         found.append(results)
-        if 0 < len(found) - FIRST_LOOKS <= len(returns):
-            results.returns[:] = returns[len(found) - FIRST_LOOKS - 1]
+        if 0 < len(found) - N_BASELINES <= len(returns):
+            results.returns[:] = returns[len(found) - N_BASELINES - 1]
         return results
 
     monkeypatch.setattr(trials, "run_episodes", run)
     return found
 
 
-def test_hosts_of_evaluations_are_the_same_each_time_and_met_nowhere_else(
+def test_evaluations_share_their_hosts_with_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = spoil_returns(monkeypatch, [0.0, 1.0])
+    found = set_returns(monkeypatch, [0.0, 1.0])
     seen, config = Seen(), config_of(rounds=2)
     trainer, _, _ = make_trainer(config, seen)
     trainer.run()
     evaluated = [set(results.draw_seeds.tolist()) for results in found]
-    assert len(evaluated) == FIRST_LOOKS + 2
+    assert len(evaluated) == N_BASELINES + 2
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     final, _ = run_final_trials(config, trainer.task, lambda _: WaitController(), StopRequest())
@@ -67,18 +67,18 @@ def test_hosts_of_evaluations_are_the_same_each_time_and_met_nowhere_else(
     assert not trained & set(final.draw_seeds.tolist())
 
 
-def test_final_trials_in_parts_are_those_of_all_hosts_at_once() -> None:
+def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
-    task, told = make_run_task(config), list[float]()
+    task, shares = make_run_task(config), list[float]()
     found, actions = run_final_trials(
-        config, task, lambda _: WaitController(), StopRequest(), on_share=told.append
+        config, task, lambda _: WaitController(), StopRequest(), on_share=shares.append
     )
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )
     whole = run_episodes(envs, WaitController(), seed=0)
-    assert told == sorted(told)
-    assert 0.0 == told[0] < told[-1] < 1.0
+    assert shares == sorted(shares)
+    assert 0.0 == shares[0] < shares[-1] < 1.0
     np.testing.assert_array_equal(found.draw_seeds, whole.draw_seeds)
     np.testing.assert_allclose(found.returns, whole.returns, atol=1e-5)
     assert actions.shape == (5, 5, 8)
@@ -102,7 +102,7 @@ def test_the_static_score_is_that_of_hosts_left_alone() -> None:
 
 
 def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil_returns(monkeypatch, [0.0, 2.0, 2.0, 1.0])
+    set_returns(monkeypatch, [0.0, 2.0, 2.0, 1.0])
     policies: list[dict[str, torch.Tensor]] = []
 
     def look(record: Any) -> None:
@@ -124,17 +124,17 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
     assert is_best == [False, False, True, True, False, False]
 
 
-def told(results: EpisodeResults) -> tuple[float, ...]:
-    """Return what a record says of results, but their returns, which tests may have changed."""
+def outcome(results: EpisodeResults) -> tuple[float, ...]:
+    """Return the values that a record has of results, without the returns that tests change."""
     return (*results.op_counts.mean(0).tolist(), results.flops.mean(), results.scores.mean())
 
 
-def said(record: EvaluationRecord) -> tuple[float, ...]:
+def recorded(record: EvaluationRecord) -> tuple[float, ...]:
     return (*json.loads(record.ops).values(), record.flops_mean, record.score_mean)
 
 
 def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the update of a number lead to a policy that only waits."""
+    """Make the policy only wait after a given update."""
     update, reports = PPOAgent.update, list[UpdateReport]()
 
     def changed(agent: PPOAgent, buffer: Any) -> UpdateReport:
@@ -148,7 +148,7 @@ def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_as_told(
+def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = {"envs": 3, "evaluation__n_eval_episodes": 3, "evaluation__n_final_episodes": 3}
@@ -156,7 +156,7 @@ def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_a
     config = config_of(evaluation__deterministic=deterministic, **hosts, **small)
     seen = Seen()
     with monkeypatch.context() as patch, liveliness():
-        spoil_returns(patch, [1.0, 0.0])
+        set_returns(patch, [1.0, 0.0])
         wait_after_update(patch, 2)
         run = train(config, run_dir=tmp_path / "run", watchers=[seen])
     saved = split(CheckpointFolder(run.path / "checkpoints").latest().state)
@@ -164,36 +164,36 @@ def test_the_best_policy_is_the_one_compared_at_the_end_drawing_actions_or_not_a
     task, stop = make_run_task(config), StopRequest()
 
     def controller(
-        envs: GrowthVectorEnv, weights: dict[str, torch.Tensor], takes_likeliest: bool
+        envs: GrowthVectorEnv, weights: dict[str, torch.Tensor], is_greedy: bool
     ) -> LearnedController:
         policy = make_policy(config, envs.slot_config)
         policy.load_state_dict(weights)
-        return LearnedController(policy, deterministic=takes_likeliest)
+        return LearnedController(policy, deterministic=is_greedy)
 
-    def final(weights: dict[str, torch.Tensor], takes_likeliest: bool) -> tuple[float, ...]:
+    def final(weights: dict[str, torch.Tensor], is_greedy: bool) -> tuple[float, ...]:
         def make(envs: GrowthVectorEnv) -> LearnedController:
-            return controller(envs, weights, takes_likeliest)
+            return controller(envs, weights, is_greedy)
 
-        return told(run_final_trials(config, task, make, stop)[0])
+        return outcome(run_final_trials(config, task, make, stop)[0])
 
     records = [r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "learned"]
     assert [record.purpose for record in records] == ["tuning", "tuning", "final"]
-    assert said(records[2]) == pytest.approx(final(best, deterministic))
-    assert said(records[2]) != pytest.approx(final(last, deterministic))
-    assert said(records[2]) != pytest.approx(final(best, not deterministic))
+    assert recorded(records[2]) == pytest.approx(final(best, deterministic))
+    assert recorded(records[2]) != pytest.approx(final(last, deterministic))
+    assert recorded(records[2]) != pytest.approx(final(best, not deterministic))
     tuning = Trials(config, task, stop)
     first, other = (
-        told(tuning.run(controller(tuning.envs[0], best, takes)))
+        outcome(tuning.run(controller(tuning.envs[0], best, takes)))
         for takes in (deterministic, not deterministic)
     )
-    assert said(records[0]) == pytest.approx(first)
-    assert said(records[0]) != pytest.approx(other)
+    assert recorded(records[0]) == pytest.approx(first)
+    assert recorded(records[0]) != pytest.approx(other)
 
 
-def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
+def test_a_run_ends_when_patience_runs_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spoil_returns(monkeypatch, [0.0, 1.0, 1.05, 0.5, 9.0])
+    set_returns(monkeypatch, [0.0, 1.0, 1.05, 0.5, 9.0])
     seen = Seen()
     config = config_of(rounds=9, evaluation__patience=2, evaluation__min_improvement=0.1)
     trainer, _, _ = make_trainer(config, seen)
@@ -206,7 +206,7 @@ def test_evaluations_that_are_no_better_end_the_run_when_patience_is_over(
     assert "after round 2" in notices[1].message
 
 
-def test_evaluations_are_every_few_rounds_and_after_the_last() -> None:
+def test_evaluations_follow_every_few_rounds_and_the_last() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(config_of(rounds=3, evaluation__eval_freq=2), seen)
     trainer.run()

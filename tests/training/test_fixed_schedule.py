@@ -1,4 +1,4 @@
-"""The fixed schedule of a run is the best of its kind for the hosts on which it is tried."""
+"""The fixed schedule of a run stops at the best epoch for the hosts of its trial."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,13 @@ from esper.training.fixed_schedule import find_stop, make_fixed, plan_growth
 from esper.training.runs import train
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import (
-    TRIAL_SEED,
-    Trials,
-    run_final_trials,
-)
+from esper.training.trials import TRIAL_SEED, Trials, run_final_trials
 from tests.joint_tasks import NAME
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
 COSTLY = {"budget__flop_price": 0.3, "budget__parameter_rent": 0.1}
-"""Prices at which hosts had better stop before the end."""
+"""Prices at which stopping early pays."""
 LONG = {**COSTLY, "budget__n_epochs": 12, "task_options": {"batches_per_epoch": 6}}
 """Episodes in which the schedule commits its seeds."""
 N_HOSTS = 4
@@ -40,7 +36,7 @@ def trial_envs(config: RunConfig, part: int = 0, n_hosts: int = N_HOSTS) -> Grow
 
 
 def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
-    """Return the best stopping epoch and the mean return of each, every one run for itself."""
+    """Return the best stopping epoch and the mean return of each, found by running each."""
     n_epochs = envs.task.budget.n_epochs
     means = [
         float(run_episodes(envs, make_fixed(envs, stop), seed=seed).returns.mean())
@@ -50,7 +46,7 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize("reward", ["dense", "sparse"])
-def test_one_training_tells_what_stopping_after_each_epoch_comes_to(
+def test_one_training_gives_the_return_of_stopping_after_each_epoch(
     reward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
@@ -66,7 +62,7 @@ def test_one_training_tells_what_stopping_after_each_epoch_comes_to(
 
 
 def kept(made: list[Any]) -> Any:
-    """Return what makes readers and keeps them."""
+    """Return a constructor of readers that keeps them."""
     kind: Any = fixed_schedule._StopReader  # pyright: ignore[reportPrivateUsage]
 
     def make(*args: Any) -> Any:
@@ -76,7 +72,7 @@ def kept(made: list[Any]) -> Any:
     return make
 
 
-def test_every_usable_slot_grows_a_medium_widening_or_what_is_usual_there() -> None:
+def test_every_usable_slot_grows_a_medium_widening_or_else_what_is_preferred() -> None:
     config = SlotConfig(
         slot_ids=("a", "b", "c", "d", "e"),
         blueprints=("noop", "mlp_small", "widen_large", "widen_medium"),
@@ -112,7 +108,7 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
 
 
-def test_the_schedule_of_a_run_is_tried_before_the_first_round_and_told_with_each_trial() -> None:
+def test_the_schedule_runs_before_the_first_round_and_is_recorded_with_each_evaluation() -> None:
     seen, config = Seen(), tiny_config(rounds=2, evaluation__n_eval_episodes=N_HOSTS, **LONG)
     trainer, _, _ = make_trainer(config, seen)
     trainer.run()
@@ -129,7 +125,9 @@ def test_the_schedule_of_a_run_is_tried_before_the_first_round_and_told_with_eac
     assert [r.fixed_reward for r in records] == [None, None, *[progress.fixed_return] * 2]
 
 
-def test_the_first_trial_that_does_better_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_evaluation_that_beats_the_schedule_is_recorded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[EpisodeResults] = []
 
     def run(*args: Any, **kwargs: Any) -> EpisodeResults:
@@ -156,7 +154,7 @@ def joint_config(batches: int, n_epochs: int = 7) -> RunConfig:
     return tiny_config(task=NAME, task_options={"batches_per_epoch": batches}, **few | short)
 
 
-def test_hosts_of_each_task_have_a_schedule_and_a_stopping_epoch_of_their_own() -> None:
+def test_each_design_has_its_own_schedule_and_stopping_epoch() -> None:
     config, shares = joint_config(4), list[float]()
     tried = Trials(config, make_run_task(config), StopRequest())
     stops = tried.find_stops(shares.append)
@@ -198,30 +196,28 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
     assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
     assert run.summary is not None
     assert [arm.name for arm in run.summary.arms][3] == "fixed"
-    told = [sentence for sentence in run.summary.sentences if "the fixed schedule" in sentence]
-    assert told[0].startswith("Return (score minus costs) against the fixed schedule: ")
+    about = [sentence for sentence in run.summary.sentences if "the fixed schedule" in sentence]
+    assert about[0].startswith("Return (score minus costs) against the fixed schedule: ")
     first = next(r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "fixed")
     passed = any(
         isinstance(record, NoticeRecord) and record.kind == "fixed schedule"
         for record in seen.records
     )
-    how = "first passed" if passed else "did not pass"
-    end = " after round 1." if passed else "."
-    schedule = f"the fixed schedule's return ({first.ep_rew_mean:.3f})"
-    assert told[1] == f"Held-out trials {how} {schedule}{end}"
+    assert f"({first.ep_rew_mean:.3f})" in about[1]
+    assert ("did not pass" not in about[1]) == about[1].endswith("after round 1.") == passed
 
 
 @pytest.mark.parametrize("method", ["find_stops", "run_fixed"])
-def test_a_stop_is_heeded_between_two_steps_of_the_schedule(method: str) -> None:
-    config, stop, told = tiny_config(**COSTLY), StopRequest(), list[float]()
+def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> None:
+    config, stop, shares = tiny_config(**COSTLY), StopRequest(), list[float]()
 
-    def tell(share: float) -> None:
-        told.append(share)
-        if len(told) == 4:
+    def show(share: float) -> None:
+        shares.append(share)
+        if len(shares) == 4:
             stop.ask("enough")
 
     tried = Trials(config, make_run_task(config), stop)
     stops = [[10]] if method == "run_fixed" else []
     with pytest.raises(Stopped):
-        getattr(tried, method)(*stops, tell)
-    assert told == pytest.approx([0.0, 0.1, 0.2, 0.3])
+        getattr(tried, method)(*stops, show)
+    assert shares == pytest.approx([0.0, 0.1, 0.2, 0.3])

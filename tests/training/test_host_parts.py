@@ -1,4 +1,4 @@
-"""The parts of a host stand in their order, each slot after what it is around."""
+"""host_parts lists layers in order, each slot after the block that it wraps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from esper.growth.hosts import make_host
 from esper.training.records import host_parts
 
 
-def test_a_network_of_linear_layers() -> None:
+def test_slots_follow_the_layers_of_their_block() -> None:
     host = make_host(MLPHostConfig(n_features=3, n_classes=2, width=4, hidden=5, n_blocks=2))
     found = [(part.name, part.kind, part.parameters) for part in host_parts(host)]
     assert [one for one in found if not one[0].startswith("blocks.1")] == [
@@ -24,14 +24,14 @@ def test_a_network_of_linear_layers() -> None:
     assert sum(part.parameters for part in host_parts(host)) == 16 + 2 * (25 + 24) + 10
 
 
-def test_slots_inside_one_another_follow_the_inner_first() -> None:
+def test_of_nested_slots_the_inner_comes_first() -> None:
     config = GPTHostConfig(vocabulary=5, context=4, width=4, n_heads=1, hidden=4, n_blocks=1)
     names = [part.name for part in host_parts(make_host(config))]
     assert names.index("blocks.0.mlp.2") < names.index("blocks.0.mlp") < names.index("blocks.0")
     assert names.index("blocks.0") < names.index("head")
 
 
-def test_seeds_that_have_grown_are_not_parts_of_the_host() -> None:
+def test_grown_seeds_are_left_out() -> None:
     host = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
     before = sum(p.numel() for p in host.parameters())
     esper.add_slots(host, ["2"], torch.zeros(2, 4))

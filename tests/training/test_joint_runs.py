@@ -1,4 +1,4 @@
-"""Runs that grow hosts of two designs: stopped and resumed, recorded, compared, grown again."""
+"""Runs on hosts of two designs: resumed, recorded, compared, grown again."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def of(seen: Seen, kind: type) -> list[Any]:
     return [record for record in seen.records if isinstance(record, kind)]
 
 
-def test_the_parts_of_both_kinds_of_hosts_are_recorded(done: tuple[Run, Seen]) -> None:
+def test_the_layers_of_both_designs_are_recorded(done: tuple[Run, Seen]) -> None:
     (record,) = of(done[1], RunRecord)
     parts = json.loads(record.host)
     firsts = sorted({part["first_env"] for part in parts})
@@ -63,9 +63,7 @@ def test_the_parts_of_both_kinds_of_hosts_are_recorded(done: tuple[Run, Seen]) -
         assert [part["slot"] for part in own if part["slot"]] == json.loads(record.slots)
 
 
-def test_a_run_stopped_and_resumed_is_the_uninterrupted_one(
-    done: tuple[Run, Seen], tmp_path: Path
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(done: tuple[Run, Seen], tmp_path: Path) -> None:
     stop = StopRequest()
 
     def stop_at(record: object) -> None:
@@ -81,7 +79,7 @@ def test_a_run_stopped_and_resumed_is_the_uninterrupted_one(
     }
 
 
-def test_steps_and_seeds_are_recorded_with_what_their_own_design_has(
+def test_seeds_are_recorded_with_the_blueprints_of_their_design(
     done: tuple[Run, Seen],
 ) -> None:
     _, seen = done
@@ -98,7 +96,7 @@ def test_steps_and_seeds_are_recorded_with_what_their_own_design_has(
     assert not any(step.is_illegal for step in steps)
 
 
-def test_seeds_are_recorded_with_the_names_of_their_own_slots() -> None:
+def test_seeds_are_recorded_with_the_slot_names_of_their_design() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(joint_config(task=NAMED, rounds=1), seen)
     trainer.run()
@@ -108,7 +106,7 @@ def test_seeds_are_recorded_with_the_names_of_their_own_slots() -> None:
     assert names == {"own": {"blocks.0", "blocks.1"}, "variant": {"0", "1"}}
 
 
-def test_the_command_trains_on_both_kinds_of_hosts_of_the_family_to_the_end(
+def test_the_command_line_trains_on_both_designs_of_digits_family(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (
@@ -123,7 +121,7 @@ def test_the_command_trains_on_both_kinds_of_hosts_of_the_family_to_the_end(
     assert [arm.name for arm in summary.arms] == [LEARNED, *OTHERS]
 
 
-def test_every_controller_of_the_comparison_meets_the_hosts_of_both_tasks(
+def test_the_comparison_covers_the_hosts_of_both_designs(
     done: tuple[Run, Seen],
 ) -> None:
     run, seen = done
@@ -135,7 +133,7 @@ def test_every_controller_of_the_comparison_meets_the_hosts_of_both_tasks(
 
 
 def by_hand(config: RunConfig, name: str, *, purpose: Any, split: Any, n: int) -> EpisodeResults:
-    """Return how a controller does on hosts of the tasks by themselves, numbered in a row."""
+    """Return the results of a controller that is run on each design separately."""
     found, first = list[EpisodeResults](), 0
     whole = make_run_task(config)
     for task, n_hosts in zip(whole.designs, whole.share_out(n, least=2), strict=True):
@@ -148,7 +146,7 @@ def by_hand(config: RunConfig, name: str, *, purpose: Any, split: Any, n: int) -
     )
 
 
-def test_trials_are_of_each_task_by_itself() -> None:
+def test_trials_run_each_design_separately() -> None:
     config, stop = joint_config(envs=9), StopRequest()
     task = make_run_task(config)
 
@@ -172,7 +170,7 @@ def test_trials_are_of_each_task_by_itself() -> None:
     assert 0.8 < shares[-1] < 1.0
 
 
-def test_small_trials_have_two_hosts_of_each_task() -> None:
+def test_small_trials_have_two_hosts_of_each_design() -> None:
     parts = trial_parts(make_run_task(joint_config()), 2)
     assert [(part.first, part.n_hosts) for part in parts] == [(0, 2), (2, 2)]
 
@@ -202,7 +200,7 @@ def test_any_host_of_the_comparison_can_be_grown_again(
     assert grown.sample.ndim == (2 if number < 5 else 4)
 
 
-def test_one_host_of_the_runs_own_task_is_grown_with_its_controller(
+def test_a_runs_controller_grows_a_host_of_its_task(
     done: tuple[Run, Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = str(done[0].path), str(tmp_path / "grown")

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and resumed comes to what it comes to uninterrupted."""
+"""A run that is killed at any moment and resumed equals an uninterrupted one."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def check(plan: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_run_killed_in_a_blend_in_a_save_or_in_an_evaluation_is_the_same_run(
+def test_a_run_killed_while_blending_saving_or_evaluating_is_the_same_run(
     tmp_path: Path,
 ) -> None:
     found = check("fast", tmp_path)

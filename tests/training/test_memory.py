@@ -1,4 +1,4 @@
-"""A long run needs no more memory and no more files than a short one."""
+"""Memory and open files do not grow with the length of a run."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.training.tiny import liveliness, tiny_config
 
 
 class OpenFiles:
-    """Counts the files that are open at the end of each round, and keeps no record."""
+    """Counts the open files at the end of each round."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -26,7 +26,7 @@ class OpenFiles:
 
 
 MAX_GROWTH = 40_000
-"""Bytes that a round may add: 8 MB over 200 rounds, below what the allocator alone scatters."""
+"""Bytes that a round may add: 8 MB over 200 rounds, less than the allocator's own noise."""
 
 
 @pytest.mark.slow

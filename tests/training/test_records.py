@@ -1,4 +1,4 @@
-"""What a run records agrees with itself: sums, counts, and the lives of seeds."""
+"""The records of a run are consistent: sums, counts and the stages of seeds."""
 
 import json
 from collections import defaultdict
@@ -39,7 +39,7 @@ def test_every_step_of_every_environment_is_recorded_once(done_run: Run) -> None
     assert rounds == [1] * 24 + [2] * 24 + [3] * 24
 
 
-def test_terms_of_a_step_add_up_to_its_reward_and_rewards_to_the_episodes(done_run: Run) -> None:
+def test_terms_sum_to_rewards_and_rewards_to_returns(done_run: Run) -> None:
     steps = steps_by_episode(done_run)
     episodes = all_rows(done_run, EpisodeRecord)
     terms = [name for name in TERMS if hasattr(episodes[0], name)]
@@ -61,7 +61,7 @@ def test_terms_of_a_step_add_up_to_its_reward_and_rewards_to_the_episodes(done_r
         assert episode.flops == pytest.approx(own[-1].flops)
 
 
-def test_rounds_sum_up_the_episodes_that_ended_in_them(done_run: Run) -> None:
+def test_rounds_average_the_episodes_that_ended_in_them(done_run: Run) -> None:
     steps, episodes = steps_by_episode(done_run), all_rows(done_run, EpisodeRecord)
     rounds = all_rows(done_run, RoundRecord)
     assert [record.round for record in rounds] == [1, 2, 3]
@@ -91,7 +91,7 @@ def test_rounds_sum_up_the_episodes_that_ended_in_them(done_run: Run) -> None:
         assert record.n_illegal == sum(step.is_illegal for step in refused)
 
 
-def test_the_events_of_a_slot_follow_each_other_and_agree_with_the_steps(done_run: Run) -> None:
+def test_seed_events_are_consecutive_and_agree_with_the_steps(done_run: Run) -> None:
     with done_run.telemetry() as telemetry:
         slots: list[str] = json.loads(telemetry.run.slots)
     stages: dict[tuple[int, int, str], str] = {}
@@ -113,7 +113,7 @@ def test_the_events_of_a_slot_follow_each_other_and_agree_with_the_steps(done_ru
     assert not by_step
 
 
-def test_rounds_updates_and_evaluations_tell_the_same_rates_and_numbers(done_run: Run) -> None:
+def test_rounds_updates_and_evaluations_agree(done_run: Run) -> None:
     updates, rounds = all_rows(done_run, UpdateRecord), all_rows(done_run, RoundRecord)
     assert [update.round for update in updates] == [1, 2, 3]
     assert [update.n_updates for update in updates] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Runs begin once, go on where they were, belong to one process, and never start afresh unsaid."""
+"""Runs start once, resume from checkpoints and belong to one process."""
 
 import fcntl
 import shutil
@@ -26,14 +26,14 @@ from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
 @pytest.fixture(scope="module")
 def stopped_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was asked to stop in its ninth step."""
+    """A run that was stopped in its ninth step."""
     stop, folder = StopRequest(), tmp_path_factory.mktemp("stopped") / "done"
 
     def look(record: Any) -> None:
         if getattr(record, "step", 0) == 9:
             stop.ask("enough")
 
-    with liveliness(), pytest.raises(RunInterrupted, match="goes on") as caught:
+    with liveliness(), pytest.raises(RunInterrupted, match=r"esper\.resume") as caught:
         train(tiny_config(), run_dir=folder, watchers=[Seen(look)], stop=stop)
     assert caught.value.run.state == "interrupted"
     return folder
@@ -41,18 +41,18 @@ def stopped_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_folder: Path, tmp_path: Path) -> Path:
-    """A copy of it, of the name that the uninterrupted run has."""
+    """A copy of it, with the name of the uninterrupted run."""
     return Path(shutil.copytree(stopped_folder, tmp_path / "done"))
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(done_run: Run) -> None:
+def test_a_folder_with_a_run_is_rejected_and_left_alone(done_run: Run) -> None:
     before = run_digests(done_run.path)
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match=done_run.name):
         train(tiny_config(), run_dir=done_run.path)
     assert run_digests(done_run.path) == before
 
 
-def test_a_run_that_is_done_is_returned_at_once(
+def test_resuming_a_finished_run_does_nothing(
     done_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "Trainer", None)
@@ -68,7 +68,7 @@ def test_runs_are_found_by_path_and_by_name(done_run: Run, monkeypatch: pytest.M
         load_run("don")
 
 
-def test_a_run_uses_the_threads_of_its_settings_and_gives_them_back(tmp_path: Path) -> None:
+def test_a_run_sets_and_restores_the_number_of_threads(tmp_path: Path) -> None:
     stop, used, before = StopRequest(), set[int](), torch.get_num_threads()
 
     def look(record: Any) -> None:
@@ -95,7 +95,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(done_run: Run) -> None:
     assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_run_that_another_process_works_on_is_refused(stopped: Path) -> None:
+def test_a_run_that_another_process_works_on_is_rejected(stopped: Path) -> None:
     code = (
         "import sys\n"
         "from esper.storage.run_folder import RunFolder\n"
@@ -112,23 +112,23 @@ def test_a_run_that_another_process_works_on_is_refused(stopped: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         assert load_run(stopped).state == "running"
-        with pytest.raises(RunError, match=f"being worked on by process {other.pid}"):
+        with pytest.raises(RunError, match=f"process {other.pid}"):
             resume(stopped)
         other.kill()
     assert load_run(stopped).state == "interrupted"
 
 
-def test_a_run_that_was_killed_before_anything_was_saved_starts_anew_with_a_warning(
+def test_a_run_killed_before_its_first_save_starts_over_with_a_warning(
     tmp_path: Path,
 ) -> None:
     config = tiny_config(rounds=1, n_steps=2, budget__n_epochs=2)
     RunFolder.create(tmp_path / "killed", config)
     assert load_run(tmp_path / "killed").state == "empty"
-    with pytest.warns(CheckpointWarning, match="starts from the beginning"):
+    with pytest.warns(CheckpointWarning, match="not saved"):
         assert resume(tmp_path / "killed").state == "done"
 
 
-def test_a_torn_checkpoint_is_passed_over_with_a_warning_and_the_run_is_the_same(
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_run_is_the_same(
     stopped: Path, done_run: Run
 ) -> None:
     names = CheckpointFolder(stopped / "checkpoints").names()
@@ -141,37 +141,37 @@ def test_a_torn_checkpoint_is_passed_over_with_a_warning_and_the_run_is_the_same
         first, second = telemetry.sessions()
     assert first.outcome == "interrupted"
     assert "from step-000000008" in (second.message or "")
-    assert "left out: step-000000009" in (second.message or "")
+    assert "damaged checkpoints: step-000000009" in (second.message or "")
 
 
-def test_a_run_without_a_whole_checkpoint_does_not_start_afresh(stopped: Path) -> None:
+def test_a_run_without_an_intact_checkpoint_does_not_start_over(stopped: Path) -> None:
     for name in CheckpointFolder(stopped / "checkpoints").names():
         (stopped / "checkpoints" / name / "manifest.json").write_text("{}")
     with (
         pytest.warns(CheckpointWarning),
-        pytest.raises(CheckpointError, match="no checkpoint that is whole"),
+        pytest.raises(CheckpointError, match=str(stopped)),
     ):
         resume(stopped)
     shutil.rmtree(stopped / "checkpoints")
-    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+    with pytest.raises(CheckpointError, match=str(stopped)):
         resume(stopped)
 
 
-def test_telemetry_that_is_missing_or_ends_too_early_is_said_and_not_made_up(stopped: Path) -> None:
+def test_missing_or_incomplete_telemetry_is_an_error(stopped: Path) -> None:
     with TelemetryWriter(stopped / "telemetry.sqlite") as writer:
         writer.rewind(20)
-    with pytest.raises(TelemetryError, match=r"ends at row 20 and row \d+ is needed"):
+    with pytest.raises(TelemetryError, match="row 20 "):
         resume(stopped)
     for path in stopped.glob("telemetry.sqlite*"):
         path.unlink()
-    with pytest.raises(TelemetryError, match=r"ends at row 0 and row \d+ is needed"):
+    with pytest.raises(TelemetryError, match="row 0 "):
         resume(stopped)
 
 
-def test_a_summary_that_is_damaged_is_named(done_run: Run, tmp_path: Path) -> None:
+def test_a_damaged_summary_is_reported_and_can_be_recreated(done_run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(done_run.path, tmp_path / "done"))
     (copy / "summary.json").write_text("{")
-    with pytest.raises(RunError, match=r"summary.json is damaged; delete it and resume"):
+    with pytest.raises(RunError, match=r"summary\.json"):
         _ = load_run(copy).summary
     (copy / "summary.json").unlink()
     with liveliness():
@@ -179,13 +179,13 @@ def test_a_summary_that_is_damaged_is_named(done_run: Run, tmp_path: Path) -> No
     assert run_digests(run.path) == run_digests(done_run.path)
 
 
-def test_a_watcher_that_fails_is_told_about_once_and_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_failing_watcher_is_reported_once_and_does_not_end_the_run(tmp_path: Path) -> None:
     def fail(_: Any) -> None:
         raise OSError("no connection")
 
     seen, other = Seen(fail), Seen()
     config = tiny_config(rounds=1, n_steps=2, budget__n_epochs=2)
-    with pytest.warns(RuntimeWarning, match="Seen failed and gets no more records") as warned:
+    with pytest.warns(RuntimeWarning, match="Seen failed") as warned:
         run = train(config, run_dir=tmp_path / "run", watchers=[seen, other])
     assert run.state == "done"
     assert len(warned) == 1
@@ -193,7 +193,7 @@ def test_a_watcher_that_fails_is_told_about_once_and_does_not_end_the_run(tmp_pa
     assert len(other.records) > 10
 
 
-def test_looking_at_a_run_does_not_keep_others_from_working_on_it(tmp_path: Path) -> None:
+def test_checking_whether_a_run_is_in_use_does_not_block_it(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", tiny_config())
     folder.lock_file.touch()
     with open(folder.lock_file, "rb") as looking:

@@ -1,4 +1,4 @@
-"""Signals and full disks stop a run with everything saved, and it goes on as the same run."""
+"""Signals and full disks stop a run without loss, and it resumes as the same run."""
 
 import os
 import signal
@@ -79,14 +79,14 @@ def test_three_signals_in_a_row_damage_nothing(delay: float, tmp_path: Path, don
                 process.send_signal(number)
             time.sleep(delay)
         process.communicate(timeout=60)
-    # Once train has ended, signals are handled as before it, and by default they kill.
+    # After train, the default handlers are back, which kill the process.
     assert process.returncode in (130, 0, -signal.SIGTERM, -signal.SIGINT)
     assert load_run(folder).state in ("interrupted", "killed", "done")
     assert finish(folder) == run_digests(done_run.path)
 
 
 def limit_for(what: str, run: Run, folder: Path) -> int:
-    """Return a size that checkpoints, or the log of telemetry, reach after some steps."""
+    """Return a size that the checkpoints or the telemetry reach after some steps."""
     newest = CheckpointFolder(run.path / "checkpoints").latest().path
     if what == "checkpoint":
         return (newest / "state.safetensors").stat().st_size - 2000
@@ -98,7 +98,7 @@ def limit_for(what: str, run: Run, folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["checkpoint", "telemetry"])
-def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
+def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint_intact(
     what: str, tmp_path: Path, done_run: Run
 ) -> None:
     folder, limit = tmp_path / "done", limit_for(what, done_run, tmp_path)
@@ -106,8 +106,8 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 3, errors
     lines = output.splitlines()
-    said = next(line for line in lines if line.startswith("StorageError: "))
-    assert ("telemetry.sqlite" if what == "telemetry" else "step-0") in said
+    message = next(line for line in lines if line.startswith("StorageError: "))
+    assert ("telemetry.sqlite" if what == "telemetry" else "step-0") in message
     assert lines[0] == "step 1"
     assert lines[-1] == run_digests(done_run.path)["telemetry"]
     assert run_digests(folder) == run_digests(done_run.path)
@@ -116,7 +116,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_whole(
         assert len(telemetry.sessions()) == 2
 
 
-def test_signals_that_are_not_pythons_or_ignored_are_left_alone(
+def test_ignored_and_foreign_signal_handlers_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop = StopRequest(tell=lambda _: None)
@@ -135,7 +135,7 @@ def test_signals_that_are_not_pythons_or_ignored_are_left_alone(
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_closed_terminal_asks_for_a_stop() -> None:
+def test_a_closed_terminal_requests_a_stop() -> None:
     stop = StopRequest(tell=lambda _: None)
     before = signal.getsignal(signal.SIGHUP)
     with signals_ask(stop):

@@ -1,4 +1,4 @@
-"""The state of a run is whole: what is left out of it is missed, and nothing else is needed."""
+"""The state of a run is complete: leaving out any part of it changes the run."""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,7 +9,7 @@ from esper.storage.state import State
 from tests.training.stopped_run import Leaf, StoppedRun, make_trainer
 from tests.training.tiny import state_digest, tiny_config
 
-EVERY_STEP = "every step enters it anew before anything reads it"
+EVERY_STEP = "every step sets it before anything reads it"
 NOT_MISSED = {
     "envs/records/train_loss": EVERY_STEP,
     "envs/records/previous_validation_loss": EVERY_STEP,
@@ -24,11 +24,11 @@ NOT_MISSED = {
     "envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
     "envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "envs/elapsed/*": "wall time, for a limit that runs do not have",
-    "buffer/bootstrap_values": "for steps that were cut short, which steps of a run are not",
+    "buffer/bootstrap_values": "for truncated steps, which a run does not have",
     "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",
     "tally/n_steps": "divided by seconds, which differ anyway",
 }
-"""What may be left out of a state without being missed, and why."""
+"""What may be missing from a state without an effect, and why."""
 
 SAMPLE = [
     "agent/policy/normalize_slot.variance",
@@ -73,7 +73,7 @@ def is_missed(run: StoppedRun, change: Callable[[Leaf], State], leaves: list[Lea
 
 
 def is_missed_everywhere(run: StoppedRun, kind: str) -> bool:
-    """Return whether a leaf is missed when it is not there and when it is as at the start."""
+    """Return whether both removing and resetting a leaf have an effect."""
     leaves = run.leaves().get(kind, [])
     changed = [leaf for leaf in leaves if run.is_changed(leaf)]
     return is_missed(run, run.without, leaves) and (
@@ -81,7 +81,7 @@ def is_missed_everywhere(run: StoppedRun, kind: str) -> bool:
     )
 
 
-def test_a_stopped_run_that_goes_on_differs_in_nothing() -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
     run = stopped()
     stages = {
         life["stage"]
@@ -94,7 +94,7 @@ def test_a_stopped_run_that_goes_on_differs_in_nothing() -> None:
     assert run.outcome_of(run.state) == "same"
 
 
-def test_a_state_that_is_loaded_elsewhere_and_saved_again_is_the_same_to_the_bit() -> None:
+def test_a_loaded_state_is_saved_again_bit_for_bit() -> None:
     run = stopped()
     trainer, _, _ = make_trainer(run.trainer.config)
     trainer.load(run.state)
@@ -102,7 +102,7 @@ def test_a_state_that_is_loaded_elsewhere_and_saved_again_is_the_same_to_the_bit
     assert state_digest(run.fresh) != state_digest(run.state)
 
 
-def test_a_saved_state_is_a_copy_that_the_run_does_not_change() -> None:
+def test_a_saved_state_is_a_copy() -> None:
     run = stopped()
     trainer, _, _ = make_trainer(run.trainer.config)
     trainer.load(run.state)
@@ -113,7 +113,7 @@ def test_a_saved_state_is_a_copy_that_the_run_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLE)
-def test_what_is_left_out_of_a_state_is_missed(kind: str) -> None:
+def test_removing_or_resetting_a_leaf_changes_the_run(kind: str) -> None:
     run = stopped()
     leaves = [leaf for leaf in run.leaves()[kind] if run.is_changed(leaf)]
     assert is_missed(run, run.without, leaves[:1])
@@ -121,7 +121,7 @@ def test_what_is_left_out_of_a_state_is_missed(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_can_be_left_out_of_a_state_but_what_is_listed() -> None:
+def test_only_listed_leaves_may_be_missing() -> None:
     run, other = stopped(), stopped_in_long_episodes()
     kinds = dict.fromkeys([*run.leaves(), *other.leaves()])
     unmissed = [kind for kind in kinds if not is_missed_everywhere(run, kind)]
@@ -131,7 +131,7 @@ def test_nothing_can_be_left_out_of_a_state_but_what_is_listed() -> None:
     assert run.outcome_of(run.state) == other.outcome_of(other.state) == "same"
 
 
-def test_no_checkpoint_is_ahead_of_the_telemetry_that_is_acknowledged(
+def test_no_checkpoint_is_ahead_of_the_flushed_telemetry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = tiny_config(rounds=1, n_steps=3, budget__n_epochs=3, checkpoints__save_freq=2)

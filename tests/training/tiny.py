@@ -1,4 +1,4 @@
-"""Runs that take seconds and in which everything happens, and hashes of what they came to."""
+"""Small runs in which every stage occurs, and hashes of their outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from esper.telemetry import open_run
 from esper.telemetry.records import Record
 from esper.training import setup
 
-WISHES = {
+OP_LOGITS = {
     Op.WAIT: 0.0,
     Op.GERMINATE: 2.0,
     Op.FOSSILIZE: 4.0,
@@ -32,11 +32,11 @@ WISHES = {
     Op.SET_ALPHA_TARGET: 1.0,
     Op.FINISH: -2.5,
 }
-"""The first logits of ops, so that short episodes see every stage of a seed's life."""
+"""Initial logits of the ops with which short episodes see every stage of a seed's life."""
 
 
 def tiny_config(**changes: Any) -> RunConfig:
-    """Return the settings of a run of 18 steps of 4 hosts, with changes by dotted names."""
+    """Return the settings of a run of 18 steps and 4 hosts; ``a__b`` changes setting ``a.b``."""
     config = RunConfig(
         task="spirals",
         task_options={"batches_per_epoch": 2},
@@ -54,14 +54,14 @@ def tiny_config(**changes: Any) -> RunConfig:
 
 
 def lively(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a maker of policies whose first wish is to grow."""
+    """Wrap a policy maker so that its policies tend to grow."""
 
     def make_policy(*args: Any, **kwargs: Any) -> Any:
         policy = make(*args, **kwargs)
         with torch.no_grad():
             ops = policy.outputs.bias[-1 - len(Op) : -1]
-            for op, wish in WISHES.items():
-                ops[op] = wish
+            for op, logit in OP_LOGITS.items():
+                ops[op] = logit
         return policy
 
     return make_policy
@@ -74,7 +74,7 @@ def lively_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def liveliness() -> Iterator[None]:
-    """Make lively policies while this lasts."""
+    """Make lively policies within the context."""
     kept = setup.make_policy
     setup.make_policy = lively(kept)
     try:
@@ -84,7 +84,7 @@ def liveliness() -> Iterator[None]:
 
 
 class Seen:
-    """A watcher that keeps every record, and does something at some of them."""
+    """A watcher that keeps every record and calls a function on it."""
 
     def __init__(self, act: Callable[[Record], None] = lambda _: None) -> None:
         self.records: list[Record] = []
@@ -100,7 +100,7 @@ class Seen:
 
 
 def state_digest(state: State) -> str:
-    """Return a hash of all tensors' bits and all facts, but those that tell the time."""
+    """Return a hash of all tensors and facts except wall-clock times."""
     total = hashlib.sha256()
     for name, tensor in sorted(state.tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -112,7 +112,7 @@ def state_digest(state: State) -> str:
 
 
 def run_digests(folder: Path) -> dict[str, str]:
-    """Return hashes of what a run that is done recorded, of its last state and of its summary."""
+    """Return hashes of a finished run's records, last state and summary."""
     with open_run(folder) as telemetry:
         recorded = telemetry.digest()
     return {

@@ -1,1 +1,1 @@
-"""Training a controller: the loop, run folders, resuming, trials."""
+"""Training a controller: the training loop, run folders, resuming, trials."""

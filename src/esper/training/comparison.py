@@ -1,4 +1,4 @@
-"""Comparing controllers on the same hosts, in numbers and in words."""
+"""The comparison at the end of a run: controllers on the same hosts, in numbers and sentences."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OTHERS = ("wait", "random", "fixed", "heuristic")
 """The controllers that the learned one is compared with at the end of a run."""
 
 SELDOM = 0.05
-"""A controller that commits a seed in fewer hosts than this share hardly grows."""
+"""A controller that commits a seed in a smaller share of hosts than this hardly grows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmResults:
-    """How one controller did, host by host, ``[N]`` each; hosts in the same order for all."""
+    """The results of one controller, ``[N]`` each; all controllers share the order of hosts."""
 
     returns: Floats
     scores: Floats
@@ -35,7 +35,7 @@ class ArmResults:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSummary:
-    """How one controller did, in means."""
+    """The mean results of one controller."""
 
     name: str
     ep_rew: Interval
@@ -45,12 +45,12 @@ class ArmSummary:
     host_parameters: float
     seed_parameters: float
     grown_share: float
-    """Share of hosts in which it committed a seed."""
+    """Share of hosts in which the controller committed a seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The learned controller minus another, on the same hosts."""
+    """Results of the learned controller minus those of another, on the same hosts."""
 
     against: str
     ep_rew: Interval
@@ -62,33 +62,33 @@ class BestHost:
     """The episode with the highest return, so that its host can be grown again."""
 
     number: int
-    """Of the host, counted from 0."""
+    """Number of the host, from 0."""
     ep_rew: float
     score: float
     actions: list[list[int]]
-    """What was done at each step, a choice for each head."""
+    """The action of each step, a choice for each head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a run came to, beside other controllers, on hosts that nothing was chosen by."""
+    """The results of a run and of other controllers, on held-out hosts."""
 
     n_hosts: int
     split: str
     arms: tuple[ArmSummary, ...]
     differences: tuple[Difference, ...]
     sentences: tuple[str, ...]
-    """What the numbers support, and nothing more."""
+    """What the intervals support, in words."""
     best_host: BestHost | None = None
     """The learned controller's best episode."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the comparison as plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Comparison:
-        """Return what :meth:`to_json` gave."""
+        """Return the comparison from what :meth:`to_json` returned."""
 
         def intervals(entry: dict[str, Any]) -> dict[str, Any]:
             return entry | {name: Interval(**entry[name]) for name in ("ep_rew", "score")}
@@ -113,10 +113,10 @@ def compare_arms(
     """Compare the learned controller with the others, on the same hosts.
 
     Args:
-        results: Of each controller, by name.
-        learned: The name of the learned one.
-        split: What hosts were scored on.
-        actions: ``[N, T, H]`` what the learned controller did in each host; -1 after its end.
+        results: Results of each controller, by name.
+        learned: Name of the learned controller.
+        split: Split that hosts were scored on.
+        actions: ``[N, T, H]`` actions of the learned controller; -1 after the end of an episode.
     """
     own = results[learned]
     differences = tuple(
@@ -128,7 +128,7 @@ def compare_arms(
         for name, other in results.items()
         if name != learned
     )
-    arms = tuple(_summarise(name, arm) for name, arm in results.items())
+    arms = tuple(_summarize(name, arm) for name, arm in results.items())
     return Comparison(
         n_hosts=len(own.returns),
         split=split,
@@ -140,12 +140,12 @@ def compare_arms(
 
 
 def difference_in_words(interval: Interval) -> str:
-    """Return what an interval of differences supports."""
+    """Return what an interval of differences supports, in words."""
     spread = interval.text()
     if not interval.is_from_enough:
         return f"{too_few(interval)}, {spread}"
     if not interval.excludes_zero:
-        return f"no difference that stands out from noise, {spread}"
+        return f"no significant difference, {spread}"
     return f"{'better' if interval.is_above_zero else 'worse'}, {spread}"
 
 
@@ -160,7 +160,7 @@ def _find_best(own: ArmResults, actions: NDArray[np.int64]) -> BestHost:
     )
 
 
-def _summarise(name: str, arm: ArmResults) -> ArmSummary:
+def _summarize(name: str, arm: ArmResults) -> ArmSummary:
     return ArmSummary(
         name=name,
         ep_rew=mean_interval(arm.returns),
@@ -176,13 +176,13 @@ def _summarise(name: str, arm: ArmResults) -> ArmSummary:
 def _sentences(
     results: Mapping[str, ArmResults], differences: tuple[Difference, ...], learned: str
 ) -> list[str]:
-    """Return what the comparison says, the answer to "did growth help?" first."""
-    own, found = results[learned], list[str]()
+    """Return the conclusions, the answer to "did growth help?" first."""
+    found: list[str] = []
     wait = results.get("wait")
     if wait is not None:
-        found.append(_about_growth(own, wait))
+        found.append(_growth_sentence(results[learned], wait))
     for difference in differences:
-        against = _NAMES.get(difference.against, difference.against)
+        against = _LABELS.get(difference.against, difference.against)
         found.append(
             f"Return (score minus costs) against {against}: "
             f"{difference_in_words(difference.ep_rew)}."
@@ -190,7 +190,7 @@ def _sentences(
     return found
 
 
-_NAMES = {
+_LABELS = {
     "wait": "leaving hosts alone",
     "random": "random legal growth",
     "fixed": "the fixed schedule",
@@ -198,50 +198,52 @@ _NAMES = {
 }
 
 
-def _about_growth(own: ArmResults, wait: ArmResults) -> str:
-    """Say whether growing helped, as far as that can be told from stopping early."""
+def _growth_sentence(own: ArmResults, wait: ArmResults) -> str:
+    """Return whether growth helped, judged by the hosts that were grown."""
     is_grown = own.seed_parameters > 0
     grown = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
     if is_grown.mean() < SELDOM:
         return (
             f"Growth was not shown to help: the controller grew {grown}. "
-            f"{_computing(own, wait)}; {_gain(own, wait)}."
+            f"{_computing_sentence(own, wait)}; {_gain_sentence(own, wait)}."
         )
     score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
     value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
     overall = paired_interval(own.scores, wait.scores)
-    there = f"in the {grown} that it grew, the score was {score.text()} against hosts left alone"
+    grown_hosts = (
+        f"in the {grown} that it grew, the score was {score.text()} against hosts left alone"
+    )
     if not score.is_from_enough:
-        verdict = f"Growth was not shown to help: {there}; so few hosts are too few to tell"
+        verdict = f"Growth was not shown to help: {grown_hosts}; these are too few hosts to tell"
     elif score.is_below_zero:
-        verdict = f"Growth did not help: {there}"
+        verdict = f"Growth did not help: {grown_hosts}"
     elif not score.is_above_zero:
-        verdict = f"Growth was not shown to help: {there}, which is within noise"
+        verdict = f"Growth was not shown to help: {grown_hosts}, which is within noise"
     elif value.is_below_zero:
-        verdict = f"Growth raised the score and cost more than it brought: {there}"
+        verdict = f"Growth raised the score but cost more than it gained: {grown_hosts}"
         verdict += f" and the return {value.text()}"
     elif overall.is_below_zero:
-        verdict = f"Growth helped some hosts and not all of them together: {there}"
+        verdict = f"Growth helped some hosts but not all hosts together: {grown_hosts}"
         verdict += f", but over all hosts {overall.text()}"
     else:
-        verdict = f"Growth helped: {there}"
+        verdict = f"Growth helped: {grown_hosts}"
     if value.is_above_zero and not score.is_above_zero:
         verdict += f" (the return was {value.text()})"
-    return f"{verdict}. {_computing(own, wait)}."
+    return f"{verdict}. {_computing_sentence(own, wait)}."
 
 
-def _gain(own: ArmResults, wait: ArmResults) -> str:
-    """Say what a controller that hardly grows gains over hosts left alone, and by what."""
+def _gain_sentence(own: ArmResults, wait: ArmResults) -> str:
+    """Return what a controller that hardly grows gains over hosts left alone."""
     value = paired_interval(own.returns, wait.returns)
     if not value.is_above_zero:
-        return "it gains nothing over them that stands out from noise"
+        return "it gains nothing significant over them"
     if paired_interval(wait.flops, own.flops).is_above_zero:
-        return "what it gains over them is computing saved by stopping in time"
-    return f"its return is {value.text()} of theirs"
+        return "what it gains over them is computing saved by stopping early"
+    return f"its return minus theirs is {value.text()}"
 
 
-def _computing(own: ArmResults, wait: ArmResults) -> str:
-    """Say how much computing all hosts took, beside hosts left alone."""
+def _computing_sentence(own: ArmResults, wait: ArmResults) -> str:
+    """Return how much computing all hosts took, compared with hosts left alone."""
     theirs = float(wait.flops.mean())
     share = float(own.flops.mean()) / theirs if theirs > 0 else 1.0
     if abs(share - 1.0) < 0.005:

@@ -1,4 +1,4 @@
-"""The fixed schedule that a run is compared with: every host is grown alike. Shapes: N = hosts."""
+"""The fixed schedule that a run is compared with: all hosts grow alike. Shapes: N = hosts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from esper.tamiyo import Controller, FixedSchedule, Planting
 from esper.tamiyo.controllers.controller import rank_blueprints
 
 FIRST_CHOICE = "widen_medium"
-"""What grows wherever it fits."""
+"""The blueprint that grows wherever it fits."""
 
 
 def plan_growth(slot_config: SlotConfig) -> tuple[Planting, ...]:
-    """Return what the schedule grows: the first choice, or else what is usual, in every slot."""
+    """Return what the schedule grows in each slot: the first choice, or else what is preferred."""
     plantings: list[Planting] = []
     for slot in slot_config.slot_ids:
         ranked = rank_blueprints(slot_config, slot, (FIRST_CHOICE, *PREFERRED_BLUEPRINTS))
@@ -31,20 +31,20 @@ def plan_growth(slot_config: SlotConfig) -> tuple[Planting, ...]:
 
 
 def make_fixed(envs: GrowthVectorEnv, stop: int) -> FixedSchedule:
-    """Return the schedule for hosts that stop after so many epochs, where they may."""
+    """Return the schedule that stops after so many epochs, if finishing is allowed."""
     return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
 
 
 def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], Controller]) -> int:
-    """Return the epochs after which the schedule does best to stop, on average over hosts.
+    """Return the epoch at which stopping the schedule gives the best mean return.
 
-    The hosts are trained once. Before each step is read what they would have come to by stopping
-    there: that costs nothing and changes nothing.
+    The hosts are trained once. Before each step, the return of stopping there is computed, which
+    is free and changes nothing.
 
     Args:
-        envs: Whose hosts are trained.
-        seed: Decides the hosts.
-        wrap: Put around the controller that steers them.
+        envs: The environments to train in.
+        seed: Determines the hosts.
+        wrap: Wraps the controller that steers them.
     """
     n_epochs = envs.task.budget.n_epochs
     if not envs.slot_config.allow_finish:
@@ -52,12 +52,12 @@ def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], 
     reader = _StopReader(make_fixed(envs, n_epochs), envs.growth)
     run_episodes(envs, wrap(reader), seed=seed)
     reader.read()
-    # Rounded, so that no last digit decides between equals: the earliest of them is taken.
+    # Rounded, so that ties go to the earliest epoch and not to the last digit.
     return int(np.stack(reader.returns).mean(1).round(9).argmax())
 
 
 def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
-    """Return what each host's episode comes to if it stops now, ``[N]``, without shaping."""
+    """Return the return ``[N]`` of each episode if it stops now, without shaping."""
     records = growth.records
     scores = growth.score_committed(range(growth.n_hosts), "final")
     costs = growth.task.budget.flop_price * records.paid_flops
@@ -65,7 +65,7 @@ def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
 
 
 class _StopReader:
-    """A controller that reads, before each step, what stopping there would give."""
+    """A controller wrapper that records, before each step, the return of stopping there."""
 
     def __init__(self, controller: Controller, growth: GrowthEpisodes) -> None:
         self._controller, self._growth = controller, growth
@@ -74,15 +74,15 @@ class _StopReader:
         """``[N]`` each, after 0, 1, 2, ... epochs."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the controller itself."""
+        """Start the wrapped controller."""
         self.returns = []
         self._controller.start(n_hosts, seed=seed)
 
     def act(self, observations: Any, masks: Any, starts: Any) -> Any:
-        """Read, and let the controller itself act."""
+        """Record the returns, then let the wrapped controller act."""
         self.read()
         return self._controller.act(observations, masks, starts)
 
     def read(self) -> None:
-        """Keep what hosts come to if they stop now."""
+        """Record the returns of stopping now."""
         self.returns.append(returns_if_stopped(self._growth))

@@ -1,4 +1,4 @@
-"""Finding who steers: the controller that comes with Esper, one that was saved, a run's, others."""
+"""Finding controllers by name, folder or run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from esper.tamiyo import (
 from esper.training.run import Run
 
 SHIPPED = "shipped"
-"""The name of the controller that comes with Esper."""
+"""The name of the trained controller that ships with Esper."""
 
 AnyController = str | os.PathLike[str] | Run | SavedController | Controller
-"""Whatever names a controller, or is one."""
+"""A controller, or anything that names one."""
 
 
 def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Controller:
@@ -36,11 +36,11 @@ def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Control
     Args:
         controller: ``"shipped"``, the name of a simple controller, the folder of a saved controller
             or of a run, a run, a saved controller, or a controller.
-        envs: Whose hosts it will steer.
+        envs: The environment whose hosts it will steer.
 
     Raises:
-        RunError: If there is nothing of this name.
-        ControllerError: If what was saved is damaged, or cannot steer these hosts.
+        RunError: If no controller or run has this name.
+        ControllerError: If the saved controller is damaged or cannot steer these hosts.
     """
     saved = find_saved(controller)
     if saved is not None:
@@ -52,11 +52,11 @@ def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Control
 
 
 def find_saved(controller: AnyController) -> SavedController | None:
-    """Return a learned controller that is not made for a host yet; None if it is another kind.
+    """Return a learned controller, not yet bound to a host; None for other kinds of controllers.
 
     Raises:
-        RunError: If there is nothing of this name.
-        ControllerError: If what was saved is damaged.
+        RunError: If no controller or run has this name.
+        ControllerError: If the saved controller is damaged.
     """
     if isinstance(controller, SavedController):
         return controller
@@ -73,24 +73,24 @@ def find_saved(controller: AnyController) -> SavedController | None:
     except RunError as error:
         names = (SHIPPED, *controller_names())
         raise RunError(
-            f"{error} A controller is the folder of a run or of a saved controller, or one of "
+            f"{error} Pass the folder of a run or of a saved controller, or one of "
             f"{', '.join(names)}.{did_you_mean(controller, names)}"
         ) from error
     return controller_of(run)
 
 
 def controller_of(run: Run) -> SavedController:
-    """Return the best controller of a run so far, and where it comes from.
+    """Return the best controller of a run so far, with its origin.
 
     Raises:
-        RunError: If it has not been evaluated yet.
-        CheckpointError: If none of its checkpoints is whole.
+        RunError: If the run has not been evaluated yet.
+        CheckpointError: If no checkpoint of the run is intact.
     """
     parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
     weights = parts["best_policy"].tensors
     if not weights:
         raise RunError(
-            f"run {run.name!r} has no controller yet: its first evaluation is after round "
+            f"run {run.name!r} has no controller yet; its first evaluation is after round "
             f"{run.config.evaluation.eval_freq}."
         )
     made_with: dict[str, Any] = parts["envs"].facts["made_with"]
@@ -103,12 +103,12 @@ def controller_of(run: Run) -> SavedController:
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),
-        origin=_origin_of(run),
+        origin=_origin(run),
     )
 
 
-def _origin_of(run: Run) -> dict[str, Any]:
-    """Return how a controller came about, in plain values."""
+def _origin(run: Run) -> dict[str, Any]:
+    """Return how a controller was trained, as plain values."""
     config, summary = run.config, run.summary
     origin: dict[str, Any] = {
         "task": config.task,

@@ -1,4 +1,4 @@
-"""Where the records of a run go: the run's own telemetry, and whoever else wants to see them."""
+"""Passing a run's records to its telemetry and to other watchers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from esper.telemetry.sinks import Sink
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress:
-    """How far the trial of a controller is; this is shown and not recorded."""
+    """The progress of a controller's trial; shown but not recorded."""
 
     arm: str
-    """The controller, as evaluations call it."""
+    """The controller's name in evaluation records."""
     purpose: str
-    """Why it is tried, as in the records of evaluations."""
+    """The purpose of the trial, as in evaluation records."""
     n_hosts: int
-    """Hosts that it is tried on."""
+    """Number of hosts in the trial."""
     share: float
-    """How much of the trial is done, 0 to 1."""
+    """Share of the trial that is done, 0 to 1."""
     number: int = 1
-    """Which one it is of those in a row, counted from 1."""
+    """Number of this trial among consecutive ones, from 1."""
     n_trials: int = 1
-    """Trials in a row."""
+    """Number of consecutive trials."""
 
 
 @runtime_checkable
 class TrialWatcher(Protocol):
-    """A watcher that is also shown how far trials are, which take long beside steps."""
+    """A watcher that is also shown the progress of trials, which take much longer than steps."""
 
     def watch_trial(self, trial: TrialProgress) -> None:
-        """Look at how far a trial is."""
+        """Show the progress of a trial."""
         ...
 
 
 class RecordOutput:
-    """Hands records on; a watcher that fails is told about once and left out from then on."""
+    """Passes records on; a watcher that fails is reported once and then skipped."""
 
     def __init__(self, writer: TelemetryWriter, watchers: Sequence[Sink] = ()) -> None:
         self.writer = writer
         self._watchers = list(watchers)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Give records to the telemetry and then to all watchers."""
+        """Pass records to the telemetry, then to all watchers."""
         self.writer.write_many(records)
 
-        def give(watcher: Sink) -> None:
+        def pass_on(watcher: Sink) -> None:
             for record in records:
                 watcher.write(record)
 
-        self._for_each(give)
+        self._for_each(pass_on)
 
     def show_trial(self, trial: TrialProgress) -> None:
-        """Tell those watchers that want to know how far a trial is."""
+        """Pass the progress of a trial to the watchers that show it."""
 
-        def give(watcher: Sink) -> None:
+        def pass_on(watcher: Sink) -> None:
             if isinstance(watcher, TrialWatcher):
                 watcher.watch_trial(trial)
 
-        self._for_each(give)
+        self._for_each(pass_on)
 
-    def _for_each(self, give: Callable[[Sink], None]) -> None:
+    def _for_each(self, pass_on: Callable[[Sink], None]) -> None:
         for watcher in tuple(self._watchers):
             try:
-                give(watcher)
+                pass_on(watcher)
             except EsperError:
                 raise
-            except Exception as error:  # a tracker's own failure must not end the run
+            except Exception as error:  # a failing watcher must not end the run
                 self._watchers.remove(watcher)
                 name = type(watcher).__name__
                 warnings.warn(

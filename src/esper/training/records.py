@@ -1,4 +1,4 @@
-"""What telemetry keeps of a run, a round, its update and an evaluation."""
+"""The telemetry records of runs, rounds, updates and evaluations."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SUMMED = ("ep_rew", "ep_len", "flops", "host_parameters", "seed_parameters")
 
 
 class RoundTally:
-    """What episodes have come to so far, and those that ended in this round together."""
+    """Running totals of the current episodes, and sums over those that ended in this round."""
 
     def __init__(self, n_envs: int) -> None:
         self.episode = np.zeros(n_envs, np.int64)
-        """``[E]`` episodes that each environment has ended."""
+        """``[E]`` number of episodes that each environment has completed."""
         self.op_counts = np.zeros((n_envs, len(Op)), np.int64)
-        """``[E, O]`` ops of the episodes that are under way."""
+        """``[E, O]`` op counts of the current episodes."""
         self.terms = np.zeros((n_envs, len(REWARD_TERMS)))
-        """``[E, R]`` reward terms of the episodes that are under way."""
+        """``[E, R]`` reward terms of the current episodes."""
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Forget the episodes that ended."""
+        """Reset the sums over ended episodes."""
         self.n_episodes = np.zeros((), np.int64)
         self.sums = np.zeros(len(SUMMED))
         self.score_sum = np.zeros(())
@@ -57,7 +57,7 @@ class RoundTally:
         self.n_restored = np.zeros((), np.int64)
 
     def add(self, step: CollectedStep) -> None:
-        """Enter a step, ends of episodes included, except that they stay under way."""
+        """Add a step; :meth:`end_episodes` then resets the episodes that ended in it."""
         info = step.info
         np.add.at(self.op_counts, (np.arange(len(self.episode)), info["op"]), 1)
         self.terms += np.stack([info["reward_terms"][name] for name in REWARD_TERMS], axis=1)
@@ -69,33 +69,33 @@ class RoundTally:
             self._add_ends(step, np.flatnonzero(step.dones))
 
     def end_episodes(self, dones: NDArray[np.bool_]) -> None:
-        """Begin anew the episodes that ended."""
+        """Reset the totals of the episodes that ended."""
         self.episode += dones
         self.op_counts[dones] = 0
         self.terms[dones] = 0.0
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of something over the episodes that ended; None if none did."""
+        """Return the mean of a quantity over the ended episodes; None if none ended."""
         if not self.n_episodes:
             return None
         return float(self.sums[SUMMED.index(name)] / self.n_episodes)
 
     @property
     def mean_score(self) -> float | None:
-        """Mean final score of the episodes that ended by themselves."""
+        """Mean final score of the terminated episodes; None if none terminated."""
         return float(self.score_sum / self.n_scores) if self.n_scores else None
 
     def ops_per_episode(self) -> dict[Op, float | None]:
-        """Return how often each op was carried out in an episode that ended."""
+        """Return the mean count of each op over the ended episodes."""
         n = int(self.n_episodes)
         return {op: int(self.ended_ops[op]) / n if n else None for op in Op}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of all sums."""
+        """Return a copy of all totals."""
         return {name: torch.from_numpy(np.array(value)) for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         for name in vars(self):
             setattr(self, name, state[name].numpy().copy())
 
@@ -117,7 +117,7 @@ class RoundTally:
 
 @dataclass(frozen=True, kw_only=True)
 class HostPart:
-    """A layer that has parameters, or a slot."""
+    """A layer with parameters, or a slot."""
 
     name: str
     kind: str
@@ -129,10 +129,10 @@ class HostPart:
 
 
 def host_parts(host: nn.Module) -> list[HostPart]:
-    """Return the layers with parameters of a host, each slot after what it is around.
+    """Return the layers of a host that have parameters, each slot after the block it wraps.
 
-    The order is that in which modules were made, which is that of the computation in most models.
-    A slot is placed after the last layer of the module that it is named after.
+    Layers are in the order of registration, which in most models is the order of computation. A
+    slot comes after the last layer of the module that it is named after.
     """
     grown = {
         id(module)
@@ -147,27 +147,23 @@ def host_parts(host: nn.Module) -> list[HostPart]:
         and (n_own := sum(p.numel() for p in module.parameters(recurse=False)))
     ]
     for slot in slots(host):
-        inside = [k for k, part in enumerate(parts) if _is_inside(part, slot)]
-        place = inside[-1] + 1 if inside else len(parts)
-        parts.insert(place, HostPart(name=slot, kind="slot", parameters=0, slot=slot))
+        wrapped = [i for i, part in enumerate(parts) if f"{part.name}.".startswith(f"{slot}.")]
+        index = wrapped[-1] + 1 if wrapped else len(parts)
+        parts.insert(index, HostPart(name=slot, kind="slot", parameters=0, slot=slot))
     return parts
-
-
-def _is_inside(part: HostPart, module: str) -> bool:
-    return part.name == module or part.name.startswith(f"{module}.")
 
 
 @dataclass(frozen=True)
 class RoundTiming:
-    """What the clock and the process said of a round."""
+    """The time that a round took."""
 
     seconds: float
     seconds_by_part: dict[str, float]
     n_steps: int
-    """Steps that this process took of it; in a resumed run others may have been taken before."""
+    """Steps that this process took; an interrupted process may have taken others before it."""
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of a round's record that are about time and memory."""
+        """Return the columns of a round's record about time and memory."""
         parts = {part: round(seconds, 6) for part, seconds in self.seconds_by_part.items()}
         return {
             "seconds": self.seconds,
@@ -178,7 +174,7 @@ class RoundTiming:
 
 
 def used_memory() -> int:
-    """Return the bytes of memory that this process holds, or has held at most."""
+    """Return the memory in bytes that this process uses, or its peak where that is unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
@@ -203,13 +199,13 @@ _BY_HEAD = ("approx_kl_by_head", "clip_fraction_by_head", "entropy_by_head")
 def run_record(
     config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
 ) -> RunRecord:
-    """Return the record of what a run is.
+    """Return the record that describes a run.
 
     Args:
-        config: What decides the run.
+        config: The run's settings.
         slot_config: The slots of its hosts.
-        hosts: A host of each kind, by the first environment that has such hosts.
-        name: What the run is called.
+        hosts: A host of each design, by the first environment that has such hosts.
+        name: The run's name.
     """
     reads = {
         op.name.lower(): sorted(heads, key=HEAD_NAMES.index) for op, heads in HEADS_READ_BY.items()
@@ -237,7 +233,7 @@ def run_record(
 
 
 def update_record(round_number: int, n_updates: int, report: UpdateReport) -> UpdateRecord:
-    """Return the record of an update that was done."""
+    """Return the record of a successful update."""
     values = asdict(report)
     columns: dict[str, Any] = {name: float(values[name]) for name in _NUMBERS}
     columns |= {name: json.dumps(values[name]) for name in _BY_HEAD}
@@ -254,7 +250,7 @@ def update_record(round_number: int, n_updates: int, report: UpdateReport) -> Up
 
 
 def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRecord:
-    """Return the record of an update that was refused, and why."""
+    """Return the record of a rejected update, with the reason."""
     columns: dict[str, Any] = dict.fromkeys((*_NUMBERS, *_BY_HEAD))
     columns.update(dict.fromkeys(_BY_HEAD, "{}"))
     return UpdateRecord(
@@ -270,7 +266,7 @@ def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRec
 
 
 def tally_columns(tally: RoundTally) -> dict[str, Any]:
-    """Return the columns of a round's record that are about its episodes."""
+    """Return the columns of a round's record about its episodes."""
     return {
         "n_episodes": int(tally.n_episodes),
         "ep_rew_mean": tally.mean("ep_rew"),
@@ -296,7 +292,7 @@ def evaluation_record(
     fixed_reward: float | None = None,
     seconds: float,
 ) -> EvaluationRecord:
-    """Return the record of an evaluation; the one at the end is on the test split."""
+    """Return the record of an evaluation; the final one is on the test split."""
     ops = results.op_counts.mean(0)
     return EvaluationRecord(
         round=round_number,
@@ -326,7 +322,7 @@ def round_record(
     rates: dict[str, float],
     timing: RoundTiming,
 ) -> RoundRecord:
-    """Return the record of a round whose update is done."""
+    """Return the record of a completed round."""
     return RoundRecord(
         round=round_number,
         env_steps=env_steps,

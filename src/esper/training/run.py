@@ -1,4 +1,4 @@
-"""A run as its folder tells it: settings, state, metrics, figures, and the hosts it can grow."""
+"""A run as read from its folder: settings, state, metrics, figures and its best host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RunState = Literal["running", "done", "interrupted", "failed", "killed", "empty"
 
 
 class Run:
-    """A run that is done, under way, or waiting to be resumed. Reading it needs no torch."""
+    """A run that is done, running, or waiting to be resumed. Reading one needs no torch."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -34,17 +34,17 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The run's folder."""
         return self.folder.path
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The run's name."""
         return self.folder.name
 
     @property
     def state(self) -> RunState:
-        """How it is: being worked on, done, or how the last process that worked on it ended."""
+        """Whether the run is running, done, or how its last process ended."""
         if self.folder.is_in_use:
             return "running"
         session = self._last_session()
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that are recorded."""
+        """Number of recorded rounds."""
         try:
             with open_run(self.path) as telemetry:
                 last = telemetry.last(RoundRecord)
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def n_episodes(self) -> int:
-        """Episodes of hosts that were learned from, as far as they are recorded."""
+        """Number of recorded training episodes."""
         try:
             with open_run(self.path) as telemetry:
                 return sum(row.n_episodes for row in telemetry.rows(RoundRecord))
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def summary(self) -> Comparison | None:
-        """How the controller did beside others at the end; None before that."""
+        """The comparison at the end of the run; None before that."""
         try:
             return Comparison.from_json(read_json(self.folder.summary_file, allow_nan=True))
         except FileNotFoundError:
@@ -88,23 +88,23 @@ class Run:
             ) from error
 
     def telemetry(self) -> RunTelemetry:
-        """Return everything that is recorded, to be read while the run goes on too."""
+        """Open the run's telemetry, also while the run is running."""
         return open_run(self.path)
 
     def metrics(self) -> Metrics:
-        """Return each metric over the rounds, by the names that docs/reference/metrics.md lists."""
+        """Return each metric by round; docs/reference/metrics.md lists their names."""
         with open_run(self.path) as telemetry:
             return telemetry.metrics()
 
     def plot(
         self, what: Plot = "learning", *, env: int | None = None, episode: int | None = None
     ) -> Any:
-        """Return a matplotlib figure: how it learned, the life of a host, or what it does.
+        """Return a matplotlib figure of the learning curve, of one episode, or of the policy.
 
         Args:
             what: ``"learning"``, ``"timeline"`` or ``"learned"``.
-            env: For a timeline, the environment, and
-            episode: which of its episodes; a typical one if neither is given.
+            env: For a timeline, the environment; a typical episode if neither is given.
+            episode: For a timeline, the episode of that environment.
         """
         from esper.reports.plots import plot_run
 
@@ -117,10 +117,7 @@ class Run:
         return report(self, **how)
 
     def best_host(self) -> nn.Module:
-        """Return the best host of the comparison at the end, grown again, as a plain module.
-
-        The host is drawn as it was there, steered by the run's best controller, and exported.
-        """
+        """Grow the best host of the final comparison again and return it as a plain module."""
         from esper.growing.grow import grow_best_host
 
         return grow_best_host(self).model
@@ -135,10 +132,10 @@ class Run:
 
 
 def load_run(run: str | os.PathLike[str]) -> Run:
-    """Return a run by its folder, or by its name in the runs folder."""
+    """Load a run by its folder, or by its name in the runs folder."""
     return Run(RunFolder.find(run))
 
 
 def list_runs(parent: str | os.PathLike[str] | None = None) -> list[Run]:
-    """Return the runs in a folder, the oldest first; by default those in the runs folder."""
+    """Return the runs in a folder, oldest first; by default in the runs folder."""
     return [Run(folder) for folder in list_folders(parent)]

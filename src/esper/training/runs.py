@@ -1,4 +1,4 @@
-"""Starting a run and going on with one: the folder, the records, the signals around a trainer."""
+"""Training and resuming runs: the folder, telemetry and signal handling around a trainer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -25,28 +25,25 @@ from esper.storage.files import write_atomic
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tamiyo import Controller, LearnedController, make_controller
+from esper.tasks import Task
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
 from esper.training.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
+from esper.training.fixed_schedule import make_fixed
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
 from esper.training.run import Run
-from esper.training.setup import with_task_budget
+from esper.training.setup import resolve_task
 from esper.training.signals import signals_ask
 from esper.training.state import Progress
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
-from esper.training.trials import (
-    count_hosts,
-    make_fixed,
-    run_final_trials,
-    trial_parts,
-)
+from esper.training.trials import count_hosts, run_final_trials, trial_parts
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
-    """Compare the best policy of a run with simple controllers; keep and return the comparison."""
+    """Compare the best policy of a run with simple controllers; save and return the comparison."""
     progress, config = trainer.parts.progress, trainer.config
     n_hosts = count_hosts(trial_parts(trainer.task, config.evaluation.n_final_episodes))
     message = (
@@ -58,25 +55,25 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     actions: NDArray[np.int64] | None = None
     for arm in (LEARNED, *OTHERS):
         start = perf_counter()
-        found, taken = run_final_trials(
+        episodes, taken = run_final_trials(
             config,
             trainer.task,
-            _maker(trainer, arm),
+            _controller_maker(trainer, arm),
             trainer.stop,
-            on_share=_teller(output, n_hosts, arm),
+            on_share=_progress_reporter(output, n_hosts, arm),
         )
         record = evaluation_record(
-            found,
+            episodes,
             round_number=progress.round,
             arm=arm,
             purpose="final",
             seconds=perf_counter() - start,
         )
         output.write([record])
-        results[arm] = as_arm(found)
+        results[arm] = arm_results(episodes)
         actions = taken if arm == LEARNED else actions
     comparison = compare_arms(results, actions=actions)
-    sentences = (*comparison.sentences, _about_trials(progress))
+    sentences = (*comparison.sentences, _evaluations_sentence(progress))
     comparison = replace(comparison, sentences=sentences)
     try:
         write_atomic(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
@@ -85,16 +82,16 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     return comparison
 
 
-def _about_trials(progress: Progress) -> str:
-    """Say whether the trials on the way did better than the fixed schedule, and since when."""
+def _evaluations_sentence(progress: Progress) -> str:
+    """Return whether the run's evaluations beat the fixed schedule, and since when."""
     schedule = f"the fixed schedule's return ({progress.fixed_return:.3f})"
     if progress.passed_round is None:
         return f"Held-out trials did not pass {schedule}."
     return f"Held-out trials first passed {schedule} after round {progress.passed_round}."
 
 
-def _teller(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
-    """Return what tells those who watch how far the trial of a controller is."""
+def _progress_reporter(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
+    """Return a function that shows the progress of a controller's trial."""
     trial = TrialProgress(
         arm=arm,
         purpose="final",
@@ -106,8 +103,8 @@ def _teller(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], N
     return lambda share: output.show_trial(replace(trial, share=share))
 
 
-def as_arm(results: EpisodeResults) -> ArmResults:
-    """Return what a comparison needs of an evaluation's results."""
+def arm_results(results: EpisodeResults) -> ArmResults:
+    """Return the part of an evaluation's results that a comparison needs."""
     return ArmResults(
         returns=results.returns,
         scores=results.scores,
@@ -118,7 +115,7 @@ def as_arm(results: EpisodeResults) -> ArmResults:
     )
 
 
-def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+def _controller_maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
     if arm == "fixed":
         designs, stops = trainer.task.designs, trainer.parts.progress.fixed_stops
         return lambda envs: make_fixed(envs, stops[designs.index(envs.task)])
@@ -131,10 +128,10 @@ def _maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run was asked to stop by a signal; it is saved and can be resumed."""
+    """Raised when a run was stopped on request; it is saved and can be resumed."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"interrupted and saved; esper.resume({str(run.path)!r}) goes on")
+        super().__init__(f"interrupted and saved; resume with esper.resume({str(run.path)!r})")
         self.run = run
 
 
@@ -147,34 +144,35 @@ def train(
     stop: StopRequest | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a controller from its first step to the comparison at the end.
+    """Train a controller from the first step to the final comparison.
 
-    SIGINT and SIGTERM finish the step, save, and end in :class:`RunInterrupted`.
+    SIGINT and SIGTERM finish the step, save, and raise :class:`RunInterrupted`.
 
     Args:
-        config: All settings, or a TOML file of them; or
-        preset: the name of a preset, ``"quick"`` if neither is given.
-        run_dir: The folder of the run; by default one in ``runs`` named after task and time.
-        watchers: Shown every record as it is made.
-        stop: Another way to ask for a stop.
+        config: The settings, or a TOML file with them.
+        preset: The name of a preset, in place of ``config``; ``"quick"`` if neither is given.
+        run_dir: The folder of the run; by default a folder in ``runs`` named after task and time.
+        watchers: Receive every record as it is made.
+        stop: Another way to request a stop.
         **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
             ``ppo={"learning_rate": 1e-3}``.
 
     Raises:
-        ConfigError: If a setting cannot be right.
-        RunError: If the folder holds a run already.
+        ConfigError: If a setting is invalid.
+        RunError: If the folder already contains a run.
     """
     if config is not None and preset is not None:
-        raise ConfigError(f"both config and preset {preset!r} are given; give one of them.")
+        raise ConfigError(f"both config and preset {preset!r} are given; pass only one of them.")
     if isinstance(config, (str, os.PathLike)):
         config = read_toml_file(config)
-    chosen = override(config or load_preset(preset or DEFAULT_PRESET), settings)
-    chosen = with_task_budget(chosen)  # refuses a task that there is not, too
-    folder = RunFolder.create(run_dir, chosen)
+    config = override(config or load_preset(preset or DEFAULT_PRESET), settings)
+    with _torch_defaults(config.threads):
+        config, task = resolve_task(config)
+    folder = RunFolder.create(run_dir, config)
     try:
-        return _work(folder, chosen, watchers, stop or StopRequest(), is_new=True)
+        return _run(folder, config, watchers, stop or StopRequest(), new_task=task)
     except StorageError:
-        raise  # with room on the disk the run can go on
+        raise  # the run can be resumed once there is room on the disk
     except Exception:
         folder.discard()
         raise
@@ -186,37 +184,42 @@ def resume(
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
 ) -> Run:
-    """Go on with a run where its last checkpoint is; one that is done is returned as it is.
+    """Resume a run from its last checkpoint; a run that is done is returned unchanged.
 
     Raises:
-        RunError: If there is no such run, or another process works on it.
-        CheckpointError: If none of its checkpoints is whole.
+        RunError: If there is no such run, or another process is working on it.
+        CheckpointError: If no checkpoint is intact.
     """
     folder = run.folder if isinstance(run, Run) else RunFolder.find(run)
     found = Run(folder)
     if found.state == "done" and found.summary is not None:
         return found
-    return _work(folder, found.config, watchers, stop or StopRequest(), is_new=False)
+    return _run(folder, found.config, watchers, stop or StopRequest())
 
 
-def _work(
+def _run(
     folder: RunFolder,
     config: RunConfig,
     watchers: Sequence[Sink],
     stop: StopRequest,
     *,
-    is_new: bool,
+    new_task: Task | None = None,
 ) -> Run:
-    """Bring a run to its end, from wherever it is."""
-    with folder.locked(), _torch_set_up(config.threads), signals_ask(stop), ExitStack() as stack:
+    """Run to the end: a new run with its task, or without one from the last checkpoint."""
+    with folder.locked(), _torch_defaults(config.threads), signals_ask(stop), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
         writer = stack.enter_context(TelemetryWriter(folder.telemetry_file))
-        loaded = None if is_new else _load(checkpoints, writer)
-        sinks = [stack.enter_context(_sink(name, folder)) for name in config.telemetry.sinks]
+        loaded = _load(checkpoints, writer) if new_task is None else None
+        sinks = [stack.enter_context(_open_sink(name, folder)) for name in config.telemetry.sinks]
         output = RecordOutput(writer, [*watchers, *sinks])
         with _session(writer, loaded, config, folder):
             trainer = Trainer(
-                config, output=output, checkpoints=checkpoints, stop=stop, name=folder.name
+                config,
+                task=new_task,
+                output=output,
+                checkpoints=checkpoints,
+                stop=stop,
+                name=folder.name,
             )
             if loaded is not None:
                 trainer.load(loaded.state)
@@ -226,9 +229,9 @@ def _work(
 
 
 def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | None:
-    """Return the checkpoint to go on from, with the telemetry put back to it.
+    """Load the last checkpoint and rewind the telemetry to it.
 
-    None, with a warning, for a run that was killed before it had saved or recorded anything.
+    Returns None, with a warning, for a run that was killed before it saved or recorded anything.
     """
     if not checkpoints.names() and not writer.position:
         warnings.warn(
@@ -246,13 +249,13 @@ def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | No
 def _session(
     writer: TelemetryWriter, loaded: Loaded | None, config: RunConfig, folder: RunFolder
 ) -> Generator[None]:
-    """Record that this process works on the run, and how that ended."""
+    """Record that this process works on the run, and how it ends."""
     first_round, message = 1, None
     if loaded is not None:
         first_round = split(loaded.state)["progress"].facts["round"] + 1
         message = f"Resumed from {loaded.path.name}."
         if loaded.skipped:
-            message += f" Damaged and left out: {', '.join(p.name for p in loaded.skipped)}."
+            message += f" Skipped damaged checkpoints: {', '.join(p.name for p in loaded.skipped)}."
     writer.start_session(
         first_round=first_round,
         threads=config.threads,
@@ -265,28 +268,22 @@ def _session(
         writer.end_session("interrupted", f"Stopped by {stopped}.")
         raise RunInterrupted(Run(folder)) from None
     except BaseException as error:
-        # What went wrong is what matters; a disk that is full cannot take this note either.
+        # A full disk cannot record the failure either; the first error is the one to raise.
         with suppress(EsperError):
             writer.end_session("failed", str(error) or type(error).__name__)
         raise
     writer.end_session("done")
 
 
-@contextmanager
-def _sink(name: str, folder: RunFolder) -> Generator[Sink]:
-    """Open a tracker, and close it at the end."""
-    sink = make_sink(name, folder.path, folder.config_file.read_text("utf-8"))
-    try:
-        yield sink
-    finally:
-        sink.close()
+def _open_sink(name: str, folder: RunFolder) -> closing[Sink]:
+    return closing(make_sink(name, folder.path, folder.config_file.read_text("utf-8")))
 
 
 @contextmanager
-def _torch_set_up(n_threads: int) -> Generator[None]:
-    """Let PyTorch use so many threads, and be as it is by default, while the context lasts.
+def _torch_defaults(n_threads: int) -> Generator[None]:
+    """Run PyTorch with a number of threads and its default modes within the context.
 
-    Layers that are made draw from torch's default generator; a caller's numbers stay as they are.
+    The caller's random state is restored, because new layers draw from the default generator.
     """
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(n_threads)

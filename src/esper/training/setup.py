@@ -1,4 +1,4 @@
-"""Making the parts of a run from its configuration: task, environments, agent, seeds."""
+"""Making the parts of a run from its settings: task, environments, agent, seeds."""
 
 from __future__ import annotations
 
@@ -29,46 +29,51 @@ FIRST_OP_LOGITS: dict[Op, float] = {
     Op.SET_ALPHA_TARGET: -3.0,
     Op.FINISH: -1.5,
 }
-"""What a policy thinks of ops before it has learned anything. If all were alike, most hosts would
-be finished or pruned within a few epochs, and nothing would be seen of what growing is worth."""
+"""Initial logits of the ops. With equal logits most hosts would be finished or pruned within a few
+epochs, so that the policy would hardly see what growth is worth."""
 
 
 def stream_seed(seed: int, stream: str) -> int:
-    """Return the seed of one source of randomness; those of other runs and streams differ."""
+    """Return the seed of one random stream; other runs and streams have different seeds."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
-def make_run_task(config: RunConfig, *, keeps_budget: bool = False) -> Task:
-    """Return the task of a run, with the run's budget unless it keeps its own.
+def make_run_task(config: RunConfig) -> Task:
+    """Return the task of a run, with the run's budget."""
+    return replace(_make_task(config), budget=config.budget)
 
-    Raises:
-        ConfigError: If the task's options name what the budget decides.
+
+def resolve_task(config: RunConfig) -> tuple[RunConfig, Task]:
+    """Make the task of a new run, and let the task's own budget replace a default budget.
+
+    Returns:
+        The settings and the task, both with the same budget.
     """
+    task = _make_task(config)
+    if config.budget == Budget():
+        return replace(config, budget=task.budget), task
+    return config, replace(task, budget=config.budget)
+
+
+def _make_task(config: RunConfig) -> Task:
     if "n_epochs" in config.task_options:
         raise ConfigError(
             f"task_options.n_epochs is {config.task_options['n_epochs']!r}; "
             "set budget.n_epochs instead."
         )
-    task = make_task(config.task, **config.task_options)
-    return task if keeps_budget else replace(task, budget=config.budget)
-
-
-def with_task_budget(config: RunConfig) -> RunConfig:
-    """Return settings with the task's own budget, if it has one and the settings have none."""
-    own = make_run_task(config, keeps_budget=True).budget
-    return replace(config, budget=own) if config.budget == Budget() else config
+    return make_task(config.task, **config.task_options)
 
 
 def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
-    """Return the environments that a run learns from."""
+    """Return the environments that a run trains in."""
     return GrowthVectorEnv(task, config.envs, reward=config.rewards, purpose="training")
 
 
 def make_trial_envs(
     config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
 ) -> GrowthVectorEnv:
-    """Return environments of one episode each, that a run does not learn from."""
+    """Return environments of one episode each, on held-out hosts."""
     return GrowthVectorEnv(
         task,
         n_hosts,
@@ -80,7 +85,7 @@ def make_trial_envs(
 
 
 def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
-    """Return the policy of a run with its first weights, for hosts with these slots."""
+    """Return the initial policy of a run, for hosts with these slots."""
     generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
     policy = SlotPolicy(slot_config, config.policy, generator=generator)
     op_bias = policy.logit_bias("op")
@@ -90,6 +95,6 @@ def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
 
 
 def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
-    """Return the agent of a run with its first weights."""
+    """Return the initial agent of a run."""
     policy = make_policy(config, slot_config)
     return PPOAgent(policy.spec, policy, config.ppo, seed=stream_seed(config.seed, "actions"))

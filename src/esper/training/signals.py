@@ -1,7 +1,7 @@
-"""Signals as requests to stop: the step is finished, everything is saved, then it ends.
+"""Turning signals into requests to stop: finish the step, save, then exit.
 
-A second signal while that happens changes nothing; a third ends the process at once, which loses
-what is not saved and damages nothing.
+A second signal only repeats the message. A third exits at once, which loses what is not saved and
+damages nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from esper.training.stopping import StopRequest
 
 INTERRUPTED = 130
-"""The exit code of a process that was interrupted."""
+"""Exit code of an interrupted process."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a process to end: a key, another process, a terminal that is closed."""
+"""Signals that request an exit: Ctrl-C, another process, a closed terminal."""
 
 
 @contextmanager
 def signals_ask(stop: StopRequest) -> Generator[None]:
-    """Turn signals into a request to stop, while the context lasts, and say so.
+    """Turn signals into a request to stop within the context, and print a message.
 
-    Signals belong to the main thread; in another nothing is changed.
+    Only the main thread can handle signals; in any other this does nothing.
     """
-    received, tell = 0, stop.tell or _tell
+    received, tell = 0, stop.tell or _print_message
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal received
@@ -40,7 +40,7 @@ def signals_ask(stop: StopRequest) -> Generator[None]:
             stop.ask(name)
             tell(f"{name}: finishing the step, then saving")
         elif received == 2:
-            tell(f"{name}: still saving; another one ends it at once, without what is not saved")
+            tell(f"{name}: still saving; a third signal exits at once and loses unsaved steps")
         else:
             end_at_once()
 
@@ -52,47 +52,47 @@ def signals_ask(stop: StopRequest) -> Generator[None]:
 def handling(
     handle: Callable[[int, FrameType | None], None], *, ends_ignoring: bool = False
 ) -> Generator[None]:
-    """Let a function handle these signals while the context lasts.
+    """Let a function handle these signals within the context.
 
-    A signal that is ignored stays so, which is how nohup works, and one whose handler is not
-    Python's is left alone, because it could not be given back.
+    Ignored signals stay ignored, as nohup needs, and so do handlers that were not installed from
+    Python, because they could not be restored.
 
     Args:
-        handle: Called with a signal's number.
-        ends_ignoring: Whether signals are handled as before afterwards even where
-            :func:`ignore_signals` was called meanwhile.
+        handle: Called with the signal's number and the current frame.
+        ends_ignoring: Whether to restore the handlers even if :func:`ignore_signals` was called
+            within the context.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    kept = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in kept:
+    replaced = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in replaced:
         signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in replaced.items():
             if ends_ignoring or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
 
 
 def ignore_signals() -> None:
-    """Ignore these signals from now on: everything is saved, and the process is about to end."""
+    """Ignore these signals from now on, because the process has saved and is about to exit."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once() -> None:
-    """End the process as it stands, with the terminal's cursor shown, which a live view hides."""
+    """Exit the process immediately, showing the cursor that a live view may have hidden."""
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\x1b[?25h\n")
     os._exit(INTERRUPTED)
 
 
-def _tell(message: str) -> None:
-    # Straight to the descriptor: a handler may run in the middle of a buffered write.
-    with suppress(OSError):  # the terminal may be the one that was closed
+def _print_message(message: str) -> None:
+    # Unbuffered, because a handler may run in the middle of a buffered write.
+    with suppress(OSError):  # the terminal may have been closed
         os.write(2, f"\nesper: {message}\n".encode())

@@ -1,4 +1,4 @@
-"""Everything that the next step of a run depends on, as one state of tensors and plain values."""
+"""The state of a run: everything its next step depends on, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ Phase = Literal["starting", "collecting", "evaluating", "done"]
 
 @dataclass
 class Progress:
-    """Where a run is, and what its next decisions depend on besides tensors."""
+    """How far a run is, and the plain values its next decisions depend on."""
 
     phase: Phase = "starting"
-    """What is done next: the first look at the hosts, a rollout, an evaluation, or nothing."""
+    """What comes next: the trials before the first round, a rollout, an evaluation, or nothing."""
 
     round: int = 0
-    """Rounds whose update is done."""
+    """Number of completed rounds."""
 
     step: int = 0
-    """Steps of all environments, counted as one."""
+    """Number of steps; a step of all environments counts once."""
 
     n_updates: int = 0
-    """Updates that were not refused."""
+    """Number of successful updates."""
 
     refusals_in_a_row: int = 0
-    """Updates that were refused since the last that was not."""
+    """Number of rejected updates since the last successful one."""
 
     static_score: float | None = None
-    """Mean score of hosts left alone, on the draws of evaluations."""
+    """Mean score of hosts left alone, on the hosts of evaluations."""
 
     fixed_return: float | None = None
-    """Mean return of the fixed schedule there."""
+    """Mean return of the fixed schedule on the same hosts."""
 
     fixed_stops: list[int] = field(default_factory=list[int])
-    """Epochs after which it stops the hosts of each of the run's tasks; none before it is tried."""
+    """Epochs after which it stops the hosts of each design; empty before its trial."""
 
     passed_round: int | None = None
-    """The round after which an evaluation first had a higher return than the fixed schedule."""
+    """The round after which an evaluation first beat the fixed schedule."""
 
     best_return: float | None = None
     """Mean return of the best evaluation."""
 
     best_round: int | None = None
-    """The round after which that was."""
+    """The round of the best evaluation."""
 
     evaluations_since_best: int = 0
 
     telemetry_position: int = 0
-    """Records that were written."""
+    """Number of telemetry records written."""
 
     def to_facts(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the progress as plain values."""
         return asdict(self)
 
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Take over what :meth:`to_facts` gave."""
+        """Restore what :meth:`to_facts` returned."""
         for one in fields(self):
             setattr(self, one.name, facts[one.name])
 
 
 class RunParts:
-    """The parts of a run that change as it goes on; each saves and loads its own state."""
+    """The mutable parts of a run; each saves and loads its own state."""
 
     def __init__(
         self, config: RunConfig, collector: VectorCollector, buffer: TamiyoRolloutBuffer
@@ -91,10 +91,10 @@ class RunParts:
         self.tally = RoundTally(envs.num_envs)
         self.progress = Progress()
         self.best_policy: dict[str, Tensor] = {}
-        """The weights of the best evaluation; empty before the first."""
+        """The weights of the best evaluation; empty before the first evaluation."""
 
     def save(self) -> State:
-        """Return a state from which :meth:`load` goes on, bit for bit."""
+        """Return a state from which :meth:`load` continues bit for bit."""
         envs = self.envs.state_dict()
         return merge(
             {
@@ -110,10 +110,10 @@ class RunParts:
         )
 
     def load(self, state: State) -> None:
-        """Go on where :meth:`save` was called.
+        """Continue from what :meth:`save` returned.
 
         Raises:
-            CheckpointError: If something is missing, or belongs to another run.
+            CheckpointError: If the state is incomplete or belongs to another run.
         """
         try:
             parts = split(state)
@@ -129,15 +129,15 @@ class RunParts:
         except CheckpointError:
             raise
         except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint is not one of this run: {error}") from error
+            raise CheckpointError(f"the checkpoint does not belong to this run: {error}") from error
 
 
 MAY_CHANGE = ("checkpoints", "telemetry")
-"""Sections that a run may be resumed with others of: they do not change what is computed."""
+"""Sections that may change before a run is resumed, because they do not affect the results."""
 
 
 def require_same_config(config: RunConfig, saved: str) -> None:
-    """Refuse settings that are not those of the run that was saved.
+    """Reject settings that differ from those of the saved run.
 
     Raises:
         CheckpointError: Naming the first setting that differs.
@@ -147,13 +147,13 @@ def require_same_config(config: RunConfig, saved: str) -> None:
     for path in sorted(now.keys() | then.keys()):
         if path.partition(".")[0] not in MAY_CHANGE and now.get(path) != then.get(path):
             raise CheckpointError(
-                f"{path} was {then.get(path)!r} when the run was saved and is {now.get(path)!r} in "
-                "config.toml now; put it back, or start another run (esper train --config)."
+                f"{path} is {now.get(path)!r} in config.toml but was {then.get(path)!r} when the "
+                "run was saved; restore it, or start a new run (esper train --config)."
             )
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return all settings by their paths."""
+    """Return all settings by their dotted paths."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""What telemetry keeps of a step. Shapes: E = environments, S = slots, H = heads.
+"""The telemetry records of steps. Shapes: E = environments, S = slots, H = heads.
 
-K = choices of the widest head, P = choices of all heads side by side.
+K = choices of the widest head, P = choices of all heads together.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from esper.telemetry.schema import ILLEGAL, SCALE
 from esper.training.records import RoundTally
 
 TERM_COLUMNS = {name: "flops_cost" if name == "flops" else name for name in REWARD_TERMS}
-"""The column of each term; ``flops`` itself is what was spent."""
+"""The column of each reward term; the column ``flops`` holds the FLOPs themselves."""
 
 
 class StepRecorder:
-    """Turns steps into records, given where the run is."""
+    """Turns the steps of a run into records."""
 
     def __init__(
         self, envs: GrowthVectorEnv, policy: RecurrentTrunk, *, record_steps: bool
@@ -47,7 +47,7 @@ class StepRecorder:
         ]
 
     def before(self) -> tuple[SlotOutcome, NDArray[np.int64]]:
-        """Return the slots and draws as they are before a step, which :meth:`records` needs."""
+        """Return the slots and draw seeds before a step, for :meth:`records`."""
         return self._envs.growth.slot_outcome(), self._envs.growth.records.draw_seed.copy()
 
     def records(
@@ -57,13 +57,13 @@ class StepRecorder:
         before: tuple[SlotOutcome, NDArray[np.int64]],
         tally: RoundTally,
     ) -> list[Record]:
-        """Return the records of a step, in the order in which they are kept.
+        """Return the records of a step, in the order in which they are written.
 
         Args:
             place: The ``round`` and the ``step`` of the run.
-            step: What was done.
-            before: What :meth:`before` gave.
-            tally: With the step entered, before its episodes that ended begin anew.
+            step: The step.
+            before: What :meth:`before` returned.
+            tally: The tally with the step added, before :meth:`RoundTally.end_episodes`.
         """
         result = self._envs.last_step
         assert result is not None, "the environments have taken a step"
@@ -85,7 +85,7 @@ class StepRecorder:
         return found
 
     def _epochs(self, step: CollectedStep) -> list[int]:
-        """Return the epochs that each host had trained after the step, ``[E]``."""
+        """Return the epochs that each host has trained after the step, ``[E]``."""
         epochs = self._envs.growth.records.epoch.copy()
         if step.dones.any():
             epochs = np.where(step.dones, step.info["final_info"]["n_epochs"], epochs)
@@ -126,18 +126,20 @@ class StepRecorder:
         ]
 
     def _probabilities(self, step: CollectedStep) -> list[bytes]:
-        """Return, packed, what the choices of each head were drawn with, ``[E]``."""
+        """Return the packed probabilities of all choices, ``[E]``."""
         decision = step.decision
         values = self._policy.probabilities(step.observations, decision.state, decision.legal)
-        return pack_probabilities(values.cpu().numpy(), self._flat(decision.legal).cpu().numpy())
+        return pack_probabilities(
+            values.cpu().numpy(), self._concatenate_heads(decision.legal).cpu().numpy()
+        )
 
-    def _flat(self, legal: Tensor) -> Tensor:
-        """Return padded masks ``[E, H, K]`` with the choices of all heads side by side."""
+    def _concatenate_heads(self, legal: Tensor) -> Tensor:
+        """Return padded masks ``[E, H, K]`` without padding, ``[E, P]``."""
         heads = [legal[:, head, :size] for head, size in enumerate(self._spec.sizes)]
         return torch.cat(heads, dim=1)
 
     def _joint_log_probs(self, step: CollectedStep) -> NDArray[np.float64]:
-        """Return the log-probability of each action, over the heads that its op reads, ``[E]``."""
+        """Return the log-probability ``[E]`` of each action, over the heads that its op reads."""
         decision, spec = step.decision, self._spec
         relevant = spec.relevant_heads(decision.actions[:, spec.op_index])
         return decision.log_probs.double().masked_fill(~relevant, 0.0).sum(1).cpu().numpy()
@@ -149,11 +151,11 @@ class StepRecorder:
         before: SlotOutcome,
         after: SlotOutcome,
     ) -> list[Record]:
-        """Return a record for each slot whose stage is another than before the step."""
+        """Return a record for each slot whose stage changed in the step."""
         found: list[Record] = []
         for env, slot in np.argwhere(before.stage != after.stage).tolist():
             at, config = (env, slot), self._slot_configs[env]
-            # A seed that is gone, which is -1, is known by what was there before.
+            # A removed seed is -1 after the step, so take its blueprint from before.
             blueprint = int(max(after.blueprint[at], before.blueprint[at]))
             found.append(
                 SeedEventRecord(
@@ -171,7 +173,7 @@ class StepRecorder:
 
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
-    """Return the slots of each host as JSON: a list of lists of the outcome's five numbers."""
+    """Return the slots of each host as JSON: a list of five numbers for each slot."""
     columns = (
         slots.stage.tolist(),
         slots.blueprint.tolist(),
@@ -191,7 +193,7 @@ def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, size: 
 
 
 def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:
-    """Return the probabilities ``[E, P]`` of each row as telemetry keeps them."""
+    """Return the probabilities ``[E, P]`` of each row as telemetry stores them."""
     numbers = np.where(legal, np.rint(values * SCALE), ILLEGAL).astype("<u2")
     return [row.tobytes() for row in numbers]
 

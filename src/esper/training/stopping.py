@@ -1,4 +1,4 @@
-"""Being asked to stop: whoever runs a training can, at any time, and it stops at the next step."""
+"""Requests to stop a run, which are honored before the next step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from esper.tamiyo import Controller
 
 
 class StopRequest:
-    """A flag that anyone may raise, a signal handler too."""
+    """A request to stop that anything may make, including a signal handler."""
 
     def __init__(self, *, tell: Callable[[str], None] | None = None) -> None:
-        """Make a request that nobody has made yet.
+        """Create a request that has not been made yet.
 
         Args:
-            tell: Says to whoever sends a signal what it does; None for a line on stderr.
+            tell: Shows the response to a signal; by default it is a line on stderr.
         """
         self.reason: str | None = None
         self.tell = tell
 
     def ask(self, reason: str) -> None:
-        """Ask for a stop; the first reason stays."""
+        """Ask for a stop; the first reason is kept."""
         self.reason = self.reason or reason
 
     def check(self) -> None:
@@ -30,12 +30,12 @@ class StopRequest:
             raise Stopped(self.reason)
 
 
-class Stopped(Exception):  # noqa: N818 - a way out of loops, not an error
-    """A stop was asked for, and here it can be done."""
+class Stopped(Exception):  # noqa: N818 - control flow, not an error
+    """Raised where a requested stop takes effect."""
 
 
 class StoppableController:
-    """A controller that can be stopped between two steps, and whose actions are kept."""
+    """A controller wrapper that can be stopped between steps and records its actions."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class StoppableController:
         """Wrap a controller.
 
         Args:
-            controller: The controller itself.
-            stop: Looked at before every step.
-            on_step: Told before every step how many were taken.
+            controller: The controller.
+            stop: Checked before every step.
+            on_step: Called before every step with the number of steps taken.
         """
         self._controller, self._stop, self._on_step = controller, stop, on_step
         self.name = controller.name
         self.actions: list[Any] = []
-        """What was done at each step since the start, ``[N, 8]`` each."""
+        """The actions of each step since the start, ``[N, 8]`` each."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the controller itself."""
+        """Start the wrapped controller."""
         self.actions = []
         self._controller.start(n_hosts, seed=seed)
 
     def act(self, observations: Any, masks: Any, starts: Any) -> Any:
-        """Let the controller itself act, unless a stop was asked for."""
+        """Let the wrapped controller act, unless a stop was requested."""
         self._stop.check()
         self._on_step(len(self.actions))
         self.actions.append(self._controller.act(observations, masks, starts))

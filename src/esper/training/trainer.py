@@ -1,4 +1,4 @@
-"""The training loop: collect a rollout, improve the policy, look at how it does, save."""
+"""The training loop: collect a rollout, update the policy, evaluate it, save."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults
 from esper.errors import NonFiniteError, RolloutError, TrainingError
-from esper.simic.policy.recurrent import RecurrentTrunk
 from esper.simic.rollout import VectorCollector
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State
 from esper.tamiyo import LearnedController, WaitController
+from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
@@ -27,7 +27,6 @@ from esper.training.records import (
     run_record,
     update_record,
 )
-from esper.training.schedules import rates_of
 from esper.training.setup import make_agent, make_envs, make_run_task, stream_seed
 from esper.training.state import RunParts
 from esper.training.step_records import StepRecorder
@@ -35,69 +34,100 @@ from esper.training.stopping import Stopped, StopRequest
 from esper.training.trials import OnShare, Trials, count_hosts, trial_parts
 
 MAX_REFUSALS = 3
-"""Updates that may be refused in a row before a run stops."""
+"""Updates in a row that may be rejected before a run fails."""
 
 Trial = Callable[[Trials, OnShare], EpisodeResults]
-"""Tries something on the hosts of evaluations."""
+"""Runs a controller on the hosts of evaluations."""
+
+
+def scheduled(kind: str, start: float, end_share: float, progress: float) -> float:
+    """Return the value of a rate at a point of a run.
+
+        constant  start
+        linear    from start to end_share * start in equal steps
+        cosine    the same ends, along half a cosine
+
+    Args:
+        kind: ``"constant"``, ``"linear"`` or ``"cosine"``.
+        start: The rate in the first round.
+        end_share: The rate in the last round, as a share of the first.
+        progress: 0 in the first round, 1 in the last.
+    """
+    if kind == "constant":
+        return start
+    done = progress if kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
+    return start * (1.0 + (end_share - 1.0) * done)
+
+
+def rates_of(config: RunConfig, round_number: int) -> dict[str, float]:
+    """Return ``learning_rate`` and ``ent_coef`` in a round, from 1."""
+    progress = min(1.0, (round_number - 1) / max(1, config.rounds - 1))
+    schedule, ppo = config.schedule, config.ppo
+    return {
+        "learning_rate": scheduled(
+            schedule.learning_rate, ppo.learning_rate, schedule.learning_rate_end, progress
+        ),
+        "ent_coef": scheduled(schedule.ent_coef, ppo.ent_coef, schedule.ent_coef_end, progress),
+    }
 
 
 class Trainer:
-    """Trains the policy of a run, from wherever the run is to its end.
+    """Trains the policy of a run, from its current state to the end.
 
-    Checkpoints do not change what is computed, so a run that is interrupted and resumed is the
-    same run.
+    Saving changes nothing, so an interrupted and resumed run equals an uninterrupted one.
     """
 
     def __init__(
         self,
         config: RunConfig,
         *,
+        task: Task | None = None,
         output: RecordOutput,
         checkpoints: CheckpointFolder,
         stop: StopRequest,
         name: str = "run",
     ) -> None:
-        """Make all parts of a run that is at its start.
+        """Make all parts of a run, at its start.
 
         Args:
-            config: What decides the run.
-            output: Where records go.
-            checkpoints: Where the run is saved.
-            stop: Looked at before every step.
-            name: What the run is called.
+            config: Settings of the run.
+            task: Task of the run; made from the settings by default.
+            output: Receives the records.
+            checkpoints: Stores the checkpoints.
+            stop: Checked before every step.
+            name: Name of the run.
         """
         self.config, self.stop, self._name = config, stop, name
         self._output, self._checkpoints = output, checkpoints
-        self.task = make_run_task(config)
+        self.task = make_run_task(config) if task is None else task
         envs = make_envs(config, self.task)
         agent = make_agent(config, envs.slot_config)
         collector = VectorCollector(envs, agent, seed=stream_seed(config.seed, "episodes"))
         self.parts = RunParts(config, collector, agent.make_buffer(config.envs, config.n_steps))
         self.stopwatch = Stopwatch()
-        assert isinstance(agent.policy, RecurrentTrunk), "a run's policy is one of ours"
         self._recorder = StepRecorder(
-            envs, agent.policy, record_steps=config.telemetry.record_steps
+            envs, self.parts.policy, record_steps=config.telemetry.record_steps
         )
         self._trials: Trials | None = None
         self._saved_at: tuple[int, int, str] | None = None
 
     def load(self, state: State) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.parts.load(state)
-        self._saved_at = self._place
+        self._saved_at = self._position
 
     def run(self) -> None:
         """Train to the end, saving on the way.
 
         Raises:
-            Stopped: If a stop was asked for; everything is saved.
-            TrainingError: If updates were refused too often in a row.
-            StorageError: If the disk refuses; the last checkpoint is whole.
+            Stopped: If a stop was requested; the run is saved.
+            TrainingError: If too many updates in a row were rejected; the run is saved.
+            StorageError: If the disk is full or fails; the last checkpoint is intact.
         """
         progress = self.parts.progress
         try:
             if progress.phase == "starting":
-                self.save()  # so that a run can be resumed from its first moment on
+                self.save()  # so that the run can be resumed from the very start
                 self._begin()
             while progress.phase != "done":
                 if progress.phase == "collecting":
@@ -110,8 +140,8 @@ class Trainer:
         self.save()
 
     def save(self, *, is_best: bool = False) -> None:
-        """Save everything that the next step depends on, once the telemetry until here is safe."""
-        if self._saved_at == self._place and not is_best:
+        """Save everything the next step depends on, after flushing the telemetry."""
+        if self._saved_at == self._position and not is_best:
             return
         progress = self.parts.progress
         with self.stopwatch.measure("telemetry"):
@@ -119,43 +149,42 @@ class Trainer:
         with self.stopwatch.measure("checkpoint"):
             progress.telemetry_position = self._output.writer.position
             self._checkpoints.save(self.parts.save(), step=progress.step, is_best=is_best)
-        self._saved_at = self._place
+        self._saved_at = self._position
 
     @property
-    def _place(self) -> tuple[int, int, str]:
-        # The round too: a state before an update is not the one after it.
+    def _position(self) -> tuple[int, int, str]:
+        # The round is part of it, because an update changes the state between two steps.
         progress = self.parts.progress
         return progress.step, progress.round, progress.phase
 
     def _begin(self) -> None:
-        """Say what the run is, find out what hosts come to without a controller, and start."""
+        """Record the run, and evaluate hosts left alone and the fixed schedule."""
         envs = self.parts.envs
-        groups = envs.growth.hosts.groups
-        hosts = {group.first: group.task.make_host(0) for group in groups}
+        hosts = {group.first: group.population.template for group in envs.growth.hosts.groups}
         self._write(run_record(self.config, envs.slot_config, hosts, self._name))
         progress = self.parts.progress
-        alone = self._look("wait", lambda trials, tell: trials.run(WaitController(), tell))
+        alone = self._run_baseline("wait", lambda trials, show: trials.run(WaitController(), show))
         progress.static_score = float(alone.scores.mean())
-        progress.fixed_return = float(self._look("fixed", self._run_fixed).returns.mean())
+        progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         self.parts.buffer.reset()
 
-    def _look(self, arm: str, run: Trial) -> EpisodeResults:
-        """Try something before the first round, and record how it did."""
-        results, seconds = self._try(arm, run)
+    def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
+        """Run and record a trial before the first round."""
+        results, seconds = self._run_trial(arm, run)
         self._write(
             evaluation_record(results, round_number=0, arm=arm, purpose="tuning", seconds=seconds)
         )
         return results
 
-    def _run_fixed(self, trials: Trials, tell: OnShare) -> EpisodeResults:
-        """Choose when the fixed schedule stops, and try it."""
-        stops = trials.find_stops(lambda share: tell(share / 2))
+    def _run_fixed(self, trials: Trials, show: OnShare) -> EpisodeResults:
+        """Choose when the fixed schedule stops, and run it."""
+        stops = trials.find_stops(lambda share: show(share / 2))
         self.parts.progress.fixed_stops = stops
-        return trials.run_fixed(stops, lambda share: tell(0.5 + share / 2))
+        return trials.run_fixed(stops, lambda share: show(0.5 + share / 2))
 
     def _run_round(self) -> None:
-        """Fill the buffer, from wherever it is, improve the policy and say how it went."""
+        """Fill the rest of the buffer, update the policy and record the round."""
         parts, progress, start = self.parts, self.parts.progress, perf_counter()
         before, first = self._seconds_by_part(), progress.step
         while not parts.buffer.is_full:
@@ -199,7 +228,7 @@ class Trainer:
             parts.tally.end_episodes(step.dones)
 
     def _update(self, rates: dict[str, float]) -> UpdateRecord:
-        """Improve the policy, or leave it as it was if a number is not finite."""
+        """Update the policy; roll it back if the update gives a number that is not finite."""
         parts, progress = self.parts, self.parts.progress
         agent, number = parts.agent, progress.round + 1
         with self.stopwatch.measure("update"):
@@ -208,7 +237,7 @@ class Trainer:
             try:
                 parts.collector.finish(parts.buffer)
                 report = agent.update(parts.buffer)
-                self._require_sound_policy()
+                self._require_finite_policy()
             except (NonFiniteError, RolloutError) as error:
                 agent.load_state_dict(before)
                 progress.refusals_in_a_row += 1
@@ -218,8 +247,8 @@ class Trainer:
         progress.n_updates += 1
         return update_record(number, progress.n_updates, report)
 
-    def _require_sound_policy(self) -> None:
-        """Refuse a policy that the update's last step made useless on the steps it learned from."""
+    def _require_finite_policy(self) -> None:
+        """Check that weights, and outputs on the rollout, are finite after the last step."""
         policy, buffer = self.parts.policy, self.parts.buffer
         is_finite = all(bool(torch.isfinite(weight).all()) for weight in policy.parameters())
         seen = buffer.flat("observations"), buffer.flat("hidden_states")
@@ -230,30 +259,32 @@ class Trainer:
             )
 
     def _require_updates(self) -> None:
-        """Stop a run that has learned nothing for too long."""
+        """Fail if too many updates in a row were rejected."""
         progress = self.parts.progress
         if progress.refusals_in_a_row < MAX_REFUSALS:
             return
         message = (
-            f"{MAX_REFUSALS} updates in a row were refused because a number was not finite, the "
-            f"last in round {progress.round}; the policy is as it was before them. Lower "
-            f"ppo.learning_rate (now {self.config.ppo.learning_rate:g}) or ppo.max_grad_norm, "
-            "or look for the reason in the updates table of the telemetry."
+            f"{MAX_REFUSALS} updates in a row were rejected because a number was not finite, the "
+            f"last in round {progress.round}; the policy was rolled back. Lower "
+            f"ppo.learning_rate (now {self.config.ppo.learning_rate:g}) or ppo.max_grad_norm. The "
+            "updates table of the telemetry has the reasons."
         )
         self._write(NoticeRecord(round=progress.round, kind="failed", message=message))
         self.save()
         raise TrainingError(message)
 
     def _evaluate(self) -> None:
-        """Try the policy on hosts that it does not learn from; keep it if it is the best."""
+        """Evaluate the policy on held-out hosts; keep it if it is the best so far."""
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
         controller = LearnedController(parts.policy, deterministic=config.deterministic)
-        results, seconds = self._try("learned", lambda trials, tell: trials.run(controller, tell))
+        results, seconds = self._run_trial(
+            "learned", lambda trials, show: trials.run(controller, show)
+        )
         mean = float(results.returns.mean())
         best = progress.best_return
         is_best = best is None or mean > best + config.min_improvement
-        assert math.isfinite(mean), "a host that is ruined has the worst score, which is finite"
+        assert math.isfinite(mean), "scores are clipped, also those of diverged hosts"
         progress.evaluations_since_best += 1
         if is_best:
             progress.best_return, progress.best_round = mean, progress.round
@@ -278,10 +309,10 @@ class Trainer:
             self.save(is_best=True)
 
     def _compare_with_fixed(self, mean: float) -> None:
-        """Say so when an evaluation is the first that does better than the fixed schedule."""
+        """Record a notice when an evaluation beats the fixed schedule for the first time."""
         progress = self.parts.progress
         fixed = progress.fixed_return
-        assert fixed is not None, "the schedule is tried before the first round"
+        assert fixed is not None, "the schedule runs before the first round"
         if progress.passed_round is not None or mean <= fixed:
             return
         progress.passed_round = progress.round
@@ -292,7 +323,7 @@ class Trainer:
         self._write(NoticeRecord(round=progress.round, kind="fixed schedule", message=message))
 
     def _is_over(self) -> bool:
-        """Return whether all rounds are done, or nothing has become better for too long."""
+        """Return whether all rounds are done or patience has run out."""
         progress, patience = self.parts.progress, self.config.evaluation.patience
         if progress.round >= self.config.rounds:
             return True
@@ -305,12 +336,12 @@ class Trainer:
         self._write(NoticeRecord(round=progress.round, kind="early stop", message=message))
         return True
 
-    def _try(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
-        """Return how something does on the hosts of evaluations, and the seconds it took."""
-        start, asked_for = perf_counter(), self.config.evaluation.n_eval_episodes
-        n_hosts = count_hosts(trial_parts(self.task, asked_for))
+    def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
+        """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
+        start = perf_counter()
+        n_hosts = count_hosts(trial_parts(self.task, self.config.evaluation.n_eval_episodes))
 
-        def tell(share: float) -> None:
+        def show(share: float) -> None:
             self._output.show_trial(
                 TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
             )
@@ -318,7 +349,7 @@ class Trainer:
         with self.stopwatch.measure("trials"):
             if self._trials is None:
                 self._trials = Trials(self.config, self.task, self.stop)
-            results = run(self._trials, tell)
+            results = run(self._trials, show)
         return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:
@@ -326,7 +357,7 @@ class Trainer:
             self._output.write(records)
 
     def _seconds_by_part(self) -> dict[str, float]:
-        """Return where the time of collecting and learning went so far."""
+        """Return the seconds spent so far on collecting and learning, by part."""
         parts = self.parts
         own = {part: s for part, s in self.stopwatch.seconds.items() if part != "trials"}
         return {**parts.envs.seconds, **parts.collector.stopwatch.seconds, **own}

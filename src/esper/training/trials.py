@@ -1,4 +1,4 @@
-"""Trying controllers on hosts that nobody learns from, always the same ones."""
+"""Trials of controllers on a fixed set of held-out hosts."""
 
 from __future__ import annotations
 
@@ -21,42 +21,41 @@ from esper.training.setup import make_trial_envs
 from esper.training.stopping import StoppableController, StopRequest
 
 TRIAL_SEED = 0
-"""Decides the hosts of evaluations: the same for all runs, so that runs can be compared."""
-
+"""Determines the hosts of evaluations: the same for all runs, so that runs can be compared."""
 
 OnShare = Callable[[float], None]
-"""Told before each step which share of a trial is done."""
+"""Called before each step with the share of a trial that is done."""
 
-LEAST_HOSTS = 2
-"""Hosts that each of several tasks has in a trial, however small its share is."""
+MIN_HOSTS = 2
+"""Hosts that each design has in a trial, however small its share."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrialPart:
-    """The hosts of one task in a trial; controllers steer the hosts of each task by themselves."""
+    """The hosts of one design in a trial; each design is steered separately."""
 
     task: Task
     first: int
-    """The number of its first host; those of the run's own task are first."""
+    """Number of its first host; those of the task's own design come first."""
     n_hosts: int
 
 
 def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
-    """Return the hosts of a trial by design: the task's own, then those of each variant."""
+    """Return the hosts of a trial by design: the task's own first, then each variant's."""
     parts, first = list[TrialPart](), 0
-    for own, count in zip(task.designs, task.share_out(n_hosts, least=LEAST_HOSTS), strict=True):
-        parts.append(TrialPart(task=own, first=first, n_hosts=count))
+    for design, count in zip(task.designs, task.share_out(n_hosts, least=MIN_HOSTS), strict=True):
+        parts.append(TrialPart(task=design, first=first, n_hosts=count))
         first += count
     return parts
 
 
 def count_hosts(parts: list[TrialPart]) -> int:
-    """Return the hosts of a whole trial."""
+    """Return the number of hosts in a whole trial."""
     return sum(part.n_hosts for part in parts)
 
 
 class Trials:
-    """Evaluations while a run goes on, on draws for tuning."""
+    """The evaluations during a run, on draws for tuning."""
 
     def __init__(self, config: RunConfig, task: Task, stop: StopRequest) -> None:
         self._stop, self._n_steps = stop, config.budget.n_epochs
@@ -69,16 +68,16 @@ class Trials:
         ]
 
     def run(self, controller: Controller, on_share: OnShare = lambda _: None) -> EpisodeResults:
-        """Return how a controller does.
+        """Return the results of a controller.
 
         Args:
-            controller: The controller; it reads no layout, so that it can steer any task's hosts.
-            on_share: Told before each step which share of the trial is done.
+            controller: The controller, which must be able to steer the hosts of any design.
+            on_share: Called before each step with the share of the trial that is done.
         """
         return self._run_each([controller] * len(self._parts), on_share)
 
     def find_stops(self, on_share: OnShare = lambda _: None) -> list[int]:
-        """Return the epochs after which the fixed schedule stops the hosts of each task."""
+        """Return the best epochs at which to stop the fixed schedule, one for each design."""
         return [
             find_stop(
                 envs, seed=TRIAL_SEED + part.first, wrap=partial(self._stoppable, part, on_share)
@@ -87,12 +86,12 @@ class Trials:
         ]
 
     def run_fixed(self, stops: Sequence[int], on_share: OnShare = lambda _: None) -> EpisodeResults:
-        """Return how the fixed schedule does that stops the hosts of each task so early."""
-        made = [make_fixed(envs, stop) for envs, stop in zip(self.envs, stops, strict=True)]
-        return self._run_each(made, on_share)
+        """Return the results of the fixed schedule with these stops, one for each design."""
+        schedules = [make_fixed(envs, stop) for envs, stop in zip(self.envs, stops, strict=True)]
+        return self._run_each(schedules, on_share)
 
     def _run_each(self, controllers: Sequence[Controller], on_share: OnShare) -> EpisodeResults:
-        """Return how controllers do, each on the hosts of one task."""
+        """Return the joined results of controllers, each on the hosts of one design."""
         results: list[EpisodeResults] = []
         for part, envs, controller in zip(self._parts, self.envs, controllers, strict=True):
             stoppable = self._stoppable(part, on_share, controller)
@@ -102,13 +101,13 @@ class Trials:
     def _stoppable(
         self, part: TrialPart, on_share: OnShare, controller: Controller
     ) -> StoppableController:
-        """Return a controller of some hosts that can be stopped, and tells how far the trial is."""
+        """Return a controller that can be stopped and reports the progress of the whole trial."""
         n_hosts = count_hosts(self._parts)
 
-        def tell(step: int) -> None:
+        def on_step(step: int) -> None:
             on_share((part.first + part.n_hosts * step / self._n_steps) / n_hosts)
 
-        return StoppableController(controller, self._stop, tell)
+        return StoppableController(controller, self._stop, on_step)
 
 
 def run_final_trials(
@@ -119,45 +118,47 @@ def run_final_trials(
     *,
     on_share: OnShare = lambda _: None,
 ) -> tuple[EpisodeResults, NDArray[np.int64]]:
-    """Return how a controller does on the draws for evaluation, scored on the test split.
+    """Run a controller on the draws for evaluation and score it on the test split.
 
-    Beside the results are its actions, ``[N, T, 8]``, -1 after an episode's end.
-
-    The hosts of each task are grown in equal parts, as many at a time as the run trains.
+    The hosts of each design are trained in groups of equal size, of at most ``config.envs`` hosts.
 
     Args:
-        config: Of the run.
-        task: Of the run.
-        make: Makes the controller for environments.
-        stop: Checked at every step.
-        on_share: Told before each step which share of the trial is done.
+        config: Settings of the run.
+        task: Task of the run.
+        make: Makes the controller for an environment.
+        stop: Checked before every step.
+        on_share: Called before each step with the share of the trial that is done.
+
+    Returns:
+        The results, and the actions ``[N, T, 8]``, -1 after the end of an episode.
     """
-    by_task = trial_parts(task, config.evaluation.n_final_episodes)
-    n_hosts = count_hosts(by_task)
+    parts = trial_parts(task, config.evaluation.n_final_episodes)
+    n_hosts = count_hosts(parts)
     actions = np.full((n_hosts, config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
     made: dict[tuple[int, int], GrowthVectorEnv] = {}
     results: list[EpisodeResults] = []
-    for part in (group for one in by_task for group in in_groups(one, config.envs)):
-        first, size = part.first, part.n_hosts
-        key = id(part.task), size
+    for group in (group for part in parts for group in in_groups(part, config.envs)):
+        first, size = group.first, group.n_hosts
+        key = id(group.task), size
         if key not in made:
             made[key] = make_trial_envs(
-                config, part.task, size, purpose="evaluation", final_split="test"
+                config, group.task, size, purpose="evaluation", final_split="test"
             )
 
-        def tell(step: int, first: int = first, size: int = size) -> None:
+        def on_step(step: int, first: int = first, size: int = size) -> None:
             on_share((first + size * step / config.budget.n_epochs) / n_hosts)
 
-        controller = StoppableController(make(made[key]), stop, tell)
+        controller = StoppableController(make(made[key]), stop, on_step)
         results.append(run_episodes(made[key], controller, seed=TRIAL_SEED + first))
         taken = np.stack(controller.actions, axis=1)
-        taken[np.arange(taken.shape[1])[None] >= controller_steps(results[-1])[:, None]] = -1
+        n_decisions = results[-1].op_counts.sum(1)
+        taken[np.arange(taken.shape[1])[None] >= n_decisions[:, None]] = -1
         actions[first : first + size, : taken.shape[1]] = taken
     return join_results(results), actions
 
 
 def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
-    """Return a part as groups of about the same size, none of more hosts than ``most``."""
+    """Split a part into groups of about equal size, none larger than ``most`` hosts."""
     n_groups = math.ceil(part.n_hosts / most)
     ends = [part.first + round(part.n_hosts * group / n_groups) for group in range(n_groups + 1)]
     return [
@@ -166,13 +167,8 @@ def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
 
 
 def join_results(parts: list[EpisodeResults]) -> EpisodeResults:
-    """Return the results of several groups of hosts as one."""
+    """Concatenate the results of several groups of hosts."""
     names = [field.name for field in fields(EpisodeResults)]
     return EpisodeResults(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
-
-
-def controller_steps(results: EpisodeResults) -> NDArray[np.int64]:
-    """Return the decisions that each host's episode had, ``[N]``."""
-    return results.op_counts.sum(1)
