@@ -1,4 +1,4 @@
-"""``esper report`` writes what it says where it says, and refuses what would be lost."""
+"""``esper report`` writes reports in each format and never overwrites other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
 def evaluation_of(*runs: str) -> EvidenceFile:
-    """Return a small evaluation about runs."""
+    """Return a small evaluation of runs."""
     arms = (
         make_arm("learned", make_hosts(len(runs), 30, gain=0.05), kind="learned", grown_share=0.9),
         make_arm("heuristic", make_hosts(1, 30, seed=1), kind="tuned"),
@@ -30,20 +30,20 @@ def evaluation_of(*runs: str) -> EvidenceFile:
     return EvidenceFile(entries=(make_evidence(*arms, runs=runs),))
 
 
-def test_the_page_is_put_into_the_folder_of_the_run_and_made_again_over_itself(
+def test_the_page_is_written_to_the_run_folder_and_replaces_itself(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
         assert main(["report", str(copied_run)]) == 0
-        told = capsys.readouterr()
-        assert (told.out, told.err) == (f"{copied_run / 'report.html'}\n", "")
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == (f"{copied_run / 'report.html'}\n", "")
         text = (copied_run / "report.html").read_text("utf-8")
         assert "<h1>Report on copied run</h1>" in text
     (sentence, *_) = json.loads((copied_run / "summary.json").read_text())["sentences"]
     assert f'<p class="report-verdict">{sentence}</p>' in text
 
 
-def test_several_runs_have_one_page_in_the_working_folder(
+def test_several_runs_share_a_page_in_the_working_folder(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = shutil.copytree(finished_run, tmp_path / "other run")
@@ -51,10 +51,10 @@ def test_several_runs_have_one_page_in_the_working_folder(
     assert capsys.readouterr().out == "report.html\n"
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "<h1>Report on 2 runs</h1>" in text
-    assert "All settings of the runs are the same." in text
+    assert "Differences in settings" in text
 
 
-def test_json_holds_the_views_of_the_run(
+def test_json_contains_the_views_of_the_run(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(finished_run), "--format", "json"]) == 0
@@ -106,44 +106,44 @@ def test_markdown_is_printed_or_written(
 
 
 @pytest.mark.parametrize("format_", ["html", "md", "json"])
-def test_what_is_no_report_is_not_written_over(
+def test_other_files_are_never_overwritten(
     format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["report", str(finished_run), "--format", format_, "--out", "notes"]
     (tmp_path / "notes").write_text("my notes\n")
-    assert "notes is there already and is no report; choose another file." in refused(words, capsys)
+    assert "notes exists and is not a report" in refused(words, capsys)
     assert (tmp_path / "notes").read_text() == "my notes\n"
     (tmp_path / "notes").unlink()
     assert main(words) == main(words) == 0
     capsys.readouterr()
     (tmp_path / "folder").mkdir()
     assert "folder is a folder" in refused([*words[:-1], "folder"], capsys)
-    told = refused([*words[:-1], "nowhere/report"], capsys, code=1)
-    assert "nowhere/report cannot be written: No such file or directory" in told
+    message = refused([*words[:-1], "nowhere/report"], capsys, code=1)
+    assert "nowhere/report: No such file or directory" in message
     assert {path.name for path in tmp_path.iterdir()} == {"notes", "folder"}
 
 
-def test_mistakes_are_told_in_a_line(
+def test_usage_errors_are_reported_in_one_line(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(finished_run)
-    assert "no run is given" in refused(["report"], capsys)
-    assert "there is no run 'x'" in refused(["report", "x"], capsys)
-    assert "is given twice; name each run once" in refused(["report", run, run], capsys)
-    told = refused(["report", run, "--format", "pdf"], capsys)
-    assert "--format is 'pdf'; it must be one of" in told
-    told = refused(["report", run, "--evaluation", "x.json"], capsys)
-    assert "x.json cannot be read: No such file or directory" in told
+    assert "RUN is missing" in refused(["report"], capsys)
+    assert "'x'" in refused(["report", "x"], capsys)
+    assert "is given twice" in refused(["report", run, run], capsys)
+    printed = refused(["report", run, "--format", "pdf"], capsys)
+    assert "--format is 'pdf'" in printed
+    printed = refused(["report", run, "--evaluation", "x.json"], capsys)
+    assert "x.json: No such file or directory" in printed
     (tmp_path / "bad.json").write_text("{}")
-    told = refused(["report", run, "--evaluation", "bad.json"], capsys)
-    assert "bad.json cannot be read: there is no evidence_version" in told
+    printed = refused(["report", run, "--evaluation", "bad.json"], capsys)
+    assert "bad.json" in printed
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(finished_run / "config.toml", empty)
-    assert "there is nothing to report on empty" in refused(["report", "empty"], capsys)
+    assert "empty has no records" in refused(["report", "empty"], capsys)
 
 
-def test_an_evaluation_in_the_folder_or_beside_the_runs_or_named_is_told(
+def test_evaluations_are_found_in_or_next_to_the_runs_or_by_path(
     copied_run: Path, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "evaluation").mkdir()
@@ -165,27 +165,27 @@ def test_an_evaluation_in_the_folder_or_beside_the_runs_or_named_is_told(
         assert [one["runs"] for one in found] == [["copied run", "other run"]]
     (copied_run / "evaluation/evaluation.json").write_text("{")
     assert main(["report", str(copied_run), "--format", "md"]) == 0
-    assert "evaluation/evaluation.json is no JSON" in capsys.readouterr().out
+    assert "evaluation/evaluation.json" in capsys.readouterr().out
 
 
-def test_a_run_that_goes_on_or_was_interrupted_says_so(
+def test_running_and_interrupted_runs_are_reported_as_such(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / "summary.json").unlink()
     with RunFolder(copied_run).locked():
         assert main(["report", str(copied_run), "--format", "md"]) == 0
-    assert "The run is still going on" in capsys.readouterr().out
+    assert "| state | running |" in capsys.readouterr().out
     with esper.telemetry.TelemetryWriter(copied_run / "telemetry.sqlite") as writer:
         writer.start_session(first_round=3, threads=1, torch_version="2")
         writer.end_session("interrupted", "Stopped by SIGINT.")
     assert main(["report", str(copied_run), "--format", "md"]) == 0
-    told = capsys.readouterr().out
-    assert "The run was interrupted and can be gone on with: 2 rounds of 2" in told
-    assert "2 processes worked on it" in told
-    assert "It is not compared with other controllers yet" in told
+    printed = capsys.readouterr().out
+    assert "| state | interrupted |" in printed
+    assert "| sessions | 2 |" in printed
+    assert "Not compared with other controllers yet" in printed
 
 
-def test_an_evil_name_of_a_run_is_text(
+def test_markup_in_the_name_of_a_run_is_escaped(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "<script>alert(1)<\u2028script>"
@@ -198,7 +198,7 @@ def test_an_evil_name_of_a_run_is_text(
 
 
 @pytest.mark.parametrize("format_", ["html", "md", "json"])
-def test_a_folder_whose_name_is_no_text_has_a_report(
+def test_a_folder_name_that_is_not_utf8_has_a_report(
     format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = tmp_path / os.fsdecode(b"odd-\xff")
@@ -208,7 +208,7 @@ def test_a_folder_whose_name_is_no_text_has_a_report(
     assert "odd-" in (tmp_path / "report").read_text("utf-8")
 
 
-def test_charts_are_saved_as_pictures(
+def test_charts_are_saved_as_png(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -221,7 +221,7 @@ def test_charts_are_saved_as_pictures(
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_way_to_install_it_is_told_and_nothing_is_written(
+def test_missing_matplotlib_is_reported_and_nothing_is_written(
     finished_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +233,7 @@ def test_without_matplotlib_the_way_to_install_it_is_told_and_nothing_is_written
     assert not any(tmp_path.iterdir())
 
 
-def test_a_notebook_gets_the_same_by_calls(finished_run: Path, tmp_path: Path) -> None:
+def test_reports_can_be_written_from_python(finished_run: Path, tmp_path: Path) -> None:
     run = esper.load_run(finished_run)
     path = run.report(format="md", out=tmp_path / "r.md")
     assert path == tmp_path / "r.md"
@@ -245,7 +245,7 @@ def test_a_notebook_gets_the_same_by_calls(finished_run: Path, tmp_path: Path) -
         esper.report([])
 
 
-def test_a_figure_is_of_learning_of_a_host_or_of_what_was_learned(finished_run: Path) -> None:
+def test_figures_show_learning_an_episode_or_what_was_learned(finished_run: Path) -> None:
     pytest.importorskip("matplotlib")
     run = esper.load_run(finished_run)
     assert len(run.plot().axes) == 9

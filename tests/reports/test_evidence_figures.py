@@ -1,4 +1,4 @@
-"""The chart shows every arm at every price where it lies, and the front of them."""
+"""The Pareto chart shows every arm at every price, and their front."""
 
 import sys
 from pathlib import Path
@@ -18,15 +18,17 @@ SMALL = st.integers(0, 4).map(float)
 
 
 @given(st.lists(st.tuples(SMALL, SMALL), min_size=1, max_size=8))
-def test_the_front_is_what_no_point_is_superior_to(points: list[tuple[float, float]]) -> None:
-    def is_beaten(own: tuple[float, float]) -> bool:
+def test_the_front_has_all_points_that_are_not_dominated(
+    points: list[tuple[float, float]],
+) -> None:
+    def is_dominated(own: tuple[float, float]) -> bool:
         return any(
             cost <= own[0] and gain >= own[1] and (cost, gain) != own for cost, gain in points
         )
 
     front = pareto_front([cost for cost, _ in points], [gain for _, gain in points])
     assert [points[index] for index in front] == sorted(
-        {point for point in points if not is_beaten(point)}
+        {point for point in points if not is_dominated(point)}
     )
     assert all(points.index(points[index]) == index for index in front)
 
@@ -46,7 +48,7 @@ def lines(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
     }
 
 
-def test_every_arm_lies_where_its_means_are_at_every_price() -> None:
+def test_every_arm_is_drawn_at_its_means() -> None:
     pytest.importorskip("matplotlib")
     entries = [example(0.4), example(0.2)]
     axes = pareto_figure(entries).axes
@@ -73,13 +75,13 @@ def test_every_arm_lies_where_its_means_are_at_every_price() -> None:
 def test_the_front_runs_from_the_cheapest_arm_to_the_best() -> None:
     pytest.importorskip("matplotlib")
     axis = pareto_figure([example()]).axes[0]
-    (front,) = (value for name, value in lines(axis).items() if name.startswith("front"))
+    (front,) = (value for name, value in lines(axis).items() if name == "Pareto front")
     own, static = example().own, example().arm("static")
     assert front[0][:-1] == pytest.approx([0.3, 0.3, 0.5])
     assert front[1][1:] == pytest.approx([own.accuracy.mean()] + [static.accuracy.mean()] * 2)
 
 
-def test_arms_are_told_apart_by_marker_or_colour_and_named_in_words() -> None:
+def test_arms_differ_in_marker_or_colour_and_are_labelled() -> None:
     pytest.importorskip("matplotlib")
     kinds = [kind for kind in KINDS for _ in range(5)]
     arms = [make_arm(f"a{i}", make_hosts(1, 10), kind=kind) for i, kind in enumerate(kinds)]
@@ -92,19 +94,19 @@ def test_arms_are_told_apart_by_marker_or_colour_and_named_in_words() -> None:
     assert [text.get_text() for text in legend.get_texts()][:-1] == [arm.label for arm in arms]
 
 
-def test_pictures_are_written_as_their_ending_says(tmp_path: Path) -> None:
+def test_the_extension_selects_the_format(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_pareto([example()], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(EvidenceError, match=r"end it in \.png"):
+    with pytest.raises(EvidenceError, match=r"a\.picture"):
         plot_pareto([example()], tmp_path / "a.picture")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match=r"missing/a\.png"):
         plot_pareto([example()], tmp_path / "missing" / "a.png")
     with pytest.raises(EvidenceError, match="no entries"):
         plot_pareto([], tmp_path / "a.png")
 
 
-def test_without_matplotlib_the_way_to_install_it_is_told(
+def test_missing_matplotlib_is_reported_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

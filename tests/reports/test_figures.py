@@ -1,4 +1,4 @@
-"""The figure of a run shows how it learned, beside what it is held against."""
+"""Charts show the metrics of a run with their reference lines."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from esper.telemetry import Metrics, Series
 pytest.importorskip("matplotlib")
 
 
-def test_the_return_is_drawn_over_the_level_of_the_fixed_schedule() -> None:
+def test_the_return_is_drawn_with_the_fixed_schedule() -> None:
     metrics: Metrics = {
         "eval/mean_reward": Series(rounds=[5, 10, 15], values=[0.5, 0.6, 0.7]),
         "eval/fixed_reward": Series(rounds=[5, 10, 15], values=[0.65] * 3),
@@ -16,19 +16,19 @@ def test_the_return_is_drawn_over_the_level_of_the_fixed_schedule() -> None:
     }
     returns, *others = plot_metrics(metrics).axes
     lines = {line.get_label(): line for line in returns.lines}
-    assert list(lines) == ["held out", "fixed schedule"]
+    assert list(lines) == ["held-out", "fixed schedule"]
     assert list(lines["fixed schedule"].get_ydata()) == [0.65, 0.65]
     assert lines["fixed schedule"].get_linestyle() == "--"
     assert "fixed schedule" not in {line.get_label() for axis in others for line in axis.lines}
     del metrics["eval/fixed_reward"]
-    assert [line.get_label() for line in plot_metrics(metrics).axes[0].lines] == ["held out"]
+    assert [line.get_label() for line in plot_metrics(metrics).axes[0].lines] == ["held-out"]
 
 
 def _series(value: float) -> Series:
     return Series(rounds=[1, 2], values=[value, value])
 
 
-def test_every_chart_of_the_page_has_a_panel_with_the_lines_that_there_are_values_for() -> None:
+def test_every_panel_has_the_lines_with_values() -> None:
     metrics: Metrics = {
         "train/approx_kl": _series(0.01),
         "train/entropy/op": _series(0.5),
@@ -47,19 +47,19 @@ def test_every_chart_of_the_page_has_a_panel_with_the_lines_that_there_are_value
     assert lines == {
         "Return": [],
         "Score": [],
-        "Parameters": ["of hosts"],
+        "Parameters": ["host"],
         "FLOPs,": ["training"],
-        "Move": ["mean over heads", "updates stop"],
+        "KL": ["mean over heads", "updates stop"],
         "Losses": ["value"],
         "Explained": ["explained variance"],
         "Entropy": ["op", "slot"],
         "Ops": ["wait"],
     }
-    (move,) = (axis for axis in figure.axes if axis.get_title(loc="left").startswith("Move"))
-    assert list(move.lines[-1].get_ydata()) == [0.045, 0.045]
+    (kl,) = (axis for axis in figure.axes if axis.get_title(loc="left").startswith("KL"))
+    assert list(kl.lines[-1].get_ydata()) == [0.045, 0.045]
 
 
-def test_several_runs_are_overlaid_by_the_line_that_stands_for_each() -> None:
+def test_several_runs_are_overlaid_by_their_main_lines() -> None:
     (panel, *_) = find_panels(())
     runs: dict[str, Metrics] = {
         "a $x$": {"eval/mean_reward": _series(0.5), "rollout/ep_rew_mean": _series(0.4)},

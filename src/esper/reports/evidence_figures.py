@@ -1,4 +1,4 @@
-"""What arms reach and what they cost, in one picture, with the front that no arm is ahead of."""
+"""The Pareto chart of an evaluation, and the files of its results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from esper.statistics import Interval, nested_interval
 from esper.storage.files import write_atomic
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colour-blind safe (Okabe and Ito, 2008)."""
 
 MARKERS: dict[Kind, str] = {
     "learned": "*",
@@ -39,7 +39,7 @@ COSTS: dict[str, Callable[[Arm], Floats]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where an arm lies in a panel."""
+    """The position of an arm in a panel."""
 
     cost: Interval
     gain: Interval
@@ -49,36 +49,35 @@ def plot_pareto(entries: Sequence[Evidence], path: str | os.PathLike[str]) -> No
     """Save :func:`pareto_figure` to a file.
 
     Args:
-        entries: Evidence about one task at one or several prices.
-        path: Of the picture; its ending says which kind, such as ``.png`` or ``.svg``.
+        entries: Results on one task at one or more prices.
+        path: The file; its extension selects the format, such as ``.png`` or ``.svg``.
 
     Raises:
         ConfigError: If matplotlib is not installed.
-        EvidenceError: If there are no entries, or there is no such kind of picture.
-        StorageError: If the picture cannot be written.
+        EvidenceError: If there are no entries, or the format is unknown.
+        StorageError: If the file cannot be written.
     """
     figure = pareto_figure(entries)
     try:
         figure.savefig(path, dpi=130)
     except ValueError as error:
-        raise EvidenceError(f"{path} cannot be drawn: {error}; end it in .png or .svg.") from error
+        raise EvidenceError(f"cannot draw {path}: {error}; use .png or .svg.") from error
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+        raise StorageError(f"cannot write {path}: {error}") from error
 
 
 def pareto_figure(entries: Sequence[Evidence]) -> Any:
-    """Return a figure of accuracy and of the score at each price, by FLOPs and by parameters.
+    """Return a figure of accuracy, and of the score at each price, against FLOPs and parameters.
 
-    Accuracies can be compared across prices, so an arm's points are joined from price to price.
-    Scores cannot: each price has panels of its own. Bars are 95 % intervals; the grey line is
-    the front of arms to which no arm is superior in both.
+    Accuracies are comparable across prices, so an arm's points are joined. Scores are not, so each
+    price has its own panels. Bars are 95% intervals; the grey line is the Pareto front.
 
     Raises:
         ConfigError: If matplotlib is not installed.
         EvidenceError: If there are no entries.
     """
     if not entries:
-        raise EvidenceError("there are no entries; give evidence at one price at least.")
+        raise EvidenceError("no entries; give results at one price at least.")
     entries = sorted(entries, key=lambda entry: entry.price)
     arms = {arm.name: arm for entry in entries for arm in (entry.own, *entry.others)}
     looks = _looks(list(arms.values()))
@@ -86,20 +85,20 @@ def pareto_figure(entries: Sequence[Evidence]) -> Any:
     rows: Any = figure.subplots(1 + len(entries), 2, sharey="row", sharex="col", squeeze=False)
     for axis, (cost, read) in zip(rows[0], COSTS.items(), strict=True):
         _draw(axis, _points(entries, read, lambda arm, _: arm.accuracy), looks)
-        _name(axis, f"Accuracy against {cost}", "accuracy")
+        _label_panel(axis, f"Accuracy against {cost}", "accuracy")
     for entry, row in zip(entries, rows[1:], strict=True):
         for axis, (cost, read) in zip(row, COSTS.items(), strict=True):
             _draw(axis, _points([entry], read, lambda arm, price: arm.score(price)), looks)
-            _name(axis, f"Score at price {entry.price:g} against {cost}", "score")
+            _label_panel(axis, f"Score at price {entry.price:g} against {cost}", "score")
     _finish(figure, rows, entries, arms)
     return figure
 
 
 def pareto_front(costs: Sequence[float], gains: Sequence[float]) -> list[int]:
-    """Return which points no other point is superior to, the cheapest first.
+    """Return the indices of the points that no other point dominates, the cheapest first.
 
-    A point is superior that costs no more and gains no less, and one of the two strictly. Of
-    equal points the first is returned.
+    A point dominates another if it costs no more and gains no less, and differs in one of the two.
+    Of equal points, the first is returned.
     """
     order = sorted(range(len(costs)), key=lambda index: (costs[index], -gains[index], index))
     front: list[int] = []
@@ -114,7 +113,7 @@ def _points(
     cost: Callable[[Arm], Floats],
     gain: Callable[[Arm, float], Floats],
 ) -> dict[str, list[Point]]:
-    """Return where each arm lies, a point for each price."""
+    """Return the points of each arm, one for each price."""
     found: dict[str, list[Point]] = {}
     for entry in entries:
         for arm in entry.arms:
@@ -126,7 +125,7 @@ def _points(
 
 
 def _looks(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-    """Return marker and colour of each arm; the one that claims are about is first and black."""
+    """Return the marker and colour of each arm; the first, which claims are about, is black."""
     uses = {(arm.kind, colour): 0 for arm in arms for colour in COLOURS}
     looks: dict[str, dict[str, Any]] = {}
     for number, arm in enumerate(arms):
@@ -148,7 +147,7 @@ def _looks(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
 
 
 def _draw(axis: Any, points: dict[str, list[Point]], looks: dict[str, dict[str, Any]]) -> None:
-    """Draw all arms of a panel and their front."""
+    """Draw all arms of a panel and their Pareto front."""
     for name, own in points.items():
         look = looks[name]
         costs, gains = [one.cost.mean for one in own], [one.gain.mean for one in own]
@@ -176,7 +175,7 @@ def _draw(axis: Any, points: dict[str, list[Point]], looks: dict[str, dict[str, 
         linewidth=5,
         solid_joinstyle="miter",
         zorder=1,
-        label="front: no arm is superior in both",
+        label="Pareto front",
     )
     axis.set(xlim=(left, right), ylim=(bottom, top))
 
@@ -188,16 +187,16 @@ def _bars(intervals: Sequence[Interval]) -> list[list[float]]:
     ]
 
 
-def _name(axis: Any, title: str, gain: str) -> None:
+def _label_panel(axis: Any, title: str, gain: str) -> None:
     axis.set_title(title, loc="left", fontsize="medium")
     axis.set_ylabel(gain)
     axis.grid(alpha=0.25)
 
 
 def _finish(figure: Any, rows: Any, entries: Sequence[Evidence], arms: dict[str, Arm]) -> None:
-    """Name axes, arms and the whole."""
+    """Add axis labels and the legend."""
     first = entries[0]
-    rows[-1][0].set_xlabel(f"training FLOPs, share of {first.reference}")
+    rows[-1][0].set_xlabel(f"training FLOPs, relative to {first.reference}")
     rows[-1][1].set_xlabel("parameters of the final network")
     handles, names = rows[0][0].get_legend_handles_labels()
     labels = [arms[name].label if name in arms else name for name in names]
@@ -210,7 +209,7 @@ def _finish(figure: Any, rows: Any, entries: Sequence[Evidence], arms: dict[str,
         frameon=False,
         alignment="left",
         title=f"{first.task}: {first.n_hosts} held-out hosts, {runs}\n"
-        "Bars are 95 % intervals of each arm alone; paired differences are narrower.",
+        "Bars: 95% intervals of each arm; paired differences have narrower ones.",
     )
 
 
@@ -218,10 +217,10 @@ DATA_FILE, TEXT_FILE, CHART_FILE = "evaluation.json", "evaluation.md", "pareto.p
 
 
 def save_evidence(entries: Sequence[Evidence], folder: Path) -> list[Path]:
-    """Save evidence at one or several prices; return the files that were written.
+    """Save results at one or more prices, and return the paths written.
 
     Raises:
-        StorageError: If they cannot be written.
+        StorageError: If a file cannot be written.
     """
     file = EvidenceFile(entries=tuple(entries))
     paths = [folder / DATA_FILE, folder / TEXT_FILE]
@@ -230,12 +229,8 @@ def save_evidence(entries: Sequence[Evidence], folder: Path) -> list[Path]:
         write_atomic(paths[0], file.to_text())
         write_atomic(paths[1], file_to_markdown(file))
         if find_spec("matplotlib") is not None:
-            from esper.reports.evidence_figures import plot_pareto
-
             paths.append(folder / CHART_FILE)
             plot_pareto(entries, paths[-1])
     except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be written: {error.strerror or error}; choose another folder."
-        ) from error
+        raise StorageError(f"cannot write {folder}: {error.strerror or error}.") from error
     return paths

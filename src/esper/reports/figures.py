@@ -1,4 +1,4 @@
-"""Figures of runs, with matplotlib: the charts that the page has, and one for each file."""
+"""Charts of a run's metrics, drawn with matplotlib; the same charts as the dashboard's."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Line:
     metric: str
     label: str
     is_main: bool = False
-    """Whether it is the one that stands for a run where several are drawn in one chart."""
+    """Whether it is the line shown when several runs share a chart."""
 
     @property
     def has_points(self) -> bool:
-        """Whether it has few values, each worth a mark."""
+        """Whether to mark each value, because there are few."""
         return self.metric.startswith("eval/")
 
 
@@ -33,18 +33,18 @@ class Panel:
     """One chart."""
 
     name: str
-    """As files and elements of a page are called."""
+    """Name of its file, and of its element in the dashboard."""
     title: str
     lines: tuple[Line, ...]
     level: str | None = None
-    """A metric whose last value is a level that the lines are held against."""
+    """A metric whose last value is drawn as a horizontal reference line."""
     level_label: str = ""
     has_limit: bool = False
-    """Whether the divergence at which updates stop is drawn."""
+    """Whether to draw the KL divergence at which updates stop."""
 
 
 def find_panels(metrics: Iterable[str]) -> tuple[Panel, ...]:
-    """Return every chart of a run, given the names of its metrics, which name the heads."""
+    """Return all charts of a run with these metrics."""
     heads = sorted(name.removeprefix(_ENTROPY) for name in metrics if name.startswith(_ENTROPY))
     entropies = (
         Line(metric=f"{_ENTROPY}{head}", label=head.replace("_", " "), is_main=head == "op")
@@ -59,15 +59,15 @@ def find_panels(metrics: Iterable[str]) -> tuple[Panel, ...]:
         *_UPDATES,
         Panel(
             name="entropy",
-            title="Entropy of each head (0 is decided)",
+            title="Entropy by head",
             lines=tuple(entropies),
         ),
-        Panel(name="ops", title="Ops of an episode", lines=tuple(ops)),
+        Panel(name="ops", title="Ops per episode", lines=tuple(ops)),
     )
 
 
 def shown_lines(panel: Panel, metrics: Metrics, *, main_only: bool = False) -> tuple[Line, ...]:
-    """Return the lines of a chart that a run has values for, or the one that stands for it."""
+    """Return the lines of a chart that a run has values for, or only its main line."""
     found = tuple(line for line in panel.lines if line.metric in metrics)
     return tuple(line for line in found if line.is_main) or found[:1] if main_only else found
 
@@ -75,10 +75,10 @@ def shown_lines(panel: Panel, metrics: Metrics, *, main_only: bool = False) -> t
 _RESULTS = (
     Panel(
         name="return",
-        title="Return of an episode",
+        title="Return per episode",
         lines=(
             Line(metric="rollout/ep_rew_mean", label="training"),
-            Line(metric="eval/mean_reward", label="held out", is_main=True),
+            Line(metric="eval/mean_reward", label="held-out", is_main=True),
         ),
         level="eval/fixed_reward",
         level_label="fixed schedule",
@@ -87,26 +87,26 @@ _RESULTS = (
         name="score",
         title="Score (accuracy)",
         lines=(
-            Line(metric="growth/score", label="grown in training"),
-            Line(metric="eval/score", label="held out", is_main=True),
+            Line(metric="growth/score", label="training"),
+            Line(metric="eval/score", label="held-out", is_main=True),
         ),
         level="growth/static_score",
-        level_label="held out, left alone",
+        level_label="held-out, no growth",
     ),
     Panel(
         name="parameters",
         title="Parameters",
         lines=(
-            Line(metric="growth/host_parameters", label="of hosts"),
+            Line(metric="growth/host_parameters", label="host"),
             Line(metric="growth/seed_parameters", label="grown", is_main=True),
         ),
     ),
     Panel(
         name="flops",
-        title="FLOPs, as a share of the reference host's",
+        title="FLOPs, relative to the reference run",
         lines=(
             Line(metric="growth/flops", label="training"),
-            Line(metric="eval/flops", label="held out", is_main=True),
+            Line(metric="eval/flops", label="held-out", is_main=True),
         ),
     ),
 )
@@ -114,10 +114,10 @@ _RESULTS = (
 _UPDATES = (
     Panel(
         name="kl",
-        title="Move of the policy (KL)",
+        title="KL divergence of an update",
         lines=(
             Line(metric="train/approx_kl", label="mean over heads", is_main=True),
-            Line(metric="train/joint_kl", label="whole action"),
+            Line(metric="train/joint_kl", label="joint action"),
         ),
         has_limit=True,
     ),
@@ -131,20 +131,20 @@ _UPDATES = (
     ),
     Panel(
         name="explained-variance",
-        title="Explained variance of the critic (1 is perfect)",
+        title="Explained variance of the critic",
         lines=(Line(metric="train/explained_variance", label="explained variance", is_main=True),),
     ),
 )
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d1f")
-"""Told apart by colour-blind people too; the first seven are those of Okabe and Ito (2008)."""
+"""Colour-blind safe; the first seven are those of Okabe and Ito (2008)."""
 STYLES = ("-", "--", ":")
-"""Of lines beyond the number of colours."""
+"""Line styles, each used with all colours before the next."""
 
 
 def empty_figure(width: float, height: float) -> Any:
-    """Return a figure of a size in inches, to be drawn in without a screen.
+    """Return an empty figure of a size in inches, which needs no display.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -159,12 +159,12 @@ def empty_figure(width: float, height: float) -> Any:
 
 
 def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = None) -> Any:
-    """Return a figure of how a run learned, with a chart for each of :func:`find_panels`.
+    """Return a figure with all charts of :func:`find_panels` for one run.
 
     Args:
-        metrics: Of the run.
-        title: Above all charts.
-        kl_limit: The divergence at which updates stop; None if they do not.
+        metrics: The run's metrics.
+        title: Title of the figure.
+        kl_limit: The KL divergence at which updates stop; None if they don't.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -186,12 +186,12 @@ def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = 
 def plot_panel(
     panel: Panel, runs: Mapping[str, Metrics], *, kl_limit: float | None = None
 ) -> Any | None:
-    """Return a figure of one chart, of one run or of several in one; None if there is no value.
+    """Return a figure of one chart for one or more runs, or None if no run has values for it.
 
     Args:
-        panel: Which chart.
-        runs: The metrics of each run, by the run's name.
-        kl_limit: The divergence at which updates stop; None if they do not, or unlike ones.
+        panel: The chart.
+        runs: The metrics of each run, by name.
+        kl_limit: The KL divergence at which updates stop; None if they don't, or if it differs.
     """
     if not any(shown_lines(panel, metrics) for metrics in runs.values()):
         return None
@@ -206,7 +206,7 @@ def plot_panel(
 
 
 def draw_panel(axis: Any, panel: Panel, metrics: Metrics, *, kl_limit: float | None = None) -> None:
-    """Draw one chart of one run, with the level or limit that it is held against."""
+    """Draw one chart of one run, with its reference line or limit."""
     for number, line in enumerate(shown_lines(panel, metrics)):
         _draw_line(axis, metrics, line.metric, line.label, number, with_points=line.has_points)
     if panel.level is not None and panel.level in metrics:
@@ -230,7 +230,7 @@ def _draw_line(
     axis: Any, metrics: Metrics, metric: str, label: str, number: int, *, with_points: bool
 ) -> None:
     series = metrics[metric]
-    # One value has no line to be seen by.
+    # A single value makes no line, so it needs a marker.
     marks = {"marker": "o", "markersize": 4} if with_points or len(series.rounds) == 1 else {}
     axis.plot(
         series.rounds,
@@ -253,6 +253,6 @@ def _finish(axis: Any, panel: Panel, kl_limit: float | None) -> None:
 
 
 def plain(text: str) -> str:
-    """Return text that matplotlib shows letter by letter: no formula, and no hidden label."""
+    """Return a text that matplotlib shows verbatim: not as a formula, and not as a hidden label."""
     guarded = text.replace("$", r"\$")
     return f" {guarded}" if guarded.startswith("_") else guarded

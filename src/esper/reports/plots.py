@@ -1,4 +1,4 @@
-"""Figures of runs: for a notebook, and as files."""
+"""Plotting runs, in a notebook or to PNG files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esper.training.run import Run
 
 Plot = Literal["learning", "timeline", "learned"]
-"""What is drawn: how a run learned, the life of one host, or what the controller does."""
+"""What to plot: learning curves, the timeline of one host, or what the controller learned."""
 PLOTS: tuple[Plot, ...] = get_args(Plot)
 
 DPI = 120
@@ -32,12 +32,12 @@ def plot_run(
     Args:
         run: The run.
         what: ``"learning"``, ``"timeline"`` or ``"learned"``.
-        env: The environment whose host's life is drawn, and
-        episode: which of its episodes; a typical one of late training if neither is given.
+        env: The environment whose host to plot in a timeline.
+        episode: The episode of that environment. Without either, a typical late episode is plotted.
 
     Raises:
-        ConfigError: If there is no such figure, or matplotlib is not installed.
-        RunError: If there is no such episode.
+        ConfigError: If ``what`` is unknown, or matplotlib is not installed.
+        RunError: If the episode does not exist.
     """
     from esper.reports import views
     from esper.reports.figures import plot_metrics
@@ -56,7 +56,7 @@ def plot_run(
 
 
 def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
-    """Save every chart of runs as PNG, several runs in one chart where they share it.
+    """Save every chart of the runs as PNG; charts of metrics show all runs together.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -71,9 +71,7 @@ def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, image.getvalue())
         except OSError as error:
-            raise StorageError(
-                f"{path} cannot be written: {error.strerror or error}; choose another folder."
-            ) from error
+            raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
         saved.append(path)
     return saved
 
@@ -81,14 +79,13 @@ def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
 def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
     from esper.reports import views
     from esper.reports.run_figures import plot_episode
-    from esper.reports.run_report.sections import episode_heading
-    from esper.reports.run_report.values import find_episodes
+    from esper.reports.run_report.values import episode_heading, find_episodes
 
     with run.telemetry() as telemetry:
         if env is None and episode is None:
             found = find_episodes(telemetry, views.learned(telemetry))
             if not found:
-                raise RunError(f"{run.path} has no episode that ended yet; plot it later.")
+                raise RunError(f"no episode of {run.path} has ended yet; try again later.")
             return plot_episode(
                 found[0]["detail"], title=f"{run.name}: {episode_heading(found[0])}"
             )
@@ -97,16 +94,16 @@ def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
     if detail is None:
         raise RunError(
             f"{run.path} has no episode {place[1]} of environment {place[0]}; environments are "
-            f"numbered from 0 to {run.config.envs - 1}, and so are the episodes of each from 0."
+            f"numbered from 0 to {run.config.envs - 1}, and episodes from 0."
         )
     return plot_episode(detail, title=f"{run.name}: environment {place[0]}, episode {place[1]}")
 
 
 def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Any]]:
-    """Give each figure with the name of its file."""
+    """Yield each figure with the name of its file."""
     from esper.reports.figures import find_panels, plot_panel
     from esper.reports.run_figures import plot_episode, plot_health, plot_learned
-    from esper.reports.run_report.sections import episode_heading
+    from esper.reports.run_report.values import episode_heading
 
     metrics = {run["name"]: _metrics(run) for run in runs}
     limits = {run["overview"]["kl_limit"] for run in runs}
@@ -116,13 +113,13 @@ def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Any]]:
         if figure is not None:
             yield panel.name, figure
     for place, run in enumerate(runs):
-        before = "" if len(runs) == 1 else f"{place}-{_file_name(run['name'])}-"
+        prefix = "" if len(runs) == 1 else f"{place}-{_file_name(run['name'])}-"
         for episode in run["episodes"]:
             title = f"{run['name']}: {episode_heading(episode)}"
-            yield f"{before}episode-{episode['kind']}", plot_episode(episode["detail"], title=title)
+            yield f"{prefix}episode-{episode['kind']}", plot_episode(episode["detail"], title=title)
         if run["learned"]["parts"]:
-            yield f"{before}learned", plot_learned(run["learned"], title=run["name"])
-            yield f"{before}health", plot_health(run["health"], title=run["name"])
+            yield f"{prefix}learned", plot_learned(run["learned"], title=run["name"])
+            yield f"{prefix}health", plot_health(run["health"], title=run["name"])
 
 
 def _metrics(run: RunValues) -> Any:

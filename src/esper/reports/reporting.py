@@ -1,4 +1,4 @@
-"""Reports on runs: a page that needs nothing else, Markdown, or the values behind them."""
+"""Writing reports on runs as HTML, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from esper.errors import EvidenceError, ReportError, StorageError, TelemetryErro
 from esper.invocation import training_command
 from esper.reports.evidence_figures import DATA_FILE
 from esper.reports.run_report import markdown, page
-from esper.reports.run_report.document import make_document
-from esper.reports.run_report.evaluation_part import FoundEvidence
+from esper.reports.run_report.document import FoundEvidence, make_document
 from esper.reports.run_report.values import (
     REPORT_VERSION,
     ReportValues,
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from esper.training.run import Run
 
 Format = Literal["html", "md", "json"]
-"""What a report is written as."""
+"""The format of a report."""
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _MARKS = (page.MARK, markdown.MARK, '"report_version"')
 _MARKED = 200
-"""Letters at the start of a report among which its mark is."""
+"""Characters at the start of a report that include its mark."""
 _PAGE_FILES = (".js", ".css", ".html")
 
 
@@ -50,39 +49,38 @@ def report(
     evaluation: str | os.PathLike[str] | None = None,
     png: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a report on one run or several, also on runs that go on, and return its file.
+    """Write a report on one or more runs, finished or not, and return its path.
 
     Args:
         runs: Runs, their folders, or their names in the runs folder.
-        format: ``"html"`` for a page that needs nothing else, ``"md"`` or ``"json"``.
-        out: The file; by default ``report.<format>`` in the folder of the only run, else here.
-        evaluation: What ``esper evaluate`` wrote about them; by default what is in their folders.
-        png: A folder for the charts as PNG; none are made if it is None.
+        format: ``"html"`` for a self-contained page, ``"md"`` or ``"json"``.
+        out: The file to write; by default ``report.<format>`` in the folder of the only run, or in
+            the working folder for several runs.
+        evaluation: An ``evaluation.json`` of ``esper evaluate``; by default those in the folders.
+        png: A folder to save the charts in as PNG; None for no charts.
 
     Raises:
-        ConfigError: If the format is not one of these, or charts are wanted without matplotlib.
-        RunError: If there is no such run.
-        ReportError: If a run has recorded nothing, or the file is there and is no report.
+        ConfigError: If the format is unknown, or charts are requested without matplotlib.
+        RunError: If a run does not exist.
+        ReportError: If a run has no records, or the file exists and is not a report.
         StorageError: If a file cannot be written.
     """
     chosen = require_choice("format", format, FORMATS)
     found = find_runs(runs)
-    place = Path(out) if out is not None else _usual_file(found, chosen)
-    require_report(place)
+    place = Path(out) if out is not None else _default_file(found, chosen)
+    require_replaceable(place)
     made = Report(found, evaluation=evaluation)
     if png is not None:
         made.save_plots(Path(png))
     try:
         write_atomic(place, made.text(chosen))
     except OSError as error:
-        raise StorageError(
-            f"{place} cannot be written: {error.strerror or error}; choose another file."
-        ) from error
+        raise StorageError(f"cannot write {place}: {error.strerror or error}.") from error
     return place
 
 
 class Report:
-    """What is told of one run or several, as of the moment when it is made."""
+    """A report on one or more runs, as of the moment it is created."""
 
     def __init__(
         self, runs: Sequence[Run], *, evaluation: str | os.PathLike[str] | None = None
@@ -97,10 +95,10 @@ class Report:
             "evaluations": [evaluation_values(one.evidence, one.source) for one in self._evidence],
             "problems": problems,
         }
-        """Everything that it tells, as JSON can hold it."""
+        """The data of the report, as JSON values."""
 
     def text(self, format: Format) -> str:  # noqa: A002
-        """Return it as HTML, Markdown or JSON."""
+        """Return the report as HTML, Markdown or JSON."""
         if format == "json":
             return json.dumps(self.values, indent=1, allow_nan=False) + "\n"
         document = make_document(self.values, self._evidence)
@@ -108,11 +106,11 @@ class Report:
             text = markdown.to_markdown(document)
         else:
             text = page.to_html(document, self.values, page_files())
-        # The name of a folder can hold bytes that are no letters.
+        # A folder's name can contain bytes that are not valid UTF-8.
         return text.encode("utf-8", "replace").decode("utf-8")
 
     def save_plots(self, folder: Path) -> list[Path]:
-        """Save its charts as PNG in a folder, and return the files."""
+        """Save the charts as PNG in a folder and return their paths."""
         from esper.reports.plots import save_plots
 
         return save_plots(self.values["runs"], folder)
@@ -121,69 +119,67 @@ class Report:
 def find_runs(
     runs: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]],
 ) -> list[Run]:
-    """Return the runs that are named, each once.
+    """Return the given runs, loading those given by path or name.
 
     Raises:
-        RunError: If there is no such run.
-        ReportError: If none is named, or one is twice.
+        RunError: If a run does not exist.
+        ReportError: If no run is given, or one is given twice.
     """
     from esper.training.run import Run, load_run
 
     many = [runs] if isinstance(runs, (Run, str, os.PathLike)) else list(runs)
     found = [one if isinstance(one, Run) else load_run(one) for one in many]
     if not found:
-        raise ReportError("no run is given; name the folder of one or several.")
+        raise ReportError("no run is given; give one or more runs.")
     places = [run.path.resolve() for run in found]
     for run, place in zip(found, places, strict=True):
         if places.count(place) > 1:
-            raise ReportError(f"{run.path} is given twice; name each run once.")
+            raise ReportError(f"{run.path} is given twice; give each run once.")
     return found
 
 
-def require_report(path: Path) -> None:
-    """Refuse a file that is there and is no report.
+def require_replaceable(path: Path) -> None:
+    """Check that writing a report would not overwrite another kind of file.
 
     Raises:
-        ReportError: If what is there would be lost.
-        StorageError: If it cannot be read.
+        ReportError: If it would.
+        StorageError: If the file cannot be read.
     """
     if path.is_dir():
-        raise ReportError(f"{path} is a folder; name a file for the report.")
+        raise ReportError(f"{path} is a folder; choose a file for the report.")
     try:
         with path.open("rb") as file:
             start = file.read(_MARKED).decode("utf-8", "replace")
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; choose another file."
-        ) from error
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
     if start and not any(mark in start for mark in _MARKS):
-        raise ReportError(f"{path} is there already and is no report; choose another file.")
+        raise ReportError(f"{path} exists and is not a report; choose another file.")
 
 
 def page_files() -> dict[str, str]:
-    """Return the text of each file of the dashboard's page, by its path with slashes."""
+    """Return the text of each static file of the dashboard by its path, with slashes."""
     return dict(_text_files(files("esper").joinpath("dashboard", "static"), ""))
 
 
-def _text_files(folder: Traversable, before: str) -> list[tuple[str, str]]:
+def _text_files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for one in folder.iterdir() if folder.is_dir() else ():
         if one.is_dir():
-            found += _text_files(one, f"{before}{one.name}/")
+            found += _text_files(one, f"{prefix}{one.name}/")
         elif one.name.endswith(_PAGE_FILES):
-            found.append((f"{before}{one.name}", one.read_text("utf-8")))
+            found.append((f"{prefix}{one.name}", one.read_text("utf-8")))
     return found
 
 
-def _usual_file(runs: Sequence[Run], format: Format) -> Path:  # noqa: A002
+def _default_file(runs: Sequence[Run], format: Format) -> Path:  # noqa: A002
     name = f"report.{format}"
     return runs[0].path / name if len(runs) == 1 else Path(name)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of runs, and their folders where two have the same name."""
+    """Return the names of runs, or their folders where two names are the same."""
     names = [run.name for run in runs]
     return [
         str(run.path) if names.count(name) > 1 else name
@@ -202,16 +198,16 @@ def _run_values(run: Run, name: str) -> RunValues:
                 commands=(training_command(run.config), f"esper report {shell_word(run.path)}"),
             )
     except TelemetryError as error:
-        raise ReportError(f"there is nothing to report on {run.path}: {error}") from error
+        raise ReportError(f"{run.path} has no records: {error}") from error
     if values["overview"]["task"] is None:
-        raise ReportError(f"{run.path} has recorded nothing yet; report on it later.")
+        raise ReportError(f"{run.path} has no records yet; try again later.")
     return values
 
 
 def _find_evidence(
     runs: Sequence[Run], evaluation: str | os.PathLike[str] | None, problems: list[str]
 ) -> list[FoundEvidence]:
-    """Return the evaluation that is named, or those that the runs' folders hold."""
+    """Return the given evaluation, or those in or next to the folders of the runs."""
     if evaluation is not None:
         place = Path(evaluation)
         return _read_evidence(place / DATA_FILE if place.is_dir() else place)
@@ -230,7 +226,7 @@ def _find_evidence(
         try:
             some = _read_evidence(path)
         except EvidenceError:
-            continue  # what lies beside runs need not be about them
+            continue  # a file next to the runs need not be about them
         found += [one for one in some if names <= set(one.evidence.runs)]
     return found
 
@@ -247,7 +243,7 @@ def _read_evidence(path: Path) -> list[FoundEvidence]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise EvidenceError(
-            f"{path} cannot be read: {reason}; name the evaluation.json that esper evaluate wrote."
+            f"cannot read {path}: {reason}; give an evaluation.json of esper evaluate."
         ) from error
     entries = EvidenceFile.from_text(text, name=str(path)).entries
     return [FoundEvidence(source=str(path), evidence=entry) for entry in entries]

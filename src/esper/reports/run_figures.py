@@ -1,4 +1,4 @@
-"""The life of one host as a figure: its score above, and a lane for each slot below."""
+"""Figures of a run beyond its metrics: episode timelines, what was learned, and health."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ STAGE_COLOURS = {
     "embargoed": "#8a8f94",
     "resetting": "#b9bdc1",
 }
-"""As the page has them."""
+"""The same colours as the dashboard's."""
 
 LEAST_HEIGHT = 0.15
-"""Of a bar whose seed is not blended in, so that it can be seen; the full height is 1."""
+"""Height of a bar at alpha 0, so that it is visible; alpha 1 is 1."""
 
 
 def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Any:
-    """Return a figure of an episode: epochs across, alpha as the height of a seed's bar.
+    """Return a timeline of an episode: its score, and below it the seeds of each slot.
+
+    Stages are colours, and alpha is the height of a seed's bar.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -72,10 +74,10 @@ def _draw_score(axis: Any, detail: EpisodeDetail) -> None:
 
 
 def _draw_bar(axis: Any, bar: Bar) -> None:
-    """Draw one seed: colours by stage, the height by alpha."""
+    """Draw one seed, coloured by stage, with alpha as height."""
     alphas = {epoch: alpha for epoch, alpha in bar["alphas"] if alpha is not None}
     for part in bar["parts"]:
-        # A step's alpha is that after its epoch, which is where the epoch ends.
+        # A step records alpha at the end of its epoch.
         for epoch in range(part["from"], part["to"]):
             height = max(LEAST_HEIGHT, alphas.get(epoch + 1, 0.0))
             axis.bar(epoch, height, 1.0, align="edge", color=STAGE_COLOURS[part["stage"]])
@@ -101,11 +103,11 @@ def _draw_legend(figure: Any, detail: EpisodeDetail) -> None:
 
 
 N_NAMED = 6
-"""Blueprints that have a colour of their own; the others share the last."""
+"""Blueprints with their own colour; the others share one."""
 
 
 def plot_learned(learned: Learned, *, title: str = "") -> Any:
-    """Return a figure of ops, blueprints and the epochs of growing and stopping.
+    """Return a figure of ops, blueprints, and when the controller grows and finishes.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -116,15 +118,15 @@ def plot_learned(learned: Learned, *, title: str = "") -> Any:
     _draw_ops(ops, parts)
     _draw_blueprints(blueprints, parts)
     _draw_epochs(growing, [(part, part["germination_epochs"]) for part in parts])
-    _finish(growing, "Epochs at which it grows")
+    _finish(growing, "Germination epochs")
     _draw_epochs(stopping, [(part, part["finish_epochs"]) for part in parts])
-    _finish(stopping, "Epochs at which it stops")
+    _finish(stopping, "Finish epochs")
     figure.suptitle(plain(title))
     return figure
 
 
 def plot_health(health: Health, *, title: str = "") -> Any:
-    """Return a figure of speed, memory and what the governor put back, round by round.
+    """Return a figure of speed, memory and rollbacks by round.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -132,9 +134,9 @@ def plot_health(health: Health, *, title: str = "") -> Any:
     figure = empty_figure(11, 3.5)
     axes: Any = figure.subplots(1, 3)
     panels = (
-        ("Epochs of hosts per second", health["throughput"], 1.0),
+        ("Host-epochs per second", health["throughput"], 1.0),
         ("Memory of the process, MB", health["memory"], 1e6),
-        ("Hosts put back by the governor", health["governor"]["by_round"], 1.0),
+        ("Hosts rolled back", health["governor"]["by_round"], 1.0),
     )
     for axis, (heading, points, unit) in zip(axes, panels, strict=True):
         values = [None if value is None else value / unit for value in points["values"]]
@@ -158,11 +160,11 @@ def _draw_ops(axis: Any, parts: list[LearnedPart]) -> None:
             label=op.replace("_", " "),
         )
     axis.set_xlabel("round")
-    _finish(axis, "Ops of an episode")
+    _finish(axis, "Ops per episode")
 
 
 def _draw_blueprints(axis: Any, parts: list[LearnedPart]) -> None:
-    """Draw shares of germinations, one on top of the other."""
+    """Draw the shares of germinated seeds as stacked bars."""
     totals: dict[str, float] = {}
     for part in parts:
         for name, value in part["blueprints"].items():
@@ -175,7 +177,7 @@ def _draw_blueprints(axis: Any, parts: list[LearnedPart]) -> None:
         below = [one + share for one, share in zip(below, shares, strict=True)]
     axis.set_xticks(range(len(parts)), [f"{p['first_round']}-{p['last_round']}" for p in parts])
     axis.set_xlabel("rounds")
-    _finish(axis, "Blueprints of its seeds, as shares", beside=True)
+    _finish(axis, "Share of germinated seeds", legend_outside=True)
 
 
 def _share(shares: Mapping[str, float], name: str, named: list[str]) -> float:
@@ -185,7 +187,7 @@ def _share(shares: Mapping[str, float], name: str, named: list[str]) -> float:
 
 
 def _draw_epochs(axis: Any, counted: list[tuple[LearnedPart, dict[int, int]]]) -> None:
-    """Draw how often something is done in each epoch, in the first and in the last part."""
+    """Draw events per episode by epoch, for the first and the last part of training."""
     ends = counted[:1] + counted[1:][-1:]
     for (part, counts), colour, style in zip(ends, COLOURS, ("--", "-"), strict=False):
         if counts:
@@ -201,10 +203,10 @@ def _places(parts: list[LearnedPart]) -> list[float]:
     return [(part["first_round"] + part["last_round"]) / 2 for part in parts]
 
 
-def _finish(axis: Any, heading: str, *, beside: bool = False) -> None:
-    """Put a heading and a legend to a chart, the legend beside it if it would cover bars."""
+def _finish(axis: Any, heading: str, *, legend_outside: bool = False) -> None:
+    """Add a heading and a legend."""
     axis.set_title(heading, loc="left")
     axis.grid(alpha=0.3)
     if axis.get_legend_handles_labels()[0]:
-        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if legend_outside else {}
         axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", **place)

@@ -1,4 +1,4 @@
-"""Runs made up by chance, in folders as training leaves them, for tests of reports."""
+"""Folders of simulated runs for tests of reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from esper.reports.run_report.values import ReportValues, RunValues, collect_values
+from esper.reports.views import Evaluation
 from esper.telemetry import open_run
 from esper.training.comparison import ArmResults, compare_arms
 from tests.reports.views.samples import config_text, write
@@ -16,7 +17,7 @@ from tests.reports.views.simulation import simulate
 
 
 def make_run(folder: Path, *, n_rounds: int = 8, seed: int = 0, **options: Any) -> Path:
-    """Return a folder that holds a run of some rounds, without a comparison at its end."""
+    """Return a folder with a simulated run that has no comparison at its end."""
     folder.mkdir(parents=True)
     record_steps = options.get("record_steps", True)
     (folder / "config.toml").write_text(config_text(record_steps=record_steps))
@@ -24,7 +25,7 @@ def make_run(folder: Path, *, n_rounds: int = 8, seed: int = 0, **options: Any) 
 
 
 def add_summary(folder: Path, *, gain: float = 0.1) -> None:
-    """Give a run a comparison in which the learned controller gains so much in every host."""
+    """Add a comparison in which the learned controller gains the same on every host."""
     rng = np.random.default_rng(0)
     common = rng.normal(0.7, 0.05, 30)
 
@@ -45,7 +46,7 @@ def add_summary(folder: Path, *, gain: float = 0.1) -> None:
 
 
 def values_of(folder: Path, *, state: str = "done", name: str | None = None) -> RunValues:
-    """Return everything about the run in a folder."""
+    """Return the values of the run in a folder."""
     with open_run(folder) as telemetry:
         return collect_values(
             telemetry,
@@ -66,3 +67,21 @@ def report_of(*runs: RunValues) -> ReportValues:
         "evaluations": [],
         "problems": [],
     }
+
+
+def trial(round_: int, ep_rew: float, **changes: Any) -> Evaluation:
+    """Return an evaluation of the learned controller during training."""
+    values: dict[str, Any] = {
+        "round": round_,
+        "arm": "learned",
+        "purpose": "tuning",
+        "split": "validation",
+        "n_episodes": 64,
+        "ep_rew_mean": ep_rew,
+        "score_mean": 0.8,
+        "flops_mean": 0.5,
+        "host_parameters_mean": 100.0,
+        "seed_parameters_mean": 1234.0,
+        "is_best": False,
+    }
+    return Evaluation(**(values | changes))  # type: ignore[typeddict-item]

@@ -1,4 +1,4 @@
-"""Reports say the same in every form, in any state of a run, about one or several."""
+"""Reports cover one or several runs in any state, and put the verdict first."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import numpy as np
 import pytest
 
 from esper.evidence.claims import verdict_sentences
-from esper.reports.run_report.blocks import Block, Code, Document, Items, Mount, Rows, Section, Text
-from esper.reports.run_report.document import make_document
-from esper.reports.run_report.evaluation_part import FoundEvidence
+from esper.reports.run_report.blocks import (
+    Block,
+    Code,
+    Document,
+    Facts,
+    Items,
+    Mount,
+    Rows,
+    Section,
+    Text,
+)
+from esper.reports.run_report.document import FoundEvidence, make_document
 from esper.reports.run_report.markdown import to_markdown
-from esper.reports.run_report.several import flat_settings, runs_table
+from esper.reports.run_report.tables import flat_settings, runs_table
+from esper.reports.run_report.values import RunValues
 from esper.statistics import mean_interval
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
-from tests.reports.run_report.samples import add_summary, make_run, report_of, values_of
+from tests.reports.run_report.samples import add_summary, make_run, report_of, trial, values_of
 from tests.reports.views.samples import age
 
 
 def blocks_of(document: Document) -> list[Block]:
-    """Return all blocks, those instead of drawings as well."""
+    """Return all blocks, including those in place of drawings."""
 
     def inside(blocks: tuple[Block, ...]) -> list[Block]:
         found: list[Block] = []
@@ -58,35 +68,37 @@ def evidence_of(*runs: str, gain: float = 0.05) -> FoundEvidence:
     return FoundEvidence(source="evaluation.json", evidence=make_evidence(*arms, runs=runs))
 
 
-def test_the_verdict_is_the_first_section_and_what_was_evaluated_comes_first(folder: Path) -> None:
+def test_the_verdict_comes_first_and_evaluations_before_the_comparison(folder: Path) -> None:
     values = report_of(values_of(folder))
     alone = make_document(values).sections[0]
     assert alone.title == "Verdict"
     first = alone.blocks[0]
     assert isinstance(first, Text)
     assert first.is_verdict
-    assert first.text.startswith("Growth helped: in the 30 of 30 hosts that it grew")
+    assert (
+        first.text == (report_of(values_of(folder))["runs"][0]["comparison"] or {})["sentences"][0]
+    )
     found = evidence_of("run")
     verdict = make_document(values, [found]).sections[0]
     assert [one.title for one in verdict.sections] == [
         "Evaluation on digits-family at price 0.2",
-        "The comparison at the end of the run",
+        "Comparison at the end of the run",
     ]
-    told = verdict.sections[0].blocks
-    assert told[0] == Text(text=verdict_sentences(found.evidence)[0], is_verdict=True)
-    assert told[1] == Items(lines=verdict_sentences(found.evidence)[1:])
+    blocks = verdict.sections[0].blocks
+    assert blocks[0] == Text(text=verdict_sentences(found.evidence)[0], is_verdict=True)
+    assert blocks[1] == Items(lines=verdict_sentences(found.evidence)[1:])
 
 
-def test_an_evaluation_of_other_runs_says_so(folder: Path) -> None:
+def test_an_evaluation_of_other_runs_names_them(folder: Path) -> None:
     values = report_of(values_of(folder))
     of_others = sentences_of(make_document(values, [evidence_of("a", "b")]))
-    assert "It is about the controllers of a and b; run is not among them." in of_others
+    assert "Evaluated: a and b; not run." in of_others
     assert not any(
-        "not among" in one for one in sentences_of(make_document(values, [evidence_of("run")]))
+        "Evaluated" in one for one in sentences_of(make_document(values, [evidence_of("run")]))
     )
 
 
-def test_every_anchor_is_there_once(folder: Path) -> None:
+def test_anchors_are_unique(folder: Path) -> None:
     values = report_of(values_of(folder), values_of(folder, name="again"))
     document = make_document(values, [evidence_of("run", "again")])
 
@@ -99,66 +111,67 @@ def test_every_anchor_is_there_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("n_rounds", [0, 1, 2, 5])
-def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, n_rounds: int) -> None:
+def test_a_run_that_has_just_started_has_a_report(tmp_path: Path, n_rounds: int) -> None:
     run = values_of(make_run(tmp_path / "run", n_rounds=n_rounds), state="running")
     text = to_markdown(make_document(report_of(run)))
-    assert "The run is still going on" in text
-    assert f"{n_rounds} round{'s' if n_rounds != 1 else ''} of 9" in text
-    assert "It is not compared with other controllers yet" in text
+    assert "| state | running |" in text
+    assert f"{n_rounds} of 9 rounds" in text
+    assert "Not compared with other controllers yet" in text
     words = text.partition("All settings:")[0]
-    assert "None" not in words.replace("None of them is kept", "")
+    assert "None" not in words
     assert "nan" not in words.replace("the loss is nan", "")
 
 
-def test_runs_of_earlier_versions_and_without_steps_have_a_report(tmp_path: Path) -> None:
+def test_old_runs_and_runs_without_steps_have_a_report(tmp_path: Path) -> None:
     old = make_run(tmp_path / "old")
     age(old, 2)
-    assert "## A typical and the best episode" in to_markdown(
+    assert "### Typical episode since round" in to_markdown(
         make_document(report_of(values_of(old)))
     )
     bare = make_run(tmp_path / "bare", record_steps=False)
     text = to_markdown(make_document(report_of(values_of(bare))))
-    assert text.count("Its steps were not recorded") == 2
+    assert text.count("The steps were not recorded") == 2
 
 
-def test_the_settings_and_commands_are_told(folder: Path) -> None:
+def test_settings_and_commands_are_shown(folder: Path) -> None:
     run = values_of(folder)
     codes = [one.text for one in blocks_of(make_document(report_of(run))) if isinstance(one, Code)]
     assert codes == [run["overview"]["config_toml"], run["command"], run["report_command"]]
     assert flat_settings(run)["budget.n_epochs"] == 6
 
 
-def test_several_runs_of_one_method_have_a_mean_with_its_interval(tmp_path: Path) -> None:
+def test_runs_that_differ_in_seed_have_a_mean_with_an_interval(tmp_path: Path) -> None:
     runs = [values_of(make_run(tmp_path / str(n), seed=n)) for n in range(4)]
     gains = [0.1, 0.2, 0.3, 0.25]
     for run, gain in zip(runs, gains, strict=True):
         add_summary(tmp_path / run["name"], gain=gain)
     runs = [values_of(tmp_path / str(n)) for n in range(4)]
     table = runs_table(runs)
-    place = table.headers.index("return minus left alone")
+    place = table.headers.index("gain over no growth")
     assert [row[0] for row in table.rows] == ["0", "1", "2", "3", "mean of 4 runs"]
     assert [row[place] for row in table.rows[:4]] == [f"{gain:.3f}" for gain in gains]
     mean = mean_interval(np.array(gains))
     assert table.rows[4][place] == mean.text(signed=False)
-    verdict = next(text for text in sentences_of(make_document(report_of(*runs))) if "Over" in text)
+    verdict = next(
+        text for text in sentences_of(make_document(report_of(*runs))) if "Mean gain" in text
+    )
     assert verdict == (
-        f"Over 4 training runs, the learned controller's return was {mean.text()} against hosts "
-        f"left alone and {mean.text()} against the fixed schedule, in the mean of the comparisons "
-        "at their ends."
+        f"Mean gain in return of 4 training runs: {mean.text()} over no growth and "
+        f"{mean.text()} over the fixed schedule."
     )
     assert len(runs_table(runs[:2]).rows) == 2
 
 
-def test_unlike_runs_have_no_mean_and_their_settings_are_told(tmp_path: Path) -> None:
+def test_runs_with_different_settings_have_no_mean(tmp_path: Path) -> None:
     runs = [values_of(make_run(tmp_path / str(n), seed=n)) for n in range(3)]
     config = runs[1]["overview"]["config_toml"]
     assert config is not None
     runs[1]["overview"]["config_toml"] = config.replace("rounds = 9", "rounds = 12")
     document = make_document(report_of(*runs))
     assert len(runs_table(runs).rows) == 3
-    told = sentences_of(document)
-    assert any("unlike settings" in one for one in told)
-    assert "No run has come to the comparison at its end yet." in told
+    sentences = sentences_of(document)
+    assert any("no mean" in one for one in sentences)
+    assert "No run has been compared yet." in sentences
     rows = [block.table for block in blocks_of(document) if isinstance(block, Rows)]
     unlike = next(table for table in rows if table.headers[0] == "setting")
     assert unlike.rows == (("rounds", "9", "12", "9"),)
@@ -166,42 +179,93 @@ def test_unlike_runs_have_no_mean_and_their_settings_are_told(tmp_path: Path) ->
     assert len(runs_table([runs[0], runs[2], runs[2]]).rows) == 4
 
 
-def test_what_cannot_be_read_is_told(folder: Path) -> None:
+def test_unreadable_files_are_reported(folder: Path) -> None:
     values = report_of(values_of(folder)) | {"problems": ["evaluation.json is no JSON."]}
     assert "evaluation.json is no JSON." in sentences_of(make_document(values))
     (folder / "summary.json").write_text("{")
-    told = sentences_of(make_document(report_of(values_of(folder))))
-    assert any("summary.json is damaged" in one for one in told)
+    sentences = sentences_of(make_document(report_of(values_of(folder))))
+    assert any("summary.json" in one for one in sentences)
 
 
-@pytest.mark.parametrize(
-    ("n_grown", "told"),
-    [
-        (0, "nothing was grown."),
-        (1, "1 seed with 1,200 more was kept."),
-        (2, "2 seeds with 1,200 more were kept."),
-    ],
-)
-def test_an_episode_says_what_was_grown(folder: Path, n_grown: int, told: str) -> None:
+def facts_of(run: RunValues, anchor: str = "") -> dict[str, str]:
+    """Return the facts at the start of a report, or of one of its sections."""
+    document = make_document(report_of(run))
+    blocks = {one.anchor: one.blocks for one in document.sections}.get(anchor, document.blocks)
+    return dict(next(block for block in blocks if isinstance(block, Facts)).pairs)
+
+
+def test_an_episode_shows_its_parameters(folder: Path) -> None:
     run = values_of(folder)
     result = run["episodes"][0]["detail"]["result"]
     assert result is not None
-    result |= {"n_grown": n_grown, "seed_parameters": 1200, "host_parameters": 3400}
-    found = [one for one in sentences_of(make_document(report_of(run))) if "3,400" in one]
-    assert found[0].endswith(f"The host began with 3,400 parameters; {told}")
+    result |= {"n_grown": 2, "seed_parameters": 1200, "host_parameters": 3400}
+    (text,) = [one for one in sentences_of(make_document(report_of(run))) if "3,400" in one]
+    assert text.endswith("3,400 parameters + 1,200 grown in 2 seeds.")
 
 
-def test_the_price_of_computing_and_of_parameters_is_told(folder: Path) -> None:
+def test_the_overview_shows_state_progress_and_prices(folder: Path) -> None:
     run = values_of(folder)
-    config = run["overview"]["config_toml"] or ""
-    price = flat_settings(run)["budget.flop_price"]
-    free = re.sub(r"(?m)^parameter_rent = .*$", "parameter_rent = 0.0", config)
-    priced = re.sub(r"(?m)^parameter_rent = .*$", "parameter_rent = 0.25", config)
-    run["overview"]["config_toml"] = free
-    told = f"what its computing costs, {price:g} for the FLOPs of one reference run"
-    assert any(one.endswith(f"{told}.") for one in sentences_of(make_document(report_of(run))))
-    run["overview"]["config_toml"] = priced
-    rent = "and 0.25 for holding as many parameters more as the reference host has."
-    assert any(
-        one.endswith(f"{told}, {rent}") for one in sentences_of(make_document(report_of(run)))
-    )
+    run["headline"]["seconds"] = 125.0
+    run["overview"]["sessions"][-1]["message"] = "the disk is full"
+    overview = facts_of(run)
+    assert overview["progress"] == "8 of 9 rounds, 96 host-epochs, 2 min 5 s of training"
+    settings = flat_settings(run)
+    assert f"{settings['budget.flop_price']:g} for the FLOPs" in overview["price"]
+    assert overview["price"].endswith(f"rent {settings['budget.parameter_rent']:g}")
+    assert overview["state"] == "done"
+    assert facts_of(run | {"state": "failed"})["state"] == "failed (the disk is full)"
+
+
+def test_learning_is_summarized_by_the_evaluations(folder: Path) -> None:
+    run = values_of(folder)
+    run["evaluations"] = [
+        trial(2, 0.51, is_best=True),
+        trial(4, 0.71, is_best=True),
+        trial(6, 0.65),
+        trial(6, 0.9, arm="wait", purpose="final"),
+    ]
+    run["headline"] |= {
+        "fixed_return": 0.6,
+        "accuracy_gain": 0.0249,
+        "best_score": 0.8,
+        "flops": 0.512,
+        "seed_parameters": 1234.0,
+    }
+    facts = facts_of(run, "learning")
+    assert facts["first held-out return"] == "0.510 after round 2"
+    assert facts["best held-out return"] == "0.710 after round 4"
+    assert facts["last held-out return"] == "0.650 after round 6"
+    assert facts["fixed schedule"] == "0.600, first passed after round 4"
+    assert facts["best score"].startswith("0.800, +2.5 points over the same hosts without growth")
+    assert (facts["FLOPs"], facts["parameters grown"]) == ("0.51 of the reference run", "1,234")
+    run["headline"] |= {"fixed_return": 0.72, "accuracy_gain": None}
+    facts = facts_of(run, "learning")
+    assert facts["fixed schedule"] == "0.720, not passed yet"
+    assert "best score" not in facts
+    run["evaluations"] = []
+    assert facts_of(run, "learning") == {"held-out return": "not evaluated yet"}
+
+
+def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
+    run = values_of(folder)
+    health = run["health"]
+    health["refused_updates"] = [{"round": 7, "reason": "nan"}, {"round": 3, "reason": "nan"}]
+    health["early_stops"] = {"total": 4, "rounds": [1, 2, 3, 4]}
+    health["governor"]["total"] = 1
+    health["governor"]["last"] = [
+        {"round": 5, "env": 0, "episode": 0, "epoch": 1, "reason": "the loss is nan"}
+    ]
+    health["illegal"], health["refused_by_gates"] = 1, 20
+    health["throughput"]["values"] = [1000.0, None, 3000.0, 2000.0]
+    health["memory"]["values"] = [5e8, 6.12e8]
+    assert facts_of(run, "health") == {
+        "updates": "8",
+        "rejected updates": "2 (rounds 3 and 7)",
+        "updates stopped early": "4",
+        "hosts rolled back": "1, last in round 5: the loss is nan",
+        "illegal actions": "1",
+        "actions rejected by gates": "20",
+        "median speed": "2,000 host-epochs/s",
+        "peak memory": "612 MB",
+        "sessions": "1",
+    }

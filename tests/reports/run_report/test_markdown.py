@@ -1,4 +1,4 @@
-"""Markdown of a report shows every letter, as another reader of Markdown sees it."""
+"""Markdown reports show any text verbatim, according to an independent Markdown reader."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ ODD = [
 
 
 def shown(markdown: str) -> str:
-    """Return the letters that a reader of Markdown shows, tags left out."""
+    """Return the text that a Markdown reader shows."""
     return " ".join(unescape(re.sub(r"<[^>]*>", "", READER.render(markdown))).split())
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_odd_text_is_shown_letter_by_letter_wherever_it_stands(text: str) -> None:
+def test_special_characters_are_shown_verbatim_in_every_block(text: str) -> None:
     assert shown(escaped(text)) == text
     document = Document(
         title=text,
@@ -61,11 +61,11 @@ def test_odd_text_is_shown_letter_by_letter_wherever_it_stands(text: str) -> Non
 
 
 @given(st.text(alphabet=st.sampled_from("ab1 _*[]()<>!#|~`\\.-+:&;\"'"), max_size=14))
-def test_any_text_is_shown_letter_by_letter(text: str) -> None:
+def test_any_text_is_shown_verbatim(text: str) -> None:
     assert shown(escaped(text)) == " ".join(text.split())
 
 
-def test_a_document_has_its_headings_tables_and_code_in_order() -> None:
+def test_headings_tables_and_code_are_in_order() -> None:
     table = Table(headers=("name", "value"), rows=(("x", "1"),))
     document = Document(
         title="Title",

@@ -1,7 +1,9 @@
-"""The page holds all it needs, loads nothing, and shows names as text."""
+"""The HTML report is self-contained, loads nothing, and escapes names."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -11,11 +13,17 @@ import pytest
 
 from esper.errors import ReportError
 from esper.reports.reporting import page_files
-from esper.reports.run_report.bundling import source_hash
 from esper.reports.run_report.document import make_document
-from esper.reports.run_report.page import MARK, to_html
+from esper.reports.run_report.page import (
+    MARK,
+    find_modules,
+    import_map,
+    json_for_page,
+    source_hash,
+    style_for_page,
+    to_html,
+)
 from tests.reports.run_report.samples import add_summary, make_run, report_of, values_of
-from tests.reports.run_report.test_bundling import read_map
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 FILES = {
@@ -29,7 +37,7 @@ LOADING = {"src", "srcset", "data", "poster", "action", "formaction", "ping", "b
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes and text."""
+    """The elements of a page with their attributes and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +76,7 @@ def page_of(folder: Path, files: dict[str, str] = FILES, name: str = EVIL) -> tu
     return text, Page(text)
 
 
-def test_an_evil_name_is_shown_as_text_and_makes_no_element(folder: Path) -> None:
+def test_markup_in_a_name_is_escaped(folder: Path) -> None:
     _, page = page_of(folder)
     assert ("h1", f"Report on {EVIL}") in page.texts
     assert ("title", f"Report on {EVIL}") in page.texts
@@ -81,7 +89,7 @@ def test_an_evil_name_is_shown_as_text_and_makes_no_element(folder: Path) -> Non
     assert not any(name.startswith("on") for _, found in page.elements for name in found)
 
 
-def test_the_data_of_a_page_are_the_values_of_the_report(folder: Path) -> None:
+def test_the_page_contains_the_values_of_the_report(folder: Path) -> None:
     text, page = page_of(folder)
     data = re.search(r'id="report-data">(.*?)</script>', text)
     assert data is not None
@@ -89,7 +97,7 @@ def test_the_data_of_a_page_are_the_values_of_the_report(folder: Path) -> None:
     assert page.all("main")[0]["class"] == "report"
 
 
-def test_nothing_but_links_inside_the_page_leads_anywhere(folder: Path) -> None:
+def test_all_links_stay_within_the_page(folder: Path) -> None:
     text, page = page_of(folder)
     for _, attributes in page.elements:
         assert not LOADING & set(attributes)
@@ -101,7 +109,7 @@ def test_nothing_but_links_inside_the_page_leads_anywhere(folder: Path) -> None:
     assert text.splitlines()[:2] == ["<!doctype html>", MARK]
 
 
-def test_the_policy_lets_run_what_carries_the_digest_and_shows_this_style_alone(
+def test_the_policy_allows_only_this_style_and_scripts_with_the_nonce(
     folder: Path,
 ) -> None:
     text, page = page_of(folder)
@@ -124,13 +132,13 @@ def test_the_policy_lets_run_what_carries_the_digest_and_shows_this_style_alone(
     assert not any(str(nonce) in other for nonce in nonces)
 
 
-def test_a_style_sheet_of_the_page_that_is_missing_is_named(folder: Path) -> None:
+def test_a_missing_style_sheet_is_named(folder: Path) -> None:
     files = {name: text for name, text in FILES.items() if name != "styles/base.css"}
-    with pytest.raises(ReportError, match=r"styles/base\.css is missing"):
+    with pytest.raises(ReportError, match=r"styles/base\.css"):
         page_of(folder, files)
 
 
-def test_drawings_have_a_place_and_words_instead(folder: Path) -> None:
+def test_every_drawing_has_a_mount(folder: Path) -> None:
     _, page = page_of(folder)
     places = [one for one in page.all("div") if "data-report" in one]
     found = [(one["data-report"], one.get("data-run"), one.get("data-episode")) for one in places]
@@ -143,7 +151,7 @@ def test_drawings_have_a_place_and_words_instead(folder: Path) -> None:
     ]
 
 
-def test_every_import_of_the_real_page_is_in_its_map_and_nothing_loads_from_elsewhere(
+def test_all_imports_of_the_real_page_are_in_its_import_map(
     folder: Path,
 ) -> None:
     text, _ = page_of(folder, page_files())
@@ -156,3 +164,79 @@ def test_every_import_of_the_real_page_is_in_its_map_and_nothing_loads_from_else
         assert set(wanted) <= set(modules)
         for word in ("fetch(", "XMLHttpRequest", "EventSource", "WebSocket", "import.meta"):
             assert word not in source
+
+
+MODULES = {
+    "report.js": 'import { draw } from "./parts/draw.js";\nimport "./side.js";\ndraw();\n',
+    "side.js": "export default 1;\n//# sourceMappingURL=side.js.map\n",
+    "parts/draw.js": "export { line as draw } from '../lines.js';import*as V from\"../v/v.js\"",
+    "lines.js": 'export const line = () => "./parts/draw.js";\n',
+    "v/v.js": "export const v = 1;",
+    "unused.js": 'import "./missing.js";',
+}
+
+
+def read_map(text: str) -> dict[str, str]:
+    """Return the decoded modules of an import map."""
+    found = json.loads(text)["imports"]
+    return {
+        name: base64.b64decode(address.partition("base64,")[2]).decode()
+        for name, address in found.items()
+    }
+
+
+def test_modules_are_collected_and_their_imports_rewritten() -> None:
+    modules = read_map(import_map(find_modules(MODULES, "report.js")))
+    assert set(modules) == {
+        "esper/report.js",
+        "esper/side.js",
+        "esper/parts/draw.js",
+        "esper/lines.js",
+        "esper/v/v.js",
+    }
+    assert modules["esper/report.js"] == (
+        'import { draw } from "esper/parts/draw.js";\nimport "esper/side.js";\ndraw();\n'
+    )
+    assert modules["esper/parts/draw.js"] == (
+        "export { line as draw } from 'esper/lines.js';import*as V from\"esper/v/v.js\""
+    )
+    assert "sourceMappingURL" not in modules["esper/side.js"]
+    # A string that only looks like a path is not an import.
+    assert '"./parts/draw.js"' in modules["esper/lines.js"]
+
+
+def test_a_missing_module_is_named() -> None:
+    with pytest.raises(ReportError, match=r"missing\.js"):
+        find_modules(MODULES, "unused.js")
+    with pytest.raises(ReportError, match=r"report\.js"):
+        find_modules({}, "report.js")
+
+
+def test_circular_imports_are_collected_once() -> None:
+    round_trip = {"a.js": 'import "./b.js";', "b.js": 'import "./a.js";'}
+    assert set(find_modules(round_trip, "a.js")) == {"a.js", "b.js"}
+
+
+@pytest.mark.parametrize(
+    "text", ["</script><script>alert(1)</script>", "<!--<script>", "a & b", "\u2028\u2029", "]]>"]
+)
+def test_json_in_a_page_round_trips_and_cannot_end_its_element(text: str) -> None:
+    written = json_for_page({text: [text, 1.5, None]})
+    assert json.loads(written) == {text: [text, 1.5, None]}
+    assert not re.search("[<>&\u2028\u2029]", written)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@import 'x.css';", "a{background:url(http://x)}", "a{background:url( 'x.png')}", "</style>"],
+)
+def test_a_style_that_loads_a_file_or_ends_its_element_is_rejected(text: str) -> None:
+    with pytest.raises(ReportError, match="style sheet"):
+        style_for_page(text)
+    kept = "a{background:url(data:image/png;base64,AA)} b{fill:url(#stripes)}"
+    assert style_for_page(kept) == kept
+
+
+def test_a_source_hash_is_the_sha256_of_its_utf8() -> None:
+    digest = hashlib.sha256("é".encode()).digest()
+    assert source_hash("é") == f"'sha256-{base64.b64encode(digest).decode()}'"

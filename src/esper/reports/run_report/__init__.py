@@ -1,5 +1,5 @@
-"""The report on runs: what they are, what they came to, what the controller learned.
+"""The report on one or more runs.
 
-One document of words and tables is made from the views of each run, and written as HTML or
-Markdown. The same values are the JSON.
+``values`` collects the data, ``document`` arranges it as sections of text and tables, and ``page``
+and ``markdown`` write that document. The JSON report is the data itself.
 """

@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: sections of words, tables and drawings."""
+"""The parts of a report, independent of its format: sections of text, tables and drawings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from esper.evidence.text import Table
 
 Drawing = Literal["charts", "episode", "learned", "health"]
-"""What the page draws from the report's data."""
+"""What the HTML page draws from the report's data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,12 @@ class Text:
 
     text: str
     is_verdict: bool = False
-    """Whether it is what a reader should see first."""
+    """Whether to emphasize it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """Sentences that stand one below the other."""
+    """A list of sentences."""
 
     lines: tuple[str, ...]
 
@@ -36,32 +36,32 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Names and what they stand for."""
+    """Names with their values."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Text that is shown letter by letter, such as a command or a file."""
+    """A command or a file, shown verbatim."""
 
     text: str
     language: str = ""
     is_long: bool = False
-    """Whether a page shows it only when it is asked for."""
+    """Whether the HTML page collapses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A place where a page draws; elsewhere its words stand there instead."""
+    """A place where the HTML page draws."""
 
     drawing: Drawing
     run: int | None = None
-    """The number of the run; None for all of them in one drawing."""
+    """Index of the run; None to draw all runs together."""
     episode: int | None = None
-    """The number of the episode among those of the run."""
+    """Index of the episode among those of the run."""
     instead: tuple[Block, ...] = ()
-    """What says the same where nothing can be drawn."""
+    """Blocks with the same content, for formats without drawings."""
 
 
 Block = Text | Items | Rows | Facts | Code | Mount
@@ -69,11 +69,11 @@ Block = Text | Items | Rows | Facts | Code | Mount
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading and what is below it."""
+    """A heading with its content."""
 
     title: str
     anchor: str
-    """A word that a link can lead to, of its own in a document."""
+    """Target of links, unique in the document."""
     blocks: tuple[Block, ...] = ()
     sections: tuple[Section, ...] = ()
 
@@ -84,5 +84,5 @@ class Document:
 
     title: str
     blocks: tuple[Block, ...] = ()
-    """What is said before the first section."""
+    """Content before the first section."""
     sections: tuple[Section, ...] = ()

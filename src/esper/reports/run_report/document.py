@@ -1,160 +1,439 @@
-"""A report put together: the verdict first, then how it came about."""
+"""The content of a report: the verdict first, then progress, episodes, health and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_high
 
-from esper.evidence.text import Table
-from esper.formatting import listed, moment, number
-from esper.reports.run_report.blocks import Block, Document, Items, Mount, Rows, Section, Text
-from esper.reports.run_report.evaluation_part import (
-    NOT_EVALUATED,
-    FoundEvidence,
-    comparison_blocks,
-    evaluation_section,
+from esper.evidence.claims import verdict_sentences
+from esper.evidence.results import Evidence
+from esper.evidence.text import facts, results_table
+from esper.evidence.text import settings_table as tuned_settings_table
+from esper.formatting import duration, listed, many, memory, moment, number, signed_points, whole
+from esper.reports.run_report.blocks import (
+    Block,
+    Code,
+    Document,
+    Facts,
+    Items,
+    Mount,
+    Rows,
+    Section,
+    Text,
 )
-from esper.reports.run_report.run_words import state_sentence
-from esper.reports.run_report.sections import (
-    episodes_section,
-    health_section,
-    identity_sentence,
-    learned_section,
-    learning_section,
-    reproduce_section,
-    settings_section,
-)
-from esper.reports.run_report.several import (
-    about_table,
+from esper.reports.run_report.tables import (
+    MIN_RUNS,
+    blueprints_table,
+    comparison_table,
+    episode_table,
+    evaluations_table,
+    flat_settings,
+    gain_over,
+    has_interval,
+    is_one_method,
+    learning_table,
+    ops_table,
+    returns_table,
     runs_table,
     settings_table,
-    verdict_blocks,
+    timing_table,
 )
-from esper.reports.run_report.tables import N_TRIALS, spread
-from esper.reports.run_report.values import ReportValues, RunValues
+from esper.reports.run_report.values import (
+    EpisodeValues,
+    ReportValues,
+    RunValues,
+    episode_heading,
+)
+from esper.statistics import mean_interval
+
+N_NOTICES = 20
+"""Latest notices shown."""
+
+_NOT_EVALUATED = (
+    "Not evaluated against tuned rules, static networks and training from scratch yet; "
+    "run esper evaluate."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoundEvidence:
+    """The results of an evaluation at one price, and the file they come from."""
+
+    source: str
+    evidence: Evidence
 
 
 def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) -> Document:
-    """Return the report on one run or several.
+    """Return the report on one or more runs.
 
     Args:
-        values: The runs, as :func:`collect_values` gives them.
-        evidence: Evaluations to be told of, one for each price.
+        values: The data of the report.
+        evidence: Evaluations of the runs, one for each price.
     """
     runs = values["runs"]
-    made = f"Made by Esper {values['esper_version']} on {moment(values['made_at'])}."
-    ends = (
-        Text(text=made),
-        *([Items(lines=tuple(values["problems"]))] if values["problems"] else ()),
-    )
+    names = [run["name"] for run in runs]
+    footer: list[Block] = [
+        Text(text=f"Made by Esper {values['esper_version']} on {moment(values['made_at'])}.")
+    ]
+    if values["problems"]:
+        footer.append(Items(lines=tuple(values["problems"])))
+    evaluations = [
+        _evaluation_section(one, names, place) for place, one in enumerate(evidence, start=1)
+    ]
     if len(runs) == 1:
-        return _about_one(runs[0], evidence, ends)
-    return _about_several(runs, evidence, ends)
+        return _report_one(runs[0], evaluations, footer)
+    return _report_several(runs, evaluations, footer)
 
 
-def _about_one(
-    run: RunValues, evidence: Sequence[FoundEvidence], ends: tuple[Block, ...]
-) -> Document:
+def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block]) -> Document:
+    comparison = _comparison_section(run, "")
+    verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
+    if not evaluations:
+        blocks = (*comparison.blocks, Text(text=_NOT_EVALUATED))
+        verdict = Section(title="Verdict", anchor="verdict", blocks=blocks)
     return Document(
         title=f"Report on {run['name']}",
-        blocks=(Text(text=state_sentence(run)), Text(text=identity_sentence(run)), *ends),
-        sections=(
-            Section(
-                title="Verdict",
-                anchor="verdict",
-                blocks=() if evidence else (*comparison_blocks(run), Text(text=NOT_EVALUATED)),
-                sections=(
-                    *_evaluations(evidence, [run["name"]]),
-                    *([_comparison(run, "")] if evidence else ()),
-                ),
-            ),
-            learning_section(run, 0),
-            episodes_section(run, 0),
-            learned_section(run, 0),
-            health_section(run, 0),
-            settings_section(run),
-            reproduce_section(run),
-        ),
+        blocks=(_overview(run), *footer),
+        sections=(verdict, *_run_sections(run, 0, "")),
     )
 
 
-def _about_several(
-    runs: Sequence[RunValues], evidence: Sequence[FoundEvidence], ends: tuple[Block, ...]
+def _report_several(
+    runs: Sequence[RunValues], evaluations: list[Section], footer: list[Block]
 ) -> Document:
-    names = [run["name"] for run in runs]
-    unlike = settings_table(runs)
-    settings: tuple[Block, ...] = (Text(text="All settings of the runs are the same."),)
-    if unlike.rows:
-        settings = (Text(text="Settings in which the runs differ:"), Rows(table=unlike))
-    beside = Section(
-        title="The runs beside one another",
+    differences = settings_table(runs)
+    compared = Section(
+        title="Comparison of the runs",
         anchor="runs",
         blocks=(
-            *verdict_blocks(runs),
+            *_verdicts(runs),
             Rows(table=runs_table(runs)),
-            Items(lines=about_table(runs)),
-            *(() if evidence else (Text(text=NOT_EVALUATED),)),
+            Items(lines=_table_notes(runs)),
+            *(() if evaluations else (Text(text=_NOT_EVALUATED),)),
         ),
     )
     return Document(
         title=f"Report on {len(runs)} runs",
-        blocks=(Text(text=f"The runs are {listed(names)}."), *ends),
+        blocks=(Text(text=f"Runs: {listed([run['name'] for run in runs])}."), *footer),
         sections=(
+            Section(title="Verdict", anchor="verdict", sections=(*evaluations, compared)),
             Section(
-                title="Verdict",
-                anchor="verdict",
-                sections=(*_evaluations(evidence, names), beside),
-            ),
-            Section(
-                title="How they learned",
+                title="Learning curves",
                 anchor="learning",
-                blocks=(Mount(drawing="charts", instead=(Rows(table=_trials(runs)),)),),
+                blocks=(Mount(drawing="charts", instead=(Rows(table=returns_table(runs)),)),),
             ),
-            Section(title="What differs", anchor="settings", blocks=settings),
-            *(_one_of_several(run, place) for place, run in enumerate(runs)),
+            Section(
+                title="Differences in settings",
+                anchor="settings",
+                blocks=(Rows(table=differences) if differences.rows else Text(text="None."),),
+            ),
+            *(
+                Section(
+                    title=run["name"],
+                    anchor=f"run-{place}",
+                    blocks=(_overview(run),),
+                    sections=(
+                        _comparison_section(run, f"run-{place}-"),
+                        *_run_sections(run, place, f"run-{place}-"),
+                    ),
+                )
+                for place, run in enumerate(runs)
+            ),
         ),
     )
 
 
-def _one_of_several(run: RunValues, place: int) -> Section:
-    prefix = f"run-{place}-"
-    return Section(
-        title=run["name"],
-        anchor=f"run-{place}",
-        blocks=(Text(text=state_sentence(run)), Text(text=identity_sentence(run))),
-        sections=(
-            _comparison(run, prefix),
-            learning_section(run, place, prefix),
-            episodes_section(run, place, prefix),
-            learned_section(run, place, prefix),
-            health_section(run, place, prefix),
-            settings_section(run, prefix),
-            reproduce_section(run, prefix),
-        ),
-    )
-
-
-def _evaluations(evidence: Sequence[FoundEvidence], names: Sequence[str]) -> list[Section]:
-    return [evaluation_section(one, names, place) for place, one in enumerate(evidence, start=1)]
-
-
-def _comparison(run: RunValues, prefix: str) -> Section:
-    return Section(
-        title="The comparison at the end of the run",
-        anchor=f"{prefix}comparison",
-        blocks=comparison_blocks(run),
-    )
-
-
-def _trials(runs: Sequence[RunValues]) -> Table:
-    """Return the return on held-out hosts by round, a column for each run."""
-    by_run = [
-        dict(zip(points["rounds"], points["values"], strict=True))
-        for points in (
-            run["metrics"]["series"].get("eval/mean_reward", {"rounds": [], "values": []})
-            for run in runs
-        )
+def _verdicts(runs: Sequence[RunValues]) -> list[Block]:
+    """Return the results of the comparisons at the ends of runs, together and one by one."""
+    lines = [
+        f"{run['name']}: {view['sentences'][0]}"
+        for run in runs
+        if (view := run["comparison"]) is not None and view["sentences"]
     ]
-    rounds = spread(sorted({one for known in by_run for one in known}), N_TRIALS)
-    rows = tuple((str(one), *(number(known.get(one)) for known in by_run)) for one in rounds)
-    headers = ("round", *(f"return of {run['name']}" for run in runs))
-    return Table(headers=headers, rows=rows, n_left=0)
+    blocks: list[Block] = []
+    if has_interval(runs) and len(lines) == len(runs):
+        gains: list[str] = []
+        for against, name in (("wait", "no growth"), ("fixed", "the fixed schedule")):
+            found = [gain for run in runs if (gain := gain_over(against)(run)) is not None]
+            gains.append(f"{mean_interval(found).text()} over {name}")
+        text = f"Mean gain in return of {len(runs)} training runs: {listed(gains)}."
+        blocks.append(Text(text=text, is_verdict=True))
+    return [*blocks, Items(lines=tuple(lines or ["No run has been compared yet."]))]
+
+
+def _table_notes(runs: Sequence[RunValues]) -> tuple[str, ...]:
+    columns = (
+        "Held-out return, score and FLOPs are those of the evaluation that selected each run's "
+        "controller; gains are from the comparison at the end, on other held-out hosts."
+    )
+    if not is_one_method(runs):
+        return columns, "The settings of the runs differ, so no mean is given."
+    if len(runs) < MIN_RUNS:
+        return columns, f"An interval over runs needs at least {MIN_RUNS} runs."
+    return columns, f"Brackets: 95% confidence intervals over {len(runs)} training runs."
+
+
+def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) -> Section:
+    evidence = found.evidence
+    first, *others = verdict_sentences(evidence)
+    blocks: list[Block] = [
+        Text(text=first, is_verdict=True),
+        Items(lines=tuple(others)),
+        Rows(table=results_table(evidence)),
+    ]
+    missing = [name for name in names if name not in evidence.runs]
+    about = [f"Evaluated: {listed(list(evidence.runs))}; not {listed(missing)}."] if missing else []
+    blocks.append(Items(lines=(*about, *facts(evidence))))
+    settings = tuned_settings_table(evidence)
+    if settings.rows:
+        blocks.append(Rows(table=settings))
+    if evidence.command:
+        blocks.append(Text(text=f"From {found.source}. To measure it again:"))
+        blocks.append(Code(text=evidence.command, language="sh"))
+    return Section(
+        title=f"Evaluation on {evidence.task} at price {evidence.price:g}",
+        anchor=f"evaluation-{place}",
+        blocks=tuple(blocks),
+    )
+
+
+def _comparison_section(run: RunValues, prefix: str) -> Section:
+    """Return the comparison with other controllers at the end of a run."""
+    view = run["comparison"]
+    title, anchor = "Comparison at the end of the run", f"{prefix}comparison"
+    if view is None or not view["arms"]:
+        problems = [] if view is None else view["problems"]
+        text = " ".join(["Not compared with other controllers yet.", *problems])
+        return Section(title=title, anchor=anchor, blocks=(Text(text=text),))
+    sentences = view["sentences"]
+    note = (
+        f"{view['n_hosts']} held-out hosts, {view['split']} split. Return is the score minus the "
+        "cost of FLOPs and added parameters. FLOPs are relative to the reference run, added "
+        "parameters to the host. Brackets: 95% confidence intervals over hosts, for this one "
+        "training run."
+    )
+    return Section(
+        title=title,
+        anchor=anchor,
+        blocks=(
+            *(Text(text=sentence, is_verdict=True) for sentence in sentences[:1]),
+            Items(lines=(*sentences[1:], *view["problems"])),
+            Rows(table=comparison_table(view)),
+            Text(text=note),
+        ),
+    )
+
+
+def _overview(run: RunValues) -> Facts:
+    """Return the state of a run and what it trains."""
+    headline, overview, settings = run["headline"], run["overview"], flat_settings(run)
+    progress = f"{headline['rounds_done']} of {many(headline['rounds'] or 0, 'round')}, "
+    progress += f"{whole(headline['env_steps'])} host-epochs"
+    if headline["seconds"]:
+        progress += f", {duration(headline['seconds'])} of training"
+    session = overview["sessions"][-1:]
+    failure = f" ({session[0]['message']})" if session and session[0]["message"] else ""
+    options = [f"{name} {value}" for name, value in headline["task_options"].items()]
+    price, rent = settings.get("budget.flop_price", 0.0), settings.get("budget.parameter_rent", 0.0)
+    pairs = (
+        ("state", run["state"] + (failure if run["state"] == "failed" else "")),
+        ("progress", progress),
+        ("task", f"{overview['task']}{f' ({listed(options)})' if options else ''}"),
+        (
+            "rollouts",
+            f"{whole(overview['n_envs'])} hosts, {whole(settings.get('n_steps'))} steps each, "
+            f"episodes of up to {whole(overview['n_epochs'])} epochs",
+        ),
+        ("price", f"{price:g} for the FLOPs of the reference run, parameter rent {rent:g}"),
+    )
+    return Facts(pairs=pairs)
+
+
+def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...]:
+    """Return the sections about one run; ``place`` is its index in the report."""
+    return (
+        Section(
+            title="Learning curves",
+            anchor=f"{prefix}learning",
+            blocks=(
+                Facts(pairs=_learning_facts(run)),
+                Mount(drawing="charts", run=place, instead=(Rows(table=learning_table(run)),)),
+                Text(text="Evaluations on held-out hosts:"),
+                Rows(table=evaluations_table(run)),
+            ),
+        ),
+        _episodes_section(run, place, prefix),
+        _learned_section(run, place, prefix),
+        _health_section(run, place, prefix),
+        _settings_section(run, prefix),
+        Section(
+            title="How to reproduce this",
+            anchor=f"{prefix}reproduce",
+            blocks=(
+                Text(
+                    text="Train with the same settings; the same versions, threads and kind of "
+                    "processor give the same numbers:"
+                ),
+                Code(text=run["command"], language="sh"),
+                Text(text="Write this report again:"),
+                Code(text=run["report_command"], language="sh"),
+            ),
+        ),
+    )
+
+
+def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
+    """Return how the controller did on held-out hosts during training."""
+    trials = [
+        one for one in run["evaluations"] if one["arm"] == "learned" and one["purpose"] == "tuning"
+    ]
+    if not trials:
+        return (("held-out return", "not evaluated yet"),)
+    headline = run["headline"]
+    best = next((one for one in reversed(trials) if one["is_best"]), trials[-1])
+    pairs = [
+        (f"{name} held-out return", f"{number(one['ep_rew_mean'])} after round {one['round']}")
+        for name, one in (("first", trials[0]), ("best", best), ("last", trials[-1]))
+    ]
+    fixed = headline["fixed_return"]
+    if fixed is not None:
+        passed = [
+            one["round"]
+            for one in trials
+            if one["ep_rew_mean"] is not None and one["ep_rew_mean"] > fixed
+        ]
+        when = f"first passed after round {passed[0]}" if passed else "not passed yet"
+        pairs.append(("fixed schedule", f"{fixed:.3f}, {when}"))
+    gain, score = headline["accuracy_gain"], headline["best_score"]
+    if gain is not None and score is not None:
+        pairs.append(
+            (
+                "best score",
+                f"{score:.3f}, {signed_points(gain)} over the same hosts without growth; slightly "
+                "optimistic, because these hosts select the controller",
+            )
+        )
+    if headline["flops"] is not None:
+        pairs.append(("FLOPs", f"{headline['flops']:.2f} of the reference run"))
+    if headline["seed_parameters"] is not None:
+        pairs.append(("parameters grown", whole(headline["seed_parameters"])))
+    return tuple(pairs)
+
+
+def _episodes_section(run: RunValues, place: int, prefix: str) -> Section:
+    sections = tuple(
+        Section(
+            title=episode_heading(episode),
+            anchor=f"{prefix}episode-{episode['kind']}",
+            blocks=_episode_blocks(episode, place, number_),
+        )
+        for number_, episode in enumerate(run["episodes"])
+    )
+    blocks = () if sections else (Text(text="No episode has ended yet."),)
+    return Section(title="Episodes", anchor=f"{prefix}episodes", blocks=blocks, sections=sections)
+
+
+def _episode_blocks(episode: EpisodeValues, place: int, number_: int) -> tuple[Block, ...]:
+    detail = episode["detail"]
+    result = detail["result"]
+    assert result is not None, "an episode of a report has ended"
+    text = (
+        f"{episode['title']}, ended in round {result['round']}: "
+        f"return {number(result['ep_rew'])}, score {number(result['final_score'])}, "
+        f"{many(result['n_epochs'], 'epoch')}, {number(result['flops'], 2)} of the reference run's "
+        f"FLOPs, {whole(result['host_parameters'])} parameters + "
+        f"{whole(result['seed_parameters'])} grown in {many(result['n_grown'], 'seed')}."
+    )
+    missing = Text(text="The steps were not recorded (telemetry.record_steps).")
+    steps = Rows(table=episode_table(detail)) if detail["steps"] else missing
+    return (
+        Text(text=text),
+        Mount(drawing="episode", run=place, episode=number_, instead=(steps,)),
+    )
+
+
+def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
+    learned = run["learned"]
+    tables: tuple[Block, ...] = (Text(text="No episode has ended yet."),)
+    if any(part["n_episodes"] for part in learned["parts"]):
+        tables = (
+            Text(text="Ops per episode:"),
+            Rows(table=ops_table(learned)),
+            Text(text=f"Timing, in epochs of {whole(run['overview']['n_epochs'])}:"),
+            Rows(table=timing_table(learned)),
+            Text(text="Shares of the seeds germinated and kept:"),
+            Rows(table=blueprints_table(learned)),
+        )
+    return Section(
+        title="What the controller learned",
+        anchor=f"{prefix}learned",
+        blocks=(Mount(drawing="learned", run=place, instead=tables),),
+    )
+
+
+def _health_section(run: RunValues, place: int, prefix: str) -> Section:
+    notices = run["health"]["notices"]  # latest first
+    blocks: list[Block] = [Facts(pairs=_health_facts(run))]
+    if notices:
+        lines = [
+            f"Round {one['round']}, {one['kind']}: {one['message']}"
+            for one in reversed(notices[:N_NOTICES])
+        ]
+        count = f" (last {len(lines)} of {len(notices)})" if len(lines) < len(notices) else ""
+        blocks += [Text(text=f"Notices{count}:"), Items(lines=tuple(lines))]
+    blocks.append(Mount(drawing="health", run=place))
+    return Section(title="Health", anchor=f"{prefix}health", blocks=tuple(blocks))
+
+
+def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
+    health, governor = run["health"], run["health"]["governor"]
+    rejected = [str(one["round"]) for one in reversed(health["refused_updates"])]
+    last = f", last in round {governor['last'][0]['round']}" if governor["last"] else ""
+    reason = f": {governor['last'][0]['reason']}" if governor["last"] else ""
+    pairs = [
+        ("updates", whole(run["metrics"]["rounds_done"])),
+        (
+            "rejected updates",
+            f"{len(rejected)}{f' (rounds {listed(rejected)})' if rejected else ''}",
+        ),
+        ("updates stopped early", whole(health["early_stops"]["total"])),
+        ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
+        ("illegal actions", whole(health["illegal"])),
+        ("actions rejected by gates", whole(health["refused_by_gates"])),
+    ]
+    speeds = [value for value in health["throughput"]["values"] if value is not None]
+    if speeds:
+        pairs.append(("median speed", f"{whole(median_high(speeds))} host-epochs/s"))
+    sizes = [value for value in health["memory"]["values"] if value is not None]
+    if sizes:
+        pairs.append(("peak memory", memory(max(sizes))))
+    pairs.append(("sessions", whole(len(run["overview"]["sessions"]))))
+    return tuple(pairs)
+
+
+def _settings_section(run: RunValues, prefix: str) -> Section:
+    overview = run["overview"]
+    pairs = [
+        ("folder", run["path"]),
+        ("started", moment(overview["created_at"]) if overview["created_at"] else "unknown"),
+        ("slots", ", ".join(overview["slots"])),
+        ("blueprints", ", ".join(overview["blueprints"])),
+        ("Esper", overview["esper_version"] or "unknown"),
+    ]
+    for last in overview["sessions"][-1:]:
+        pairs += [
+            ("PyTorch", last["torch_version"]),
+            ("Python", last["python_version"]),
+            ("platform", last["platform"]),
+            ("threads", str(last["threads"])),
+        ]
+    return Section(
+        title="Settings and versions",
+        anchor=f"{prefix}configuration",
+        blocks=(
+            Facts(pairs=tuple(pairs)),
+            Text(text="All settings:"),
+            Code(text=overview["config_toml"] or "", language="toml", is_long=True),
+        ),
+    )

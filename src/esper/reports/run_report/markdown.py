@@ -1,4 +1,4 @@
-"""A report as Markdown; what a page would draw is told in tables."""
+"""A report as Markdown, with tables in place of drawings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from esper.reports.run_report.blocks import (
 )
 
 MARK = "<!-- esper report -->"
-"""The first line of every report in Markdown, by which it is known."""
+"""The first line of every Markdown report, which identifies it."""
 
 _SPECIAL = re.compile(r"([\\`*<>|~])|\](?=[(\[:])|!(?=\[)|(?<![^\W_])(_)|(_)(?![^\W_])")
-"""Letters that would be more than letters; an underscore is not inside a word, and a bracket only
-where a link would follow."""
+"""Characters with a meaning in Markdown: underscores only at the edge of a word, and brackets only
+where a link could follow."""
 _STARTS = re.compile(r"^(\d*)([#=+\-](?!\d)|[.)](?:\s|$))")
 
 
 def to_markdown(document: Document) -> str:
-    """Return the whole report."""
+    """Return a report as Markdown."""
     parts = [MARK, f"# {escaped(document.title)}", *_blocks(document.blocks)]
     for section in document.sections:
         parts += _section(section, 2)
@@ -37,12 +37,12 @@ def to_markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a paragraph that Markdown shows letter by letter, in one line."""
-    # A line that begins so would be a heading, a rule or an item of a list.
-    return _STARTS.sub(r"\1\\\2", _letters(text))
+    """Return a text in one line that Markdown shows verbatim."""
+    # These would start a heading, a rule or a list item.
+    return _STARTS.sub(r"\1\\\2", _escape_inline(text))
 
 
-def _letters(text: str) -> str:
+def _escape_inline(text: str) -> str:
     plain = " ".join(text.split()).replace("&", "&amp;")
     return _SPECIAL.sub(lambda found: f"\\{found[0]}", plain)
 
@@ -79,7 +79,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _escaped_table(table: Table) -> Table:
-    # The table itself guards the bars between its cells.
+    # Table.to_markdown() escapes the bars between its cells.
     return replace(
         table,
         headers=tuple(_cell(cell) for cell in table.headers),
@@ -88,4 +88,4 @@ def _escaped_table(table: Table) -> Table:
 
 
 def _cell(text: str) -> str:
-    return _letters(text).replace("\\|", "|")
+    return _escape_inline(text).replace("\\|", "|")

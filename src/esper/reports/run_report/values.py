@@ -1,4 +1,4 @@
-"""Everything that a report tells, as plain values: the views of each run, and its evaluations."""
+"""The data of a report: the views of each run and its evaluations, as JSON values."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from esper.reports import views
 from esper.telemetry import RunTelemetry
 
 REPORT_VERSION = 1
-"""Version of the form of these values."""
+"""Version of the data format."""
 KINDS: tuple[Literal["typical", "best"], ...] = ("typical", "best")
-"""Episodes that are shown: the return nearest to the median, and the highest."""
+"""Episodes shown: the one with the return nearest to the median, and the best."""
 
 
 class EpisodeValues(TypedDict):
-    """One episode that is shown step by step."""
+    """An episode shown step by step."""
 
     kind: Literal["typical", "best"]
     since: int
-    """The first of the rounds that it was chosen from."""
+    """The first round it was selected from."""
     title: str
     detail: views.EpisodeDetail
 
 
 class RunValues(TypedDict):
-    """One run: who it is, and its views."""
+    """One run: its identity and its views."""
 
     name: str
     path: str
     state: str
     command: str
-    """What trains with the same settings again."""
+    """The command that trains with the same settings."""
     report_command: str
-    """What makes a report on it again."""
+    """The command that writes the report again."""
     overview: views.Overview
     headline: views.Headline
     metrics: views.MetricSeries
@@ -47,14 +47,14 @@ class RunValues(TypedDict):
 
 
 class EvaluationValues(TypedDict):
-    """What an evaluation at one price showed."""
+    """The results of an evaluation at one price."""
 
     source: str
-    """The file that it was read from."""
+    """The file it was read from."""
     task: str
     price: float
     runs: list[str]
-    """Names of the training runs that it is about."""
+    """Names of the evaluated training runs."""
     n_hosts: int
     verdict: dict[str, Any]
 
@@ -68,20 +68,20 @@ class ReportValues(TypedDict):
     runs: list[RunValues]
     evaluations: list[EvaluationValues]
     problems: list[str]
-    """Files that should have been part of it and cannot be read, a sentence each."""
+    """One sentence for each file that could not be read."""
 
 
 def collect_values(
     telemetry: RunTelemetry, *, path: Path, name: str, state: str, commands: tuple[str, str]
 ) -> RunValues:
-    """Return everything about one run, as of one moment.
+    """Return all data about a run, read from one snapshot of its telemetry.
 
     Args:
-        telemetry: Of the run.
-        path: Its folder.
-        name: What it is called.
-        state: How it is: running, done, interrupted, ...
-        commands: What trains with the same settings again, and what reports on it again.
+        telemetry: The run's telemetry.
+        path: The run's folder.
+        name: The run's name in the report.
+        state: The run's state: running, done, interrupted, ...
+        commands: The commands that train with the same settings and write the report again.
     """
     with telemetry.snapshot():
         learned = views.learned(telemetry)
@@ -103,7 +103,7 @@ def collect_values(
 
 
 def evaluation_values(evidence: Evidence, source: str) -> EvaluationValues:
-    """Return what an evaluation showed, computed again from what it measured."""
+    """Return the results of an evaluation, computed again from its measurements."""
     return {
         "source": source,
         "task": evidence.task,
@@ -115,12 +115,17 @@ def evaluation_values(evidence: Evidence, source: str) -> EvaluationValues:
 
 
 def find_episodes(telemetry: RunTelemetry, learned: views.Learned) -> list[EpisodeValues]:
-    """Return a typical episode of the last part of training, and the best of the same part.
+    """Return a typical and the best episode of the last part of training.
 
-    Earlier ones would show a controller that had yet to learn.
+    Earlier episodes would show a controller that has not learned yet.
     """
     parts = [part for part in learned["parts"] if part["n_episodes"]]
     return [_find_episode(telemetry, kind, parts[-1]["first_round"]) for kind in KINDS if parts]
+
+
+def episode_heading(episode: EpisodeValues) -> str:
+    """Return which episode it is: ``Best episode since round 51``."""
+    return f"{episode['kind'].capitalize()} episode since round {episode['since']}"
 
 
 def _find_episode(
@@ -129,6 +134,6 @@ def _find_episode(
     found = views.episode_list(telemetry, order=kind, first_round=since, limit=1)
     (episode,) = found["episodes"]
     detail = views.episode_detail(telemetry, episode["env"], episode["episode"])
-    assert detail is not None, "an episode that ended is there"
+    assert detail is not None, "an episode in the list has details"
     title = f"Environment {episode['env']}, episode {episode['episode']}"
     return {"kind": kind, "since": since, "title": title, "detail": detail}
