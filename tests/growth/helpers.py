@@ -1,4 +1,4 @@
-"""Small models to grow, and comparisons to the bit, that several tests share."""
+"""Small models to grow and bit-exact comparisons, shared by several tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.optim import Optimizer
 
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.placement import add_slots
@@ -55,7 +56,7 @@ class ConvBlock(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Its second block halves the map; what follows a block works in place."""
+    """Its second block halves the feature map; each block is followed by an in-place operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,10 +117,10 @@ def _normal(*shape: int) -> Callable[[int], Tensor]:
 HOSTS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], Callable[[int], Tensor]]] = {
     "mlp": (ResidualMLP, ("blocks.0", "blocks.1", "stem"), _normal(4, 5)),
     "conv": (ConvNet, ("block_1", "block_2"), _normal(3, 1, 6, 6)),
-    # One slot is inside another.
+    # One slot is nested in another.
     "transformer": (Transformer, ("blocks.0", "blocks.0.mlp", "blocks.1.attention"), _tokens),
 }
-"""What makes each model, where its slots go, and its input by seed."""
+"""Constructor, slot names and seeded input of each model."""
 
 
 def make_host(name: str, seed: int = 0) -> tuple[nn.Module, HostSlots, Tensor]:
@@ -149,7 +150,7 @@ def grads_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def lead_to(host: HostSlots, slot: str, stage: Stage, **choices: object) -> SeedSlot:
-    """Take a dormant slot to a stage by legal actions, and return it."""
+    """Bring a dormant slot to a stage by legal actions, and return it."""
     host.germinate(slot, **choices)  # type: ignore[arg-type]
     for successor in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING):
         if host[slot].stage == stage:
@@ -161,8 +162,8 @@ def lead_to(host: HostSlots, slot: str, stage: Stage, **choices: object) -> Seed
     return host[slot]
 
 
-def randomise(module: nn.Module, seed: int = 0) -> None:
-    """Give a seed weights as if it had learned."""
+def randomize(module: nn.Module, seed: int = 0) -> None:
+    """Give a seed random weights, as if it had been trained."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -170,7 +171,7 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors hold the same bits: -0.0 is not 0.0, and NaN is itself."""
+    """Return whether two tensors are bitwise equal: -0.0 differs from 0.0, NaN equals itself."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in (a, b)]
@@ -186,7 +187,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def hooks_of(model: nn.Module) -> int:
-    """Return how many hooks of any sort hang on a model's modules."""
+    """Return the number of hooks of any kind on a model's modules."""
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return sum(len(getattr(module, table)) for module in model.modules() for table in tables)
 
@@ -194,7 +195,7 @@ def hooks_of(model: nn.Module) -> int:
 def site_for(
     kind: TensorKind, *, width: int = 4, width_in: int | None = None, size: int = 4
 ) -> SlotSite:
-    """Return a place with a batch of two, ``size`` long or wide."""
+    """Return a site with a batch of two and sequences or feature maps of ``size``."""
     shapes = {
         TensorKind.VECTOR: lambda w: (2, w),
         TensorKind.SEQUENCE: lambda w: (2, size, w),
@@ -208,6 +209,13 @@ def site_for(
         input_shape=shape(width_in or width),
         input_key=0,
     )
+
+
+def find_leftovers(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer holds but the model does not."""
+    present = {id(parameter) for parameter in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p for p in (*held, *optimizer.state) if id(p) not in present]
 
 
 STYLES = list(BlendStyle)

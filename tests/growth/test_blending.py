@@ -1,4 +1,4 @@
-"""Alpha follows its curves, and seeds join a block's output as their style says."""
+"""Alpha follows its curves, and seeds are blended according to their style."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = st.floats(0.0, 1.0)
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_a_curve_leads_from_exactly_0_to_exactly_1(curve: AlphaCurve) -> None:
+def test_a_curve_rises_from_exactly_0_to_exactly_1(curve: AlphaCurve) -> None:
     assert curve_value(curve, 0.0) == 0.0
     assert curve_value(curve, 1.0) == 1.0
     assert curve_value(curve, 0.5) == pytest.approx(0.5, abs=1e-12)
@@ -55,7 +55,7 @@ def test_curves_at_a_quarter_worked_by_hand() -> None:
     assert curve_value(AlphaCurve.SIGMOID_SHARP, 0.25) == pytest.approx(sigmoid(16.0))
 
 
-def test_the_sharper_a_sigmoid_the_later_it_starts() -> None:
+def test_a_sharper_sigmoid_starts_later() -> None:
     names = (AlphaCurve.SIGMOID_GENTLE, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID_SHARP)
     gentle, middle, sharp = (curve_value(curve, 0.2) for curve in names)
     assert gentle > middle > sharp > 0.0
@@ -72,7 +72,7 @@ def test_a_schedule_worked_by_hand() -> None:
     assert rests == [False, False, False, True, True, True]
 
 
-def test_a_schedule_can_lead_down() -> None:
+def test_a_schedule_can_ramp_down() -> None:
     schedule = AlphaSchedule(0.7, 0.0, 3, AlphaCurve.COSINE)
     assert schedule.alpha == pytest.approx(0.7 * 0.75)
     assert schedule.after_epoch().alpha == pytest.approx(0.7 * 0.25)
@@ -80,7 +80,7 @@ def test_a_schedule_can_lead_down() -> None:
 
 
 @pytest.mark.parametrize("n_epochs", [0, 1])
-def test_a_ramp_of_no_length_is_at_its_target_at_once(n_epochs: int) -> None:
+def test_a_ramp_of_at_most_one_epoch_is_at_its_target_immediately(n_epochs: int) -> None:
     schedule = AlphaSchedule(0.1, 0.7, n_epochs)
     assert schedule.is_at_rest
     assert schedule.alpha == 0.7
@@ -100,7 +100,7 @@ def test_alpha_stays_between_start_and_target_and_ends_exactly_there(
     assert (schedule.alpha == target) or epochs + 1 < n_epochs
 
 
-def test_only_the_sigmoid_style_ramps_along_a_sigmoid_first() -> None:
+def test_only_the_sigmoid_styles_first_ramp_is_not_linear() -> None:
     assert {style for style, curve in FIRST_CURVE.items() if curve != AlphaCurve.LINEAR} == {
         BlendStyle.ADD_SIGMOID
     }
@@ -121,7 +121,7 @@ def test_the_change_of_each_style_follows_its_formula(style: BlendStyle) -> None
 
 
 @pytest.mark.parametrize("style", list(BlendStyle))
-def test_no_change_of_the_seed_is_no_change_of_the_host(style: BlendStyle) -> None:
+def test_a_zero_seed_output_changes_nothing(style: BlendStyle) -> None:
     y, gate = torch.randn(3, 4), torch.randn(3, 1)
     assert not effective_change(style, y, torch.zeros(3, 4), gate).any()
 
@@ -140,7 +140,7 @@ def test_gradients_of_blending_match_finite_differences(style: BlendStyle) -> No
     assert torch.autograd.gradcheck(mix, (y, delta, gate))
 
 
-def test_blending_at_alpha_0_is_the_host_whatever_the_seed_says() -> None:
+def test_blending_at_alpha_0_returns_the_host_even_if_the_seed_is_not_finite() -> None:
     y = torch.tensor([-0.0, 1.0, float("nan")])
     change = torch.tensor([float("nan"), float("inf"), 0.0])
     assert same_bits(blend(y, change, 0.0), y)
@@ -152,13 +152,13 @@ def test_blending_at_alpha_1_is_the_sum() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_straight_through_returns_the_host_to_the_bit(dtype: torch.dtype) -> None:
+def test_straight_through_returns_the_host_bit_for_bit(dtype: torch.dtype) -> None:
     y = torch.tensor([-0.0, 0.0, 1e-30, float("nan"), float("-inf"), 3.25], dtype=dtype)
     change = torch.tensor([float("nan"), -0.0, float("inf"), 1.0, float("inf"), 1e30])
     assert same_bits(straight_through(y, change.to(dtype)), y)
 
 
-def test_straight_through_gives_both_the_gradient_of_the_sum() -> None:
+def test_straight_through_passes_both_arguments_the_gradient_of_the_sum() -> None:
     y, change = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
     weight = torch.randn(4)
     (straight_through(y, change) * weight).sum().backward()
@@ -166,7 +166,7 @@ def test_straight_through_gives_both_the_gradient_of_the_sum() -> None:
     assert same_bits(change.grad, weight)
 
 
-def test_straight_through_may_be_followed_by_work_in_place() -> None:
+def test_straight_through_may_be_followed_by_an_in_place_operation() -> None:
     y, change = torch.randn(4), torch.randn(4, requires_grad=True)
     before = y.clone()
     straight_through(y, change).mul_(2.0).sum().backward()

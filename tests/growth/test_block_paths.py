@@ -1,4 +1,4 @@
-"""A block is widened inside only where more hidden units are exactly that, and nothing else."""
+"""A block's path is found exactly where hidden units can be added to its own layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.growth.helpers import ConvBlock, ResidualBlock, same_state, state_of
 
 
 class Block(nn.Module):
-    """A block made of layers and a function that says how they are joined."""
+    """A block made of layers and a function that connects them."""
 
     def __init__(self, joined: Callable[..., Tensor], **layers: nn.Module) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 def path_of(block: nn.Module, x: Tensor) -> BlockPath | None:
-    """Return what is recognised of a block, which must stay as it is."""
+    """Return the path of a block and check that finding it changes nothing."""
     model = nn.Sequential(block)
     before, flags = state_of(model), [module.training for module in model.modules()]
     generator = torch.get_rng_state()
@@ -68,7 +68,9 @@ MODULES: dict[str, nn.Module] = {
 
 @pytest.mark.parametrize("x", [VECTORS, SEQUENCES])
 @pytest.mark.parametrize("activation", FUNCTIONS)
-def test_a_residual_block_with_a_function_between_is_recognised(x: Tensor, activation: str) -> None:
+def test_a_residual_block_with_an_activation_function_has_a_path(
+    x: Tensor, activation: str
+) -> None:
     act = FUNCTIONS[activation]
     path = path_of(linear_block(lambda b, x: x + b.down(act(b.up(x)))), x)
     assert path == BlockPath(
@@ -77,16 +79,15 @@ def test_a_residual_block_with_a_function_between_is_recognised(x: Tensor, activ
 
 
 @pytest.mark.parametrize("activation", MODULES)
-@pytest.mark.parametrize("x", [VECTORS, SEQUENCES])
-def test_a_sequence_of_modules_is_recognised(x: Tensor, activation: str) -> None:
+def test_a_sequence_of_modules_has_a_path(activation: str) -> None:
     block = nn.Sequential(nn.Linear(6, 8, bias=False), MODULES[activation], nn.Linear(8, 3))
-    assert path_of(block, x) == BlockPath(
+    assert path_of(block, VECTORS) == BlockPath(
         first="0", second="2", norm=None, activation=activation, hidden=8, has_first_bias=False
     )
 
 
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_a_convolutional_block_is_recognised_with_its_geometry(has_norm: bool) -> None:
+def test_the_path_of_a_convolutional_block_includes_its_geometry(has_norm: bool) -> None:
     norm = nn.BatchNorm2d(8, eps=1e-3, momentum=0.2) if has_norm else nn.Identity()
     first = nn.Conv2d(4, 8, 3, stride=2, padding=2, dilation=2, bias=False)
     block = nn.Sequential(first, norm, nn.ReLU(), nn.Conv2d(8, 5, 1))
@@ -104,7 +105,7 @@ def test_a_convolutional_block_is_recognised_with_its_geometry(has_norm: bool) -
     )
 
 
-def test_batch_norm_on_vectors_is_recognised_and_on_sequences_refused() -> None:
+def test_batch_norm_is_part_of_a_path_on_vectors_but_not_on_sequences() -> None:
     block = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6))
     path = path_of(block, VECTORS)
     assert path is not None
@@ -112,42 +113,60 @@ def test_batch_norm_on_vectors_is_recognised_and_on_sequences_refused() -> None:
     assert path_of(block, SEQUENCES) is None
 
 
-@pytest.mark.parametrize("block", [ResidualBlock(6, 8), nn.Sequential(ResidualBlock(6, 8))])
-def test_a_block_inside_another_is_recognised_by_its_full_name(block: nn.Module) -> None:
-    path = path_of(block, VECTORS)
-    assert path is not None
-    assert (path.first, path.second) in {("up", "down"), ("0.up", "0.down")}
+def residual_path(prefix: str = "") -> BlockPath:
+    """Return the path of ``ResidualBlock(6, 8)``."""
+    return BlockPath(
+        first=f"{prefix}up",
+        second=f"{prefix}down",
+        norm=None,
+        activation="relu",
+        hidden=8,
+        has_first_bias=True,
+    )
 
 
+def test_a_nested_block_is_found_by_its_full_name() -> None:
+    assert path_of(nn.Sequential(ResidualBlock(6, 8)), VECTORS) == residual_path("0.")
+
+
+@pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_the_blocks_of_the_test_models_are_recognised(stride: int) -> None:
-    path = path_of(ConvBlock(4, 6, 4, stride), MAPS)
-    assert path is not None
-    assert (path.first, path.norm, path.second) == ("conv_1", "norm", "conv_2")
+def test_the_path_does_not_depend_on_the_mode_of_the_model(stride: int, is_training: bool) -> None:
+    def same(stride: int) -> ConvShape:
+        return ConvShape(kernel=(3, 3), stride=(stride, stride), padding=(1, 1), dilation=(1, 1))
+
+    assert path_of(ConvBlock(4, 6, 4, stride).train(is_training), MAPS) == BlockPath(
+        first="conv_1",
+        second="conv_2",
+        norm="norm",
+        activation="relu",
+        hidden=6,
+        has_first_bias=False,
+        first_conv=same(stride),
+        second_conv=same(1),
+    )
 
 
-def test_work_in_place_behind_the_second_layer_is_seen_through() -> None:
+def test_an_in_place_operation_after_the_second_layer_is_no_obstacle() -> None:
     def joined(b: nn.Module, x: Tensor) -> Tensor:
         y = b.down(torch.relu_(b.up(x)))
         y += x
         return y
 
-    path = path_of(linear_block(joined), VECTORS)
-    assert path is not None
-    assert path.activation == "relu"
+    assert path_of(linear_block(joined), VECTORS) == residual_path()
 
 
-REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "an activation behind the sum": lambda: linear_block(
+REJECTED: dict[str, Callable[[], nn.Module]] = {
+    "an activation after the sum": lambda: linear_block(
         lambda b, x: torch.relu(x + b.down(torch.relu(b.up(x))))
     ),
-    "a factor behind the second layer": lambda: linear_block(
+    "a factor after the second layer": lambda: linear_block(
         lambda b, x: x + 0.5 * b.down(torch.relu(b.up(x)))
     ),
-    "a norm behind the second layer": lambda: linear_block(
+    "a norm after the second layer": lambda: linear_block(
         lambda b, x: x + b.norm(b.down(torch.relu(b.up(x)))), norm=nn.BatchNorm1d(6)
     ),
-    "a norm behind the sum": lambda: linear_block(
+    "a norm after the sum": lambda: linear_block(
         lambda b, x: b.norm(8.0 * x + b.down(torch.relu(b.up(x)))), norm=nn.BatchNorm1d(6)
     ),
     "a norm before the first layer": lambda: linear_block(
@@ -160,22 +179,22 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         lambda b, x: x + b.down(torch.relu(b.norm(b.up(x)))),
         norm=nn.BatchNorm1d(8, track_running_stats=False),
     ),
-    "an activation that is not known": lambda: linear_block(
+    "an unknown activation": lambda: linear_block(
         lambda b, x: x + b.down(functional.softplus(b.up(x)))
     ),
-    "an unknown activation in place": lambda: linear_block(
+    "an unknown in-place activation": lambda: linear_block(
         lambda b, x: x + b.down(functional.elu_(b.up(x)))
     ),
     "an activation over all units": lambda: linear_block(
         lambda b, x: x + b.down(torch.softmax(b.up(x), -1))
     ),
-    "hidden units that a sum reads too": lambda: linear_block(
+    "hidden units that a sum also reads": lambda: linear_block(
         lambda b, x: _with_hidden(b, x, lambda h: h.sum(-1, keepdim=True))
     ),
-    "hidden units that another layer reads too": lambda: linear_block(
+    "hidden units that another layer also reads": lambda: linear_block(
         lambda b, x: _with_hidden(b, x, b.other), other=nn.Linear(8, 6)
     ),
-    "hidden units that are cut in half": lambda: Block(
+    "hidden units that are sliced": lambda: Block(
         lambda b, x: x + b.down(torch.relu(b.up(x))[:, :4]),
         up=nn.Linear(6, 8),
         down=nn.Linear(4, 6),
@@ -189,13 +208,13 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "dropout between": lambda: nn.Sequential(
         nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 6)
     ),
-    "dropout behind": lambda: nn.Sequential(
+    "dropout after": lambda: nn.Sequential(
         nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.Dropout(0.5)
     ),
-    "one dropout both between and behind": lambda: linear_block(
+    "one dropout both between and after": lambda: linear_block(
         lambda b, x: x + b.drop(b.down(b.drop(torch.relu(b.up(x))))), drop=nn.Dropout(0.5)
     ),
-    "a layer of a class of its own": lambda: Block(
+    "a layer of a custom class": lambda: Block(
         lambda b, x: x + b.down(torch.relu(b.up(x))), up=Doubled(6, 8), down=nn.Linear(8, 6)
     ),
 }
@@ -215,10 +234,10 @@ def _twice(x: Tensor, y: Tensor) -> Tensor:
     return x + y + y.tanh()
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_a_block_is_not_widened_inside_if_there_is(reason: str) -> None:
+@pytest.mark.parametrize("reason", REJECTED)
+def test_a_block_has_no_path_if_there_is(reason: str) -> None:
     torch.manual_seed(0)
-    assert path_of(REFUSED[reason](), VECTORS) is None
+    assert path_of(REJECTED[reason](), VECTORS) is None
 
 
 @pytest.mark.parametrize(
@@ -228,39 +247,32 @@ def test_a_block_is_not_widened_inside_if_there_is(reason: str) -> None:
         nn.Conv2d(4, 8, 3, padding="same"),
         nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular"),
     ],
-    ids=["groups", "padding by name", "padding that is not zeros"],
+    ids=["groups", "padding by name", "circular padding"],
 )
-def test_a_convolution_that_cannot_be_joined_is_refused(first: nn.Module) -> None:
+def test_a_convolution_that_cannot_be_widened_has_no_path(first: nn.Module) -> None:
     assert path_of(nn.Sequential(first, nn.ReLU(), nn.Conv2d(8, 4, 1)), MAPS) is None
     assert path_of(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), first), MAPS) is None
 
 
-def test_a_pooling_between_convolutions_is_refused() -> None:
+def test_pooling_between_convolutions_rules_out_a_path() -> None:
     block = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 4, 1))
     assert path_of(block, MAPS) is None
 
 
-def test_dropout_of_nothing_is_no_obstacle() -> None:
+def test_dropout_with_probability_zero_is_no_obstacle() -> None:
     block = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 6))
     path = path_of(block, VECTORS)
     assert path is not None
     assert path.second == "3"
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_the_mode_a_model_is_in_makes_no_difference(is_training: bool) -> None:
-    path = path_of(ConvBlock(4, 6, 4, 1).train(is_training), MAPS)
-    assert path is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_paths_are_seen_in_other_precisions(dtype: torch.dtype) -> None:
-    path = path_of(ResidualBlock(6, 8).to(dtype), VECTORS.to(dtype))
-    assert path is not None
+def test_the_path_does_not_depend_on_the_precision(dtype: torch.dtype) -> None:
+    assert path_of(ResidualBlock(6, 8).to(dtype), VECTORS.to(dtype)) == residual_path()
 
 
 class _Counts(nn.Module):
-    """A block that remembers in an argument that it was called."""
+    """A block that records its calls in an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +283,7 @@ class _Counts(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-def test_a_block_that_is_given_something_it_could_change_is_called_as_the_model_calls_it() -> None:
+def test_a_block_with_a_mutable_argument_is_only_called_by_its_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

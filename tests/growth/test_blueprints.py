@@ -1,4 +1,4 @@
-"""Every blueprint starts by changing nothing, can learn at once, and is found by its name."""
+"""Every blueprint starts at zero, can be trained, and is found by its name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sites(draw: st.DrawFn) -> SlotSite:
     site = site_for(kind, width=width, width_in=width_in, size=draw(st.integers(2, 5)))
     if not draw(st.booleans()):
         return site
-    # Batch norm is not recognised on sequences.
+    # Batch norm is not part of a path on sequences.
     has_norm = draw(st.booleans()) and kind != TensorKind.SEQUENCE
     path = path_for(
         kind, draw(st.sampled_from(ACTIVATIONS)), draw(st.integers(1, 9)), has_norm=has_norm
@@ -70,17 +70,15 @@ def sites(draw: st.DrawFn) -> SlotSite:
 
 
 def plant(name: str, site: SlotSite, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
-    """Return a new seed and something for it to read."""
+    """Return a new seed and an input for it."""
     recipe = find_blueprint(name)
     torch.manual_seed(1)
-    shape = site.output_shape if recipe.form == SeedForm.SERIAL else site.input_shape
-    assert shape is not None
-    return recipe.build(site).to(dtype), torch.randn(shape).to(dtype)
+    return recipe.build(site).to(dtype), torch.randn(recipe.form.input_shape(site)).to(dtype)
 
 
 @pytest.mark.parametrize("name", BUILTIN_BLUEPRINTS)
 @given(site=sites(), dtype=st.sampled_from(DTYPES), is_training=st.booleans())
-def test_a_new_seed_gives_zeros_and_can_learn(name, site, dtype, is_training) -> None:
+def test_a_new_seed_returns_zeros_and_gets_gradients(name, site, dtype, is_training) -> None:
     if find_blueprint(name).why_not(site) is not None:
         return
     seed, x = plant(name, site, dtype)
@@ -88,14 +86,14 @@ def test_a_new_seed_gives_zeros_and_can_learn(name, site, dtype, is_training) ->
     change = seed(x)
     assert change.shape == site.output_shape
     assert change.dtype == dtype
-    # Units of about 1 cancel in pairs; the others are exactly zero.
+    # Mirrored units of size 1 cancel up to rounding; other seeds are exactly zero.
     assert change.abs().max() <= 16 * torch.finfo(dtype).eps
     if name == "noop":
         assert count_parameters(seed) == 0
         return
     change.backward(torch.randn(change.shape).to(dtype))
     grads = [p.grad for p in seed.parameters() if p.grad is not None]
-    if x.numel() > 2 and site.width > 1:  # a norm over a single number is zero, and dead units are
+    if x.numel() > 2 and site.width > 1:  # a norm over a single number is zero
         assert any(bool(grad.any()) for grad in grads) or is_dead(seed, x)
     assert all(bool(torch.isfinite(grad).all()) for grad in grads)
 
@@ -137,7 +135,7 @@ def test_each_kind_has_the_blueprints_of_the_design(kind: TensorKind) -> None:
 
 
 @pytest.mark.parametrize("kind", list(TensorKind))
-def test_parallel_seeds_do_not_fit_where_no_input_can_be_read(kind: TensorKind) -> None:
+def test_parallel_seeds_do_not_fit_where_the_input_is_unknown(kind: TensorKind) -> None:
     shape = site_for(kind).output_shape
     site = SlotSite(name="x", kind=kind, output_shape=shape, why_no_parallel="it is a secret")
     fitting = fitting_blueprints(site, BUILTIN_BLUEPRINTS)
@@ -157,7 +155,7 @@ def test_sizes_of_seeds_worked_by_hand() -> None:
         ("widen_small", vector): (16 * 4 + 4) + 4 * 16,
         ("widen_large", vector): (16 * 16 + 16) + 16 * 16,
         ("lora_small", sequence): 2 * 8 * 4,
-        ("lora_large", sequence): 2 * 8 * 8,  # a rank above the width would be wasted
+        ("lora_large", sequence): 2 * 8 * 8,  # the rank is limited to the width
         ("self_attention", sequence): (8 + 8) + 8 * 24 + (8 * 8 + 8),
         ("attention", feature_map): (8 * 2 + 2) + (2 * 8 + 8),
         ("depthwise", feature_map): (8 * 9 + 8) + (8 * 8 + 8),
@@ -170,7 +168,7 @@ def test_sizes_of_seeds_worked_by_hand() -> None:
         assert count_parameters(find_blueprint(name).build(site)) == expected, name
 
 
-def test_widening_a_recognised_block_copies_its_layers() -> None:
+def test_widening_a_block_with_a_path_copies_its_layers() -> None:
     path = path_for(MAPS, "silu", hidden=10, has_norm=True)
     site = site_for(MAPS)
     site = SlotSite(
@@ -189,13 +187,13 @@ def test_widening_a_recognised_block_copies_its_layers() -> None:
     assert seed.second.kernel_size == (1, 1)
 
 
-def test_self_attention_does_not_see_what_comes_later() -> None:
+def test_self_attention_is_causal() -> None:
     torch.manual_seed(0)
     seed = find_blueprint("self_attention").build(site_for(TensorKind.SEQUENCE, width=8))
     nn.init.normal_(seed[1].project.weight)
     x = torch.randn(2, 6, 8)
     later = x.clone()
-    later[:, 4:] = torch.randn(2, 2, 8)  # not a shift, which the norm would take out
+    later[:, 4:] = torch.randn(2, 2, 8)  # not a shift, which the norm would remove
     before, after = seed(x), seed(later)
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:], atol=0.1)
@@ -219,20 +217,19 @@ def test_an_unknown_blueprint_gets_a_suggestion() -> None:
         find_blueprint("widen_smal")
 
 
-def test_a_name_can_be_taken_once() -> None:
-    with pytest.raises(SlotError, match="blueprint 'norm' is registered already"):
+def test_a_name_can_be_registered_once() -> None:
+    with pytest.raises(SlotError, match="blueprint 'norm'"):
         register_blueprint(find_blueprint("norm"))
 
 
 @pytest.fixture
 def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path for distributions, and a registry that has yet to look for them."""
+    """A folder for distributions on the path, and a registry that has not searched it yet."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     monkeypatch.setattr(blueprint, "_is_discovered", False)
     yield tmp_path
-    for name in ("their_seeds",):
-        sys.modules.pop(name, None)
+    sys.modules.pop("their_seeds", None)
 
 
 def install(folder: Path, code: str, target: str) -> None:
@@ -272,28 +269,20 @@ def test_another_package_registers_a_blueprint_by_entry_point(site_packages: Pat
     assert fitting_blueprints(site_for(MAPS), ["theirs"]) == ()
 
 
-def test_an_entry_point_that_is_no_blueprint_is_named(site_packages: Path) -> None:
-    install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
-    with pytest.raises(
-        SlotError, match=r"entry point 'theirs' of group 'esper\.blueprints' is a int"
-    ):
-        blueprint_names()
-
-
 def test_an_entry_point_that_cannot_be_imported_is_named(site_packages: Path) -> None:
     install(site_packages, "raise RuntimeError('half installed')", "their_seeds:THEIRS")
     with pytest.raises(SlotError, match=r"entry point 'theirs' .*half installed"):
         find_blueprint("norm")
 
 
-def test_a_broken_package_is_reported_every_time(site_packages: Path) -> None:
+def test_an_entry_point_that_is_not_a_blueprint_is_named_every_time(site_packages: Path) -> None:
     install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
     for _ in range(2):
-        with pytest.raises(SlotError, match="entry point 'theirs'"):
+        with pytest.raises(SlotError, match=r"'theirs' of group 'esper\.blueprints' is a int"):
             blueprint_names()
 
 
-def test_a_blueprint_of_ones_own_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_blueprint_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     mine = Blueprint(
         name="mine",

@@ -1,4 +1,4 @@
-"""An exported model computes what the grown one did, and nothing of Esper is left in it."""
+"""An exported model computes what the grown model computes and does not depend on Esper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import UnsupportedHostError
-from esper.growth.blueprints.serial import MLPSeed
+from esper.growth.blueprints.seeds import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.hosts import make_host as make_own_host
@@ -23,7 +23,7 @@ from esper.growth.hosts import sample_input
 from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from tests.growth.helpers import HOSTS, grads_of, lead_to, make_host, randomise, state_of
+from tests.growth.helpers import HOSTS, grads_of, lead_to, make_host, randomize, state_of
 
 SLOTS = [(host, slot) for host, (_, at, _) in HOSTS.items() for slot in at]
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -32,20 +32,20 @@ TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
 def grow(
     host: HostSlots, slot: str, blueprint: str, stage: Stage = Stage.HOLDING, **choices: object
 ) -> None:
-    """Bring a seed that has learned something to a stage; fossilized is after holding."""
+    """Bring a seed with random weights to a stage."""
     before = Stage.HOLDING if stage == Stage.FOSSILIZED else stage
     place = lead_to(host, slot, before, blueprint=blueprint, **choices)
     assert place.seed is not None
-    randomise(place.seed, seed=1)
+    randomize(place.seed, seed=1)
     if place.gate is not None:
-        randomise(place.gate, seed=2)
+        randomize(place.gate, seed=2)
     if stage == Stage.FOSSILIZED:
         host.tick()
         assert host.fossilize(slot).was_done
 
 
-def put_statistics(model: nn.Module) -> None:
-    """Give batch norms statistics as if they had seen data."""
+def set_statistics(model: nn.Module) -> None:
+    """Give batch norms running statistics, as if they had seen data."""
     generator = torch.Generator().manual_seed(3)
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
@@ -53,7 +53,7 @@ def put_statistics(model: nn.Module) -> None:
             assert module.running_var is not None
             module.running_mean.normal_(generator=generator)
             module.running_var.uniform_(0.5, 2.0, generator=generator)
-            nn.init.constant_(module.bias, 1.0)  # most units are awake
+            nn.init.constant_(module.bias, 1.0)  # so that most units are active
 
 
 def assert_same(given: Tensor, wanted: Tensor) -> None:
@@ -63,7 +63,7 @@ def assert_same(given: Tensor, wanted: Tensor) -> None:
 
 
 def esper_in(root: nn.Module) -> list[str]:
-    """Return what is reachable from a module and defined in Esper."""
+    """Return the paths of all objects reachable from a module that Esper defines."""
     found: list[str] = []
     seen: set[int] = set()
     stack: list[tuple[str, object]] = [("", root)]
@@ -90,9 +90,7 @@ def esper_in(root: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("style", list(BlendStyle))
 @pytest.mark.parametrize(("name", "slot"), SLOTS)
-def test_every_seed_exports_to_the_function_that_the_model_computes(
-    name: str, slot: str, style: BlendStyle
-) -> None:
+def test_every_seed_exports_to_the_same_function(name: str, slot: str, style: BlendStyle) -> None:
     fitting = make_host(name)[1].slot_config.fits[slot]
     assert len(fitting) >= 7
     for blueprint in sorted(fitting):
@@ -101,7 +99,7 @@ def test_every_seed_exports_to_the_function_that_the_model_computes(
             x = x.to(dtype) if x.is_floating_point() else x
             model.to(dtype)
             grow(host, slot, blueprint, Stage.BLENDING, style=style, alpha_target=0.7)
-            put_statistics(model)
+            set_statistics(model)
             model.eval()
             plain = export(model)
             assert_same(plain(x), model(x))
@@ -112,7 +110,7 @@ def test_every_seed_exports_to_the_function_that_the_model_computes(
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING])
-def test_a_seed_that_does_not_show_yet_leaves_no_trace(stage: Stage) -> None:
+def test_a_seed_that_is_not_blended_yet_is_left_out(stage: Stage) -> None:
     model, host, x = make_host("mlp")
     names = {name for name, _ in HOSTS["mlp"][0]().named_parameters()}
     grow(host, "blocks.0", "mlp_small", stage)
@@ -132,7 +130,7 @@ def test_only_committed_seeds_are_kept_on_request() -> None:
     assert (committed - model(x)).abs().max() > 1e-2
 
 
-def test_a_seed_that_fades_is_kept_at_its_alpha_and_one_that_is_gone_is_not() -> None:
+def test_a_fading_seed_is_exported_at_its_alpha_and_a_removed_one_is_not() -> None:
     model, host, x = make_host("mlp")
     grow(host, "blocks.0", "mlp_small")
     host.tick()
@@ -144,7 +142,7 @@ def test_a_seed_that_fades_is_kept_at_its_alpha_and_one_that_is_gone_is_not() ->
     assert type(export(model).blocks[0]) is type(model.blocks[0])
 
 
-def test_a_seed_that_is_switched_off_is_left_out() -> None:
+def test_a_disabled_seed_is_left_out() -> None:
     model, host, x = make_host("mlp")
     grow(host, "blocks.0", "mlp_small")
     with host.switched_off("blocks.0"):
@@ -153,7 +151,7 @@ def test_a_seed_that_is_switched_off_is_left_out() -> None:
     assert not torch.equal(plain(x), model(x))
 
 
-def test_the_grown_model_stays_as_it_is() -> None:
+def test_exporting_does_not_change_the_grown_model() -> None:
     model, host, x = make_host("conv")
     grow(host, "block_1", "widen_large")
     before, output, parts = state_of(model), model.eval()(x), list(map(type, model.modules()))
@@ -167,7 +165,7 @@ def test_the_grown_model_stays_as_it_is() -> None:
     assert host["block_1"].stage == Stage.HOLDING
 
 
-def test_slots_inside_one_another_are_both_kept() -> None:
+def test_nested_seeds_are_both_exported() -> None:
     for inner, outer in [("mlp_large", "self_attention"), ("widen_small", "lora_small")]:
         model, host, x = make_host("transformer")
         grow(host, "blocks.0.mlp", inner)
@@ -177,7 +175,7 @@ def test_slots_inside_one_another_are_both_kept() -> None:
         assert not esper_in(plain)
 
 
-def test_flags_and_dtypes_are_kept() -> None:
+def test_requires_grad_and_modes_are_kept() -> None:
     model, host, _ = make_host("mlp")
     grow(host, "blocks.0", "mlp_small")
     model.stem.weight.requires_grad_(False)
@@ -194,7 +192,7 @@ def test_flags_and_dtypes_are_kept() -> None:
     assert on == {"blocks.1", "blocks.1.up", "blocks.1.down"}
 
 
-def test_an_exported_model_can_be_copied_and_trained_on() -> None:
+def test_an_exported_model_can_be_copied_and_trained() -> None:
     model, host, x = make_host("conv")
     grow(host, "block_1", "conv_heavy", style=BlendStyle.LEARNED_GATE)
     twin = copy.deepcopy(export(model.eval()))
@@ -205,7 +203,7 @@ def test_an_exported_model_can_be_copied_and_trained_on() -> None:
         torch.testing.assert_close(given[name], grad)
 
 
-def test_a_model_that_never_grew_is_copied() -> None:
+def test_a_model_without_seeds_is_copied() -> None:
     model, _, x = make_host("mlp")
     for original in (model, HOSTS["mlp"][0]()):
         plain = export(original)
@@ -216,13 +214,13 @@ def test_a_model_that_never_grew_is_copied() -> None:
 
 
 @pytest.mark.parametrize("config", [MLPHostConfig(), CNNHostConfig(), GPTHostConfig()])
-def test_hosts_of_our_own_become_torch_modules_under_the_same_names(config: object) -> None:
+def test_built_in_hosts_become_torch_modules_with_the_same_names(config: object) -> None:
     model = make_own_host(config)  # type: ignore[arg-type]
     x = sample_input(config, 3)  # type: ignore[arg-type]
     names = list(model.state_dict())
     host = slots(model)
     grow(host, next(iter(host)), "widen_small")
-    put_statistics(model)
+    set_statistics(model)
     plain = export(model.eval())
     assert_same(plain(x), model(x))
     assert not esper_in(plain)
@@ -231,7 +229,7 @@ def test_hosts_of_our_own_become_torch_modules_under_the_same_names(config: obje
 
 
 class TwoTensors(nn.Module):
-    """Takes its arguments in every way that Python knows."""
+    """Takes every kind of argument that Python has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,9 +271,7 @@ class Caller(nn.Module):
 
 @pytest.mark.parametrize("blueprint", ["mlp_small", "low_rank", "widen_medium"])
 @pytest.mark.parametrize("block", [TwoTensors, KeywordOnly])
-def test_a_block_is_called_with_the_arguments_it_was_called_with(
-    block: type[nn.Module], blueprint: str
-) -> None:
+def test_an_exported_block_keeps_its_signature(block: type[nn.Module], blueprint: str) -> None:
     model, x = Caller(block()), torch.randn(3, 4)
     add_slots(model, ["block"], x)
     grow(slots(model), "block", blueprint)
@@ -284,8 +280,8 @@ def test_a_block_is_called_with_the_arguments_it_was_called_with(
     assert_same(torch.export.export(plain, (x,)).module()(x), model(x))
 
 
-def test_a_model_may_ask_its_block_for_what_it_holds() -> None:
-    # The encoder reads layers[0].self_attn.batch_first, beside calling the layer.
+def test_an_exported_block_forwards_attributes() -> None:
+    # The encoder also reads layers[0].self_attn.batch_first.
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 5, 8)
     add_slots(model, ["layers.0"], x)
@@ -307,7 +303,7 @@ class OddDefault(nn.Module):
         return self.layer(x)
 
 
-def test_what_a_graph_cannot_express_is_refused_by_name() -> None:
+def test_an_argument_that_a_graph_cannot_express_is_rejected_by_name() -> None:
     model, x = nn.Sequential(OddDefault()), torch.randn(3, 4)
     add_slots(model, ["0"], x)
     grow(slots(model), "0", "mlp_small")
@@ -315,14 +311,14 @@ def test_what_a_graph_cannot_express_is_refused_by_name() -> None:
         export(model)
 
 
-def test_something_of_esper_that_a_user_keeps_is_refused_by_name() -> None:
+def test_an_attribute_that_refers_to_esper_is_rejected_by_name() -> None:
     model, _, _ = make_host("mlp")
     model.head.note = [BlendStyle.ADD_LINEAR]
-    with pytest.raises(UnsupportedHostError, match=r"'head' keeps something of esper.*'note'"):
+    with pytest.raises(UnsupportedHostError, match=r"'note' .*'head'"):
         export(model)
 
 
-def test_hooks_of_the_user_stay_on_what_they_were_on() -> None:
+def test_user_hooks_are_kept() -> None:
     model, calls = make_own_host(MLPHostConfig()), []
     model.blocks[0].register_forward_hook(lambda module, args, output: calls.append(output))
     model.head.register_forward_pre_hook(lambda module, args: calls.append(args[0]))
@@ -335,7 +331,7 @@ def test_hooks_of_the_user_stay_on_what_they_were_on() -> None:
 
 
 class Shifted(MLPSeed):
-    """A user's class built on one of ours, with a buffer that is cut to size."""
+    """A user's subclass of an Esper class, with a buffer that is sliced."""
 
     def __init__(self) -> None:
         super().__init__(4, 2)
@@ -347,7 +343,7 @@ class Shifted(MLPSeed):
 
 def test_buffers_of_a_traced_module_stay_buffers() -> None:
     model, x = nn.Sequential(Shifted()), torch.randn(3, 4)
-    randomise(model)
+    randomize(model)
     plain = export(model)
     assert_same(plain(x), model(x))
     assert list(plain.state_dict()) == list(model.state_dict())
@@ -356,14 +352,14 @@ def test_buffers_of_a_traced_module_stay_buffers() -> None:
 
 
 class Branching(MLPSeed):
-    """A user's class built on one of ours, which cannot be traced."""
+    """A user's subclass of an Esper class that cannot be traced."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x
 
 
-def test_a_class_built_on_ours_that_cannot_be_traced_is_refused() -> None:
-    with pytest.raises(UnsupportedHostError, match="the Branching at '0' cannot be written"):
+def test_a_subclass_that_cannot_be_traced_is_rejected_by_name() -> None:
+    with pytest.raises(UnsupportedHostError, match="Branching at '0'"):
         export(nn.Sequential(Branching(4, 2)))
     plain = export(nn.Sequential(type("Named", (MLPSeed,), {})(4, 2)))
     assert type(plain[0]) is nn.Sequential
@@ -414,10 +410,10 @@ def test_exported_programs_run_where_esper_cannot_be_imported(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "conv", "gpt"])
 @pytest.mark.filterwarnings("ignore")
-def test_an_exported_model_can_be_written_as_onnx(name: str) -> None:
+def test_an_exported_model_can_be_converted_to_onnx(name: str) -> None:
     pytest.importorskip("onnxscript")
     reference = pytest.importorskip("onnx.reference")
-    if name == "gpt":  # ONNX knows attention with heads only
+    if name == "gpt":  # ONNX supports attention with heads only
         model, x = make_own_host(GPTHostConfig()), sample_input(GPTHostConfig(), 3)
         slot, blueprint, style = PROGRAMS["transformer"]
     else:

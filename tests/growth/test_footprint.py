@@ -1,4 +1,4 @@
-"""Costs are those that a hand count gives, and a meter adds them up as a host grows."""
+"""FLOPs and parameters match hand counts, and a meter adds them up while a host grows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import grads_of, hooks_of, lead_to, make_host, same_state, state_of
 
-# Of the residual MLP on 4 samples: stem 5 x 6, two blocks of 6 x 8 and 8 x 6, head 6 x 3.
+# The residual MLP on 4 samples: stem 5 x 6, two blocks of 6 x 8 and 8 x 6, head 6 x 3.
 STEM, BLOCK, HEAD = 2 * 4 * 5 * 6, 2 * 4 * (6 * 8 + 8 * 6), 2 * 4 * 6 * 3
 FORWARD = STEM + 2 * BLOCK + HEAD
-# A backward pass is twice a forward pass, but nobody asks for the gradient of the data.
+# A backward pass costs two forward passes, but the input needs no gradient.
 STEP = 3 * FORWARD - STEM
-# Of a seed of two layers 6 x 3 and 3 x 6 on the same samples.
+# A seed of two layers 6 x 3 and 3 x 6 on the same samples.
 SEED = 2 * 4 * (6 * 3 + 3 * 6)
 
 
@@ -46,7 +46,7 @@ def test_a_convolutional_network_worked_by_hand() -> None:
     assert counted.training_step_flops == 3 * (first + second) - first
 
 
-def test_where_data_has_a_gradient_a_step_is_three_forward_passes() -> None:
+def test_a_step_costs_three_forward_passes_if_the_input_needs_a_gradient() -> None:
     model = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 2))
     x = torch.randn(4, 7)
     embedded = nn.Sequential(nn.Linear(7, 7, bias=False), model)
@@ -54,7 +54,7 @@ def test_where_data_has_a_gradient_a_step_is_three_forward_passes() -> None:
     assert training_step_flops(embedded, x) == 3 * forward_flops(model, x) + 2 * added
 
 
-def test_frozen_layers_ask_for_no_gradient_of_their_weights() -> None:
+def test_frozen_layers_need_no_weight_gradient() -> None:
     model = nn.Sequential(nn.Linear(7, 9), nn.Linear(9, 2))
     model[0].requires_grad_(False)
     first, second = 2 * 4 * 7 * 9, 2 * 4 * 9 * 2
@@ -78,7 +78,7 @@ def test_a_held_seed_has_its_share_of_the_forward_pass() -> None:
 
 
 @pytest.mark.parametrize("blueprint", ["mlp_small", "widen_medium"])
-def test_an_isolated_seed_costs_only_when_learning_and_less_than_three_passes(
+def test_an_isolated_seed_costs_nothing_in_evaluation_and_less_than_three_passes_in_training(
     blueprint: str,
 ) -> None:
     model, host, x = make_host("mlp")
@@ -88,7 +88,7 @@ def test_an_isolated_seed_costs_only_when_learning_and_less_than_three_passes(
     counted = footprint(model, x)
     assert counted.seed_forward_flops == {"blocks.0": 0}
     assert counted.forward_flops == FORWARD
-    # Two layers forward, two gradients of weights, and one of what is between.
+    # Two layers forward, two weight gradients, and the gradient of the hidden units.
     assert counted.training_step_flops == STEP + 5 * layer
 
 
@@ -98,7 +98,7 @@ def test_a_germinated_seed_costs_nothing_yet() -> None:
     assert footprint(model, x).training_step_flops == STEP
 
 
-def test_counting_leaves_a_model_as_it_is() -> None:
+def test_counting_does_not_change_the_model() -> None:
     model, host, x = make_host("conv")
     lead_to(host, "block_1", Stage.BLENDING, blueprint="widen_small")
     grads = grads_of(model, x)
@@ -121,17 +121,17 @@ def test_outputs_of_any_shape_are_counted() -> None:
             y = self.one(x)
             return {"pair": (y, [self.other(x)]), "choice": y.argmax(-1), "name": "several"}
 
-    # Both layers read the data: two passes each.
+    # Both layers read the input: two passes each.
     assert training_step_flops(Several(), torch.randn(4, 5)) == 2 * (2 * 4 * 5 * (2 + 3))
 
 
-def test_any_work_can_be_counted() -> None:
+def test_any_function_can_be_counted() -> None:
     a, b = torch.randn(3, 4), torch.randn(4, 5)
     assert count_flops(lambda: a @ b) == 2 * 3 * 4 * 5
     assert count_flops(lambda: a + 1) == 0
 
 
-def test_a_meter_adds_up_what_a_growing_host_has_cost() -> None:
+def test_a_meter_adds_up_the_flops_of_a_growing_host() -> None:
     model, host, x = make_host("mlp")
     meter = TrainingMeter(model, x)
     meter.add_training(40)
@@ -168,12 +168,12 @@ def test_a_meter_counts_again_only_when_slots_have_changed() -> None:
     assert first == 2
     lead_to(host, "stem", Stage.BLENDING, blueprint="norm")
     for _ in range(5):
-        host.tick()  # alpha moves, costs do not
+        host.tick()  # alpha changes, the cost does not
         meter.add_training(3)
     assert len(calls) == 2 * first
 
 
-def test_a_meter_tells_a_gate_from_none() -> None:
+def test_a_meter_notices_a_new_gate() -> None:
     model = add_slots(nn.Sequential(nn.Linear(4, 4)), ["0"], torch.randn(2, 4))
     host = slots(model)
     meter = TrainingMeter(model, torch.randn(2, 4))
@@ -187,7 +187,7 @@ def test_a_meter_tells_a_gate_from_none() -> None:
     assert meter.total_flops == 2 * (2 * 2 * 16) + 2 * 2 * 4
 
 
-def test_a_meter_knows_the_samples_in_arguments_and_keywords() -> None:
+def test_a_meter_accepts_positional_and_keyword_inputs() -> None:
     model, _, x = make_host("mlp")
     totals: list[float] = []
     for sample in (x, (x,), {"x": x}):

@@ -1,4 +1,4 @@
-"""A seed is merged into its block's own weights exactly where that is the same function."""
+"""A seed is merged into its block's weights exactly where that gives the same function."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from esper.growth.blueprints.serial import MLPSeed
+from esper.growth.blueprints.seeds import MLPSeed
 from esper.growth.export import export
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.placement import add_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from tests.growth.helpers import ConvBlock, ConvNet, lead_to, make_host, randomise
+from tests.growth.helpers import ConvBlock, ConvNet, lead_to, make_host, randomize
 
 
 def grow(host: HostSlots, slot: str, blueprint: str, **choices: object) -> SeedSlot:
-    """Return a slot whose seed has learned something and is blended in at alpha 0.7."""
+    """Return a slot with a trained seed that is blended at alpha 0.7."""
     place = lead_to(
         host, slot, Stage.HOLDING, blueprint=blueprint, **{"alpha_target": 0.7, **choices}
     )
     assert place.seed is not None
-    randomise(place.seed, seed=1)
+    randomize(place.seed, seed=1)
     return place
 
 
@@ -59,7 +59,7 @@ def two_layers(block: nn.Module | None = None) -> tuple[nn.Module, HostSlots, Te
     return model, slots(model), x
 
 
-def test_a_widened_block_has_more_hidden_units_and_the_same_parts() -> None:
+def test_a_widened_block_has_more_hidden_units_and_the_same_modules() -> None:
     model, host, x = make_host("mlp")
     parts, before = types_of(model), count(model)
     grow(host, "blocks.0", "widen_large")  # 8 units on width 6: 6 * 8 + 8 + 8 * 6 more numbers
@@ -86,9 +86,7 @@ def test_a_widened_block_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("slot", "units"), [("block_1", 4), ("block_2", 6)])
-def test_widened_convolutions_learn_as_the_seed_beside_its_block_does(
-    slot: str, units: int
-) -> None:
+def test_merged_convolutions_train_like_the_block_and_its_seed(slot: str, units: int) -> None:
     model, host, x = make_host("conv")
     place = grow(host, slot, "widen_large")
     with torch.no_grad():
@@ -122,7 +120,7 @@ def test_a_low_rank_seed_worked_by_hand() -> None:
     assert_same(plain(x), model(x))
 
 
-def test_alpha_goes_into_the_last_layer_of_a_seed_that_stays_beside_its_block() -> None:
+def test_alpha_is_multiplied_into_the_last_layer_of_an_unmerged_seed() -> None:
     model, host, x = make_host("transformer")
     place = grow(host, "blocks.0", "self_attention")
     plain = export(model)
@@ -147,7 +145,7 @@ class Twice(MLPSeed):
         Twice(3, 3),
     ],
 )
-def test_alpha_stays_in_the_sum_where_no_layer_can_take_it(seed: nn.Module) -> None:
+def test_alpha_stays_in_the_sum_if_no_layer_can_absorb_it(seed: nn.Module) -> None:
     model, host, x = two_layers()
     grow(host, "0", "mlp_small").seed = seed
     plain = export(model)
@@ -157,7 +155,7 @@ def test_alpha_stays_in_the_sum_where_no_layer_can_take_it(seed: nn.Module) -> N
 
 @pytest.mark.parametrize("style", [BlendStyle.MULTIPLY_LINEAR, BlendStyle.LEARNED_GATE])
 @pytest.mark.parametrize("blueprint", ["widen_small", "low_rank", "mlp_small"])
-def test_a_style_that_is_not_a_sum_is_never_merged(blueprint: str, style: BlendStyle) -> None:
+def test_seeds_with_a_nonadditive_style_are_never_merged(blueprint: str, style: BlendStyle) -> None:
     model, host, x = two_layers()
     place = grow(host, "0", blueprint, style=style)
     plain = export(model)
@@ -194,7 +192,9 @@ def _change(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_tie, _hook, _watch, _parametrize, _name_twice, _change])
-def test_a_block_that_is_not_free_is_not_merged_into(spoil: Callable[[nn.Module], None]) -> None:
+def test_a_block_with_shared_hooked_or_changed_layers_is_not_merged_into(
+    spoil: Callable[[nn.Module], None],
+) -> None:
     model, host, x = two_layers()
     grow(host, "0", "widen_large")
     merged = export(model)
@@ -206,7 +206,7 @@ def test_a_block_that_is_not_free_is_not_merged_into(spoil: Callable[[nn.Module]
     assert_same(plain(x), model(x))
 
 
-def test_a_norm_that_learns_at_another_pace_is_not_joined() -> None:
+def test_norms_with_different_momentum_are_not_merged() -> None:
     model, host, x = make_host("conv")
     place = grow(host, "block_1", "widen_large")
     place.block.norm.momentum = 0.3
@@ -220,7 +220,7 @@ class Scaled(TwoLayers):
         return super().forward(x if scale == 1.0 else scale * x)
 
 
-def test_a_block_of_several_arguments_is_not_merged_into() -> None:
+def test_a_block_with_several_arguments_is_not_merged_into() -> None:
     model, host, x = two_layers(Scaled())
     assert host["0"].site.path is not None
     grow(host, "0", "widen_large")
@@ -229,7 +229,7 @@ def test_a_block_of_several_arguments_is_not_merged_into() -> None:
     assert_same(plain[0](x, scale=2.0), model[0].block(x, 2.0) + 0.7 * model[0].seed(x))
 
 
-def test_ties_survive_beside_and_inside_what_was_merged() -> None:
+def test_shared_weights_stay_shared_after_a_merge() -> None:
     model, host, x = two_layers()
     model.append(nn.Linear(2, 2))
     model.append(nn.Linear(2, 2))
@@ -242,7 +242,7 @@ def test_ties_survive_beside_and_inside_what_was_merged() -> None:
     assert_same(plain(x), model(x))
 
 
-def test_a_frozen_weight_stays_frozen_when_something_is_merged_into_it() -> None:
+def test_a_frozen_weight_stays_frozen_after_a_merge() -> None:
     model, host, _ = two_layers()
     grow(host, "0", "widen_small")
     model[0].block.first.requires_grad_(False)
@@ -260,7 +260,9 @@ class Wrapped(nn.Module):
 
 
 @pytest.mark.parametrize("inner", ["mlp_small", "widen_small"])
-def test_a_block_with_a_seed_inside_is_widened_only_if_that_seed_was_merged(inner: str) -> None:
+def test_a_block_with_a_nested_seed_is_merged_into_only_if_that_seed_was_merged(
+    inner: str,
+) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Wrapped(), nn.Linear(3, 2)), torch.randn(5, 3)
     add_slots(model, ["0", "0.inner"], x)
@@ -276,7 +278,7 @@ def test_a_block_with_a_seed_inside_is_widened_only_if_that_seed_was_merged(inne
         assert plain[0].inner.first.out_features == 4 + 1 + 4
 
 
-def test_layers_of_different_precision_are_not_joined() -> None:
+def test_layers_of_different_dtypes_are_not_merged() -> None:
     model, host, x = two_layers()
     grow(host, "0", "widen_large")
     model[0].seed.bfloat16()
@@ -292,7 +294,7 @@ class Precise(nn.Module):
         return x.double().tanh()
 
 
-def test_the_sum_keeps_the_precision_of_the_block() -> None:
+def test_the_sum_keeps_the_dtype_of_the_block() -> None:
     model, host, x = two_layers()
     grow(host, "0", "mlp_small").seed = Precise()
     plain = export(model)
@@ -300,7 +302,7 @@ def test_the_sum_keeps_the_precision_of_the_block() -> None:
     assert_same(plain(x), model(x))
 
 
-def test_half_precision_is_merged_within_its_own_precision() -> None:
+def test_bfloat16_seeds_are_merged() -> None:
     model, host, x = two_layers()
     model.bfloat16()
     grow(host, "0", "widen_large")

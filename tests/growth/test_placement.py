@@ -1,4 +1,4 @@
-"""Slots go into any model by name, and a place that cannot have one is told why."""
+"""Slots can be added to any model by name, and errors say why a block cannot have one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.growth.helpers import (
     hooks_of,
     lead_to,
     make_host,
-    randomise,
+    randomize,
     same_bits,
     same_state,
     state_of,
@@ -35,7 +35,7 @@ from tests.growth.helpers import (
 
 
 class Joined(nn.Module):
-    """A model that a function makes of its parts."""
+    """A model made of modules and a function that connects them."""
 
     def __init__(self, joined: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -53,32 +53,33 @@ VECTORS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(SlotError, match=r"no submodule 'blocks\.2'\. Did you mean 'blocks\."):
         add_slots(ResidualMLP(), ["blocks.2"], VECTORS)
-    with pytest.raises(SlotError, match=r"no submodule 'zzz'\. At the top there are stem, blocks"):
+    with pytest.raises(SlotError, match=r"no submodule 'zzz'.* stem, blocks"):
         add_slots(ResidualMLP(), ["zzz"], VECTORS)
 
 
 @pytest.mark.parametrize(
     ("at", "message"),
     [
-        ("stem", r"at is 'stem'; a list of names is needed, such as \['stem'\]"),
-        ([], "at is empty; name at least one submodule"),
-        (["stem", "stem"], "'stem' is named twice"),
+        ("stem", r"at is 'stem'.*\['stem'\]"),
+        (None, "at is None"),
+        ([], "at is empty"),
+        (["stem", "stem"], "'stem' twice"),
         ([""], "has no submodule ''"),
     ],
 )
-def test_names_that_cannot_be_right_are_refused(at: Any, message: str) -> None:
+def test_invalid_names_are_rejected(at: Any, message: str) -> None:
     with pytest.raises(SlotError, match=message):
         add_slots(ResidualMLP(), at, VECTORS)
 
 
 def test_slots_are_added_once() -> None:
     model, _, x = make_host("mlp")
-    with pytest.raises(SlotError, match=r"has slots already \(blocks\.0, blocks\.1, stem\)"):
+    with pytest.raises(SlotError, match=r"has slots \(blocks\.0, blocks\.1, stem\)"):
         add_slots(model, ["head"], x)
 
 
 def test_a_model_without_slots_says_how_to_add_them() -> None:
-    with pytest.raises(SlotError, match=r"this ResidualMLP has no slots; call esper\.add_slots"):
+    with pytest.raises(SlotError, match=r"ResidualMLP has no slots.*esper\.add_slots"):
         slots(ResidualMLP())
 
 
@@ -96,35 +97,35 @@ def test_a_model_without_slots_says_how_to_add_them() -> None:
         ),
     ],
 )
-def test_a_block_that_returns_something_else_is_told_what_it_returned(
+def test_a_block_with_an_unsupported_output_is_rejected_with_a_description(
     block: nn.Module, returned: str
 ) -> None:
     model = Joined(lambda m, x: m.block(x), block=block)
-    with pytest.raises(SlotError, match=f"'block' cannot have a slot: it returns {returned}; a "):
+    with pytest.raises(SlotError, match=f"'block' .*returns {returned}; a "):
         add_slots(model, ["block"], VECTORS)
 
 
-def test_a_module_that_is_called_twice_is_refused() -> None:
+def test_a_module_that_is_called_twice_is_rejected() -> None:
     model = Joined(lambda m, x: m.layer(m.layer(x)), layer=nn.Linear(5, 5))
-    with pytest.raises(SlotError, match="'layer' cannot have a slot: the model calls it 2 times"):
+    with pytest.raises(SlotError, match=r"'layer' .*2 times"):
         add_slots(model, ["layer"], VECTORS)
 
 
-def test_a_module_with_two_names_is_refused_by_both() -> None:
+def test_a_module_with_two_names_is_rejected_under_both() -> None:
     layer = nn.Linear(5, 5)
     model = Joined(lambda m, x: m.one(x), one=layer, other=nn.Sequential(layer))
-    with pytest.raises(SlotError, match=r"'one' cannot .* the same module is also 'other\.0'"):
+    with pytest.raises(SlotError, match=r"'one' cannot .*same module .*'other\.0'"):
         add_slots(model, ["one"], VECTORS)
-    with pytest.raises(SlotError, match=r"'other\.0' cannot .* the same module is also 'one'"):
+    with pytest.raises(SlotError, match=r"'other\.0' cannot .*same module .*'one'"):
         add_slots(model, ["other.0"], VECTORS)
 
 
-def test_a_module_that_is_not_called_is_refused() -> None:
-    with pytest.raises(SlotError, match="'blocks' cannot have a slot: the model does not call it"):
+def test_a_module_that_is_not_called_is_rejected() -> None:
+    with pytest.raises(SlotError, match=r"'blocks' .*never calls it"):
         add_slots(ResidualMLP(), ["blocks"], VECTORS)
 
 
-def test_nothing_is_changed_when_one_of_several_places_is_refused() -> None:
+def test_the_model_is_unchanged_if_one_of_several_names_is_rejected() -> None:
     model = ResidualMLP()
     with pytest.raises(SlotError):
         add_slots(model, ["stem", "blocks"], VECTORS)
@@ -132,7 +133,7 @@ def test_nothing_is_changed_when_one_of_several_places_is_refused() -> None:
     assert list(slots(model)) == ["stem"]
 
 
-def test_a_parallel_seed_reads_the_input_that_leads_to_the_output() -> None:
+def test_a_parallel_seed_reads_the_argument_that_fits_the_output() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -168,19 +169,17 @@ def test_a_parallel_seed_reads_a_keyword_input() -> None:
     add_slots(model, ["block"], VECTORS)
     assert slots(model)["block"].site.input_key == "hidden"
     place = lead_to(slots(model), "block", Stage.HOLDING, blueprint="widen_large")
-    randomise(place.seed)
+    randomize(place.seed)
     torch.testing.assert_close(model(VECTORS), place.block(hidden=VECTORS) + place.seed(VECTORS))
 
 
-def test_a_block_that_works_on_its_input_in_place_takes_serial_seeds_only() -> None:
+def test_a_block_that_modifies_its_input_takes_serial_seeds_only() -> None:
     model = nn.Sequential(
         nn.Linear(5, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)), nn.Linear(6, 2)
     )
     add_slots(model, ["1"], VECTORS)
     host = slots(model)
-    assert (
-        host["1"].site.why_no_parallel == "the input is changed in place, by the block or after it"
-    )
+    assert "in place" in host["1"].site.why_no_parallel
     assert set(host.slot_config.fits["1"]) == {"noop", "norm", "mlp_small", "mlp_large"}
     before = model(VECTORS)
     lead_to(host, "1", Stage.TRAINING, blueprint="mlp_small")
@@ -190,21 +189,21 @@ def test_a_block_that_works_on_its_input_in_place_takes_serial_seeds_only() -> N
 
 @pytest.mark.parametrize("size", [6, 7])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_block_that_shrinks_maps_of_any_size_can_be_widened(size: int, stride: int) -> None:
+def test_a_strided_block_can_be_widened(size: int, stride: int) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, stride=stride, padding=1))
     x = torch.randn(2, 2, size, size)
     add_slots(model, ["0"], x)
     place = lead_to(slots(model), "0", Stage.BLENDING, blueprint="widen_large")
-    randomise(place.seed)
+    randomize(place.seed)
     torch.testing.assert_close(model(x), place.block(x) + place.alpha * place.seed(x))
 
 
-def test_a_block_that_enlarges_maps_takes_no_parallel_seed() -> None:
+def test_an_upsampling_block_takes_no_parallel_seed() -> None:
     model = nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2))
     add_slots(model, ["0"], torch.randn(2, 2, 3, 3))
     site = slots(model)["0"].site
     assert site.input_shape is None
-    assert "[2, 2, 3, 3]) cannot be mapped to its output" in site.why_no_parallel
+    assert "[2, 2, 3, 3]" in site.why_no_parallel
 
 
 def make_encoder() -> tuple[nn.Module, Tensor]:
@@ -221,27 +220,27 @@ def test_a_torch_encoder_takes_slots_around_its_layers() -> None:
     place = lead_to(slots(model), "layers.0", Stage.HOLDING, blueprint="lora_small")
     with torch.no_grad():
         torch.testing.assert_close(model(x), before)
-    randomise(place.seed)
+    randomize(place.seed)
     with torch.no_grad():
         fast = model(x)
     assert not torch.allclose(fast, before, atol=1e-3)
     torch.testing.assert_close(fast, model(x))
 
 
-def test_layers_that_a_torch_encoder_passes_by_in_inference_are_refused() -> None:
+def test_layers_that_a_torch_encoder_skips_in_inference_are_rejected() -> None:
     model, x = make_encoder()
-    with pytest.raises(SlotError, match=r"'layers\.0\.linear1' cannot .* takes a short cut past"):
+    with pytest.raises(SlotError, match=r"'layers\.0\.linear1' cannot .*fast path"):
         add_slots(model, ["layers.0.linear1"], x)
 
 
 @pytest.mark.parametrize("first", ["blocks.0", "blocks.0.mlp"])
-def test_slots_inside_one_another_come_and_go_in_any_order(first: str) -> None:
+def test_nested_slots_can_be_filled_and_emptied_in_any_order(first: str) -> None:
     model, host, x = make_host("transformer")
     before, parameters = model(x), [id(p) for p in model.parameters()]
     order = [first, *({"blocks.0", "blocks.0.mlp"} - {first})]
     for slot in order:
         lead_to(host, slot, Stage.HOLDING, blueprint="mlp_small")
-        randomise(host[slot].seed)
+        randomize(host[slot].seed)
     outer, inner = host["blocks.0"], host["blocks.0.mlp"]
     assert model.blocks[0] is outer
     assert outer.block.mlp is inner
@@ -253,7 +252,7 @@ def test_slots_inside_one_another_come_and_go_in_any_order(first: str) -> None:
     assert [id(p) for p in model.parameters()] == parameters
 
 
-def test_tied_weights_stay_tied() -> None:
+def test_shared_weights_stay_shared() -> None:
     def joined(m: nn.Module, tokens: Tensor) -> Tensor:
         return m.head(m.embed(tokens))
 
@@ -263,7 +262,7 @@ def test_tied_weights_stay_tied() -> None:
     before = model(tokens)
     add_slots(model, ["embed", "head"], tokens)
     host = slots(model)
-    assert host["embed"].site.input_shape is None  # tokens are no features
+    assert host["embed"].site.input_shape is None  # token ids are not features
     place = lead_to(host, "head", Stage.TRAINING, blueprint="lora_small")
     model.double()
     assert place.block.weight is model.embed.weight
@@ -274,7 +273,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 class Stateful(nn.Module):
-    """Draws random numbers and keeps statistics."""
+    """Draws random numbers and has running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,9 +285,9 @@ class Stateful(nn.Module):
 
 
 @pytest.mark.parametrize("work", [lambda m, x: add_slots(m, ["body"], x), find_slots])
-def test_looking_at_a_model_leaves_it_and_the_generator_alone(work: Callable[..., Any]) -> None:
+def test_inspecting_a_model_changes_neither_it_nor_the_generator(work: Callable[..., Any]) -> None:
     model = Stateful()
-    model.body[1].eval()  # modes that differ from one another are kept
+    model.body[1].eval()  # modules in different modes
     model(VECTORS).sum().backward()
     before, generator = state_of(model), torch.get_rng_state()
     modes = [module.training for module in model.modules()]
@@ -301,10 +300,10 @@ def test_looking_at_a_model_leaves_it_and_the_generator_alone(work: Callable[...
     assert hooks_of(model) == 0
 
 
-def test_no_hook_or_mode_is_left_when_a_model_fails() -> None:
+def test_hooks_are_removed_and_modes_restored_when_a_model_fails() -> None:
     model = Stateful().train()
     for work in (lambda x: add_slots(model, ["body"], x), lambda x: find_slots(model, x)):
-        with pytest.raises(SlotError, match="cannot be run with this sample_input"):
+        with pytest.raises(SlotError, match=r"Stateful .*sample_input"):
             work(torch.randn(4, 99))
         assert hooks_of(model) == 0
         assert all(module.training for module in model.modules())
@@ -313,7 +312,7 @@ def test_no_hook_or_mode_is_left_when_a_model_fails() -> None:
 @pytest.mark.parametrize(
     "sample", [(VECTORS, 2.0), [VECTORS, 2.0], {"factor": 2.0, "x": VECTORS}], ids=type
 )
-def test_a_sample_is_a_tensor_or_positions_or_keywords(sample: Any) -> None:
+def test_a_sample_may_be_positional_or_keyword_arguments(sample: Any) -> None:
     def joined(m: nn.Module, x: Tensor, factor: float) -> Tensor:
         return factor * m.block(x)
 
@@ -323,7 +322,7 @@ def test_a_sample_is_a_tensor_or_positions_or_keywords(sample: Any) -> None:
     assert find_slots(Joined(joined, block=ResidualBlock(5, 4)), sample).names == ["block"]
 
 
-def test_proposals_are_the_blocks_of_a_model_in_its_order() -> None:
+def test_proposals_are_the_blocks_of_a_model_in_order() -> None:
     assert find_slots(ResidualMLP(), VECTORS).names == ["blocks.0", "blocks.1"]
     proposals = find_slots(ConvNet(), torch.randn(2, 1, 6, 6))
     assert proposals.names == ["block_1", "block_2"]
@@ -343,21 +342,21 @@ def test_proposals_are_the_blocks_of_a_model_in_its_order() -> None:
     ]
 
 
-def test_a_model_without_blocks_is_offered_its_layers() -> None:
+def test_proposals_for_a_model_without_blocks_are_its_layers() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
     assert find_slots(model, VECTORS).names == ["0", "2"]
 
 
 def test_proposals_print_as_a_table() -> None:
     text = str(find_slots(ResidualMLP(), VECTORS))
-    assert "blocks.0: vector [B, D], width 6; widening merges into the block\n" in text
-    assert "  mlp_small                 45 parameters             72 FLOPs a sample\n" in text
+    assert "blocks.0: vector [B, D], width 6; widening can be merged\n" in text
+    assert "  mlp_small                 45 parameters             72 FLOPs/sample\n" in text
     nothing = find_slots(nn.Sequential(nn.Flatten(0)), VECTORS)
     assert str(nothing) == "no block of this model can have a slot"
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_seed_costs_what_was_proposed(name: str) -> None:
+def test_a_seed_costs_what_its_proposal_says(name: str) -> None:
     make, _, sample = HOSTS[name]
     proposals = find_slots(make(), sample(0))
     model = add_slots(make(), proposals.names, sample(0))
@@ -388,7 +387,7 @@ def test_printed_parameters_worked_by_hand(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_slots_that_do_nothing_are_not_in_the_model() -> None:
+def test_empty_slots_are_not_in_the_model() -> None:
     model, _, x = make_host("mlp")
     plain = ResidualMLP()
     plain.load_state_dict(model.state_dict())
@@ -396,7 +395,7 @@ def test_slots_that_do_nothing_are_not_in_the_model() -> None:
     assert not any(isinstance(module, SeedSlot) for module in model.modules())
 
 
-def test_two_models_made_alike_grow_alike_and_another_seed_grows_otherwise() -> None:
+def test_the_seed_argument_determines_the_weights_of_new_seeds() -> None:
     def grown(seed: int) -> Tensor:
         model = add_slots(ResidualMLP(), ["stem"], VECTORS, seed=seed)
         slots(model).germinate("stem", "mlp_small")
@@ -418,9 +417,9 @@ class _ListOfSteps(nn.Module):
         return self.steps[0](x)
 
 
-def test_a_block_that_is_called_past_its_name_is_refused() -> None:
+def test_a_block_that_is_called_through_another_reference_is_rejected() -> None:
     model = _ListOfSteps()
-    with pytest.raises(SlotError, match=r"'a' cannot have a slot: .* a reference of its own"):
+    with pytest.raises(SlotError, match=r"'a' cannot .*nn\.ModuleList"):
         add_slots(model, ["a"], torch.randn(2, 4))
     assert type(model.a) is nn.Linear
     with pytest.raises(SlotError, match="has no slots"):
@@ -428,7 +427,7 @@ def test_a_block_that_is_called_past_its_name_is_refused() -> None:
 
 
 class _ReadsAlpha(nn.Module):
-    """Reads an attribute of its block that slots have too."""
+    """Reads an attribute of its block that slots define too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,8 +438,8 @@ class _ReadsAlpha(nn.Module):
         return x + self.block.alpha * self.block(x)
 
 
-def test_a_block_whose_attributes_a_slot_would_hide_is_refused() -> None:
-    with pytest.raises(SlotError, match="'block' cannot have a slot: the model gives something"):
+def test_a_block_whose_attributes_a_slot_would_hide_is_rejected() -> None:
+    with pytest.raises(SlotError, match=r"'block' cannot .*attribute"):
         add_slots(_ReadsAlpha(), ["block"], torch.randn(2, 4))
 
 
@@ -455,7 +454,7 @@ class _WalksItsBlock(nn.Module):
         return self.block(x) + self.block[0].bias
 
 
-def test_a_slot_can_be_walked_like_the_block_in_it() -> None:
+def test_a_slot_can_be_iterated_and_indexed_like_its_block() -> None:
     model = _WalksItsBlock()
     x = torch.randn(2, 4)
     before = model(x)
@@ -465,18 +464,13 @@ def test_a_slot_can_be_walked_like_the_block_in_it() -> None:
 
 
 @pytest.mark.parametrize("sample", [torch.randn(2, 99), torch.zeros(2, 5).int(), None, "x"])
-def test_a_sample_that_the_model_cannot_take_is_refused_in_one_line(sample: Any) -> None:
-    with pytest.raises(SlotError, match="cannot be run with this sample_input") as caught:
+def test_a_sample_that_the_model_fails_on_is_rejected_in_one_line(sample: Any) -> None:
+    with pytest.raises(SlotError, match=r"Sequential .*sample_input") as caught:
         add_slots(nn.Sequential(nn.Linear(5, 5), nn.ReLU()), ["0"], sample)
     assert "\n" not in str(caught.value)
 
 
-def test_names_must_be_a_list() -> None:
-    with pytest.raises(SlotError, match="at is None; a list of names is needed"):
-        add_slots(nn.Sequential(nn.Linear(5, 5)), None, torch.randn(2, 5))  # type: ignore[arg-type]
-
-
-def test_slots_are_asked_for_like_a_mapping() -> None:
+def test_slots_behave_like_a_mapping() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
     add_slots(model, ["0"], torch.randn(2, 5))
     host = slots(model)
@@ -487,14 +481,14 @@ def test_slots_are_asked_for_like_a_mapping() -> None:
         host["nope"]
 
 
-def test_a_compiled_model_has_the_slots_of_the_model_in_it() -> None:
+def test_a_compiled_model_has_the_slots_of_the_original() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
     compiled = torch.compile(model, backend="eager")
     assert add_slots(compiled, ["0"], torch.randn(2, 5)) is compiled
     assert slots(compiled) is slots(model)
 
 
-def test_a_seed_takes_the_dtype_of_the_model_where_the_block_has_none() -> None:
+def test_a_seed_takes_the_dtype_of_the_model_if_the_block_has_no_parameters() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2)).double()
     x = torch.randn(3, 5, dtype=torch.float64)
     add_slots(model, ["1"], x)
@@ -503,17 +497,17 @@ def test_a_seed_takes_the_dtype_of_the_model_where_the_block_has_none() -> None:
     model(x).sum().backward()
 
 
-def test_a_seed_that_does_not_fit_another_image_size_says_so() -> None:
+def test_a_seed_rejects_an_image_size_it_does_not_fit() -> None:
     block = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1))
     model = nn.Sequential(nn.Identity(), block)
     add_slots(model, ["1"], torch.randn(2, 2, 8, 8))
     place = lead_to(slots(model), "1", Stage.BLENDING, blueprint="widen_small")
     assert place(torch.randn(2, 2, 8, 8)).shape == (2, 4, 1, 1)
-    with pytest.raises(ShapeError, match=r"gives \[2, 4, 2, 2\] where the block gives"):
+    with pytest.raises(ShapeError, match=r"widen_small .*slot '1' .*\[2, 4, 2, 2\]"):
         model(torch.randn(2, 2, 16, 16))
 
 
-def test_changing_alpha_keeps_the_style_unless_told_otherwise() -> None:
+def test_changing_alpha_keeps_the_style_by_default() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
     add_slots(model, ["0"], torch.randn(2, 5))
     host, style = slots(model), BlendStyle.MULTIPLY_LINEAR

@@ -1,4 +1,4 @@
-"""A model saved in the middle of growth comes back as it was, and damage is noticed."""
+"""A model saved while it grows is restored exactly, and damaged files are detected."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from esper.growth.saved_models import load, save
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
-from tests.growth.helpers import HOSTS, lead_to, make_host, randomise, same_state, state_of
+from tests.growth.helpers import HOSTS, lead_to, make_host, randomize, same_state, state_of
 
 
 def take_to(host: HostSlots, slot: str, stage: Stage, blueprint: str) -> None:
-    """Take a slot to any stage of a seed's life, with weights as if the seed had learned."""
+    """Bring a slot to any stage, with random weights as if its seed had been trained."""
     live = min(stage, Stage.HOLDING)
     choices = {"blueprint": blueprint, "style": BlendStyle.LEARNED_GATE, "alpha_target": 0.7}
     place = lead_to(host, slot, live, **choices)
-    randomise(place, seed=5)
+    randomize(place, seed=5)
     if stage == Stage.FOSSILIZED:
         host.tick()
         host.fossilize(slot)
@@ -62,9 +62,12 @@ def germinate_next(host: HostSlots, slot: str) -> dict[str, Tensor]:
     return state_of(seed)
 
 
-@pytest.mark.parametrize("stage", [stage for stage in Stage if stage != Stage.DORMANT])
-@pytest.mark.parametrize("name", list(HOSTS))
-def test_a_seed_in_any_stage_comes_back_and_lives_on(
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("mlp", stage) for stage in Stage if stage != Stage.DORMANT]
+    + [("conv", Stage.BLENDING), ("transformer", Stage.FOSSILIZED)],
+)
+def test_a_seed_in_any_stage_is_restored_and_continues(
     name: str, stage: Stage, tmp_path: Path
 ) -> None:
     model, host, x = make_host(name)
@@ -84,7 +87,7 @@ def test_a_seed_in_any_stage_comes_back_and_lives_on(
         assert_same_model(loaded, model, x)
 
 
-def test_an_alpha_in_the_middle_of_its_ramp_goes_on_from_there(tmp_path: Path) -> None:
+def test_an_alpha_ramp_continues_where_it_was_saved(tmp_path: Path) -> None:
     model, host, _ = make_host("mlp")
     lead_to(host, "blocks.0", Stage.BLENDING, blueprint="widen_small", tempo_epochs=5)
     host.tick()
@@ -97,7 +100,7 @@ def test_an_alpha_in_the_middle_of_its_ramp_goes_on_from_there(tmp_path: Path) -
     assert alphas == pytest.approx([0.4, 0.6, 0.8, 1.0])
 
 
-def test_the_next_seed_starts_with_the_weights_it_would_have_had(tmp_path: Path) -> None:
+def test_the_next_seed_of_a_loaded_model_gets_the_same_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x, at = torch.randn(4, 5), ["blocks.0", "blocks.1"]
     model = add_slots(HOSTS["mlp"][0](), at, x, seed=7, seed_limit=2)
@@ -114,7 +117,7 @@ def test_the_next_seed_starts_with_the_weights_it_would_have_had(tmp_path: Path)
     assert not same_state(germinate_next(slots(other), "blocks.1"), wanted)
 
 
-def test_slots_inside_one_another_come_back(tmp_path: Path) -> None:
+def test_nested_slots_are_restored(tmp_path: Path) -> None:
     model, host, x = make_host("transformer")
     take_to(host, "blocks.0.mlp", Stage.FOSSILIZED, "widen_small")
     take_to(host, "blocks.0", Stage.HOLDING, "self_attention")
@@ -122,7 +125,9 @@ def test_slots_inside_one_another_come_back(tmp_path: Path) -> None:
     assert_same_model(load(tmp_path, HOSTS["transformer"][0]), model, x)
 
 
-def test_loading_uses_the_memory_of_the_built_model_and_no_random_numbers(tmp_path: Path) -> None:
+def test_loading_reuses_the_built_models_memory_and_draws_no_random_numbers(
+    tmp_path: Path,
+) -> None:
     model, host, _ = make_host("mlp")
     take_to(host, "blocks.0", Stage.HOLDING, "mlp_large")
     save(model, tmp_path)
@@ -134,7 +139,7 @@ def test_loading_uses_the_memory_of_the_built_model_and_no_random_numbers(tmp_pa
 
 
 class Tied(nn.Module):
-    """Its head is its embedding, one layer has two names, two buffers are views."""
+    """Its head shares the embedding's weight, one layer has two names, two buffers are views."""
 
     def __init__(self, *, is_tied: bool = True) -> None:
         super().__init__()
@@ -151,7 +156,7 @@ class Tied(nn.Module):
         return self.head(self.body(self.embed(x))) * self.scale[:, 0]
 
 
-def test_ties_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     model = add_slots(Tied(), ["body"], x)
     take_to(slots(model), "body", Stage.HOLDING, "widen_large")
@@ -166,11 +171,11 @@ def test_ties_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
     with pytest.raises(SavedModelError, match=r"'again\.bias' and .* one tensor in the file"):
         load(tmp_path, lambda: Tied(is_tied=False))
     save(add_slots(Tied(is_tied=False), ["body"], x), tmp_path)
-    with pytest.raises(SavedModelError, match="two tensors in the file and one in the model"):
+    with pytest.raises(SavedModelError, match="two tensors in the file"):
         load(tmp_path, Tied)
 
 
-def test_dtypes_come_from_the_file_and_flags_and_modes_from_build(tmp_path: Path) -> None:
+def test_dtypes_come_from_the_file_but_requires_grad_and_mode_from_build(tmp_path: Path) -> None:
     model, host, _ = make_host("conv")
     model.bfloat16()
     model.stem.float()
@@ -194,16 +199,18 @@ def test_dtypes_come_from_the_file_and_flags_and_modes_from_build(tmp_path: Path
     assert frozen == {"stem.weight", "stem.bias"}
 
 
-@pytest.mark.parametrize("step", range(6))
-@pytest.mark.parametrize("function", ["replace", "fsync"])
-def test_an_interrupted_save_leaves_the_one_before(
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [("replace", 0), ("replace", 1), ("fsync", 0), ("fsync", 1), ("fsync", 2), ("fsync", 3)],
+)
+def test_an_interrupted_save_leaves_the_previous_model(
     function: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, host, _ = make_host("mlp")
     take_to(host, "blocks.0", Stage.HOLDING, "mlp_small")
     save(model, tmp_path)
     old = (state_of(model), host.lives.to_json())
-    randomise(model, seed=9)
+    randomize(model, seed=9)
     host.tick()
     new = (state_of(model), host.lives.to_json())
     assert not same_state(old[0], new[0])
@@ -216,19 +223,14 @@ def test_an_interrupted_save_leaves_the_one_before(
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving.os, function, interrupted)
-        try:
+        patch.setattr(os, function, interrupted)
+        with pytest.raises(OSError, match="no space left"):
             save(model, tmp_path)
-            was_interrupted = False
-        except OSError:
-            was_interrupted = True
-    assert was_interrupted == (len(calls) > step)
-    assert len(calls) >= 2 or was_interrupted
     loaded = load(tmp_path, HOSTS["mlp"][0])
     found = (state_of(loaded), slots(loaded).lives.to_json())
     is_old, is_new = (same_state(found[0], s) and found[1] == lives for s, lives in (old, new))
-    # Once the JSON file is in its place, only the last flush and the tidying remain.
-    assert is_new == (not was_interrupted or (function == "fsync" and step == 3))
+    # The fourth fsync comes after the JSON file was put in place.
+    assert is_new == (function == "fsync" and step == 3)
     assert is_old != is_new
     save(model, tmp_path)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
@@ -244,7 +246,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["json", "safetensors"])
-def test_a_flipped_byte_is_noticed_wherever_it_is(kind: str, saved: Path) -> None:
+def test_a_flipped_bit_is_detected_anywhere(kind: str, saved: Path) -> None:
     path = next(saved.glob(f"*.{kind}"))
     whole = path.read_bytes()
     for place in range(0, len(whole), max(1, len(whole) // 97)):
@@ -252,7 +254,7 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(kind: str, saved: Path) -> Non
         damaged[place] ^= 1
         path.write_bytes(bytes(damaged))
         if kind == "json" and whole[place : place + 1].isspace():
-            continue  # space between values means nothing
+            continue  # whitespace between values does not matter
         with pytest.raises(SavedModelError):
             load(saved, HOSTS["mlp"][0])
     path.write_bytes(whole)
@@ -271,13 +273,13 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "JSON gone": (lambda d: (d / "growth.json").unlink(), "growth.json is missing"),
     "JSON cut": (lambda d: (d / "growth.json").write_text('{"format": 1'), "is damaged"),
     "no object": (lambda d: (d / "growth.json").write_text("[1]"), "is damaged"),
-    "newer": (lambda d: _edit(d, format=2), "has format 2; .* reads format 1"),
+    "newer": (lambda d: _edit(d, format=2), "has format 2"),
     "no lives": (lambda d: _edit(d, lives={}), "is damaged"),
 }
 
 
 @pytest.mark.parametrize("breakage", list(BREAKAGES))
-def test_a_folder_that_is_not_whole_is_refused_in_one_line(breakage: str, saved: Path) -> None:
+def test_an_incomplete_folder_is_rejected_in_one_line(breakage: str, saved: Path) -> None:
     spoil, words = BREAKAGES[breakage]
     spoil(saved)
     with pytest.raises(SavedModelError, match=words) as caught:
@@ -314,22 +316,22 @@ def _without_block() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (_narrow, r"'head.weight' is \[3, 6\] in the file and \[2, 6\]"),
-        (_with_more, "'extra.weight' is missing in the file"),
+        (_narrow, r"'head.weight' .*\[3, 6\].*\[2, 6\]"),
+        (_with_more, "'extra.weight' is missing"),
         (_with_less, "'head.bias' is in the file"),
         (_without_block, "a slot at 'blocks.1'"),
-        (lambda: make_host("mlp")[0], "with slots; leave out add_slots"),
+        (lambda: make_host("mlp")[0], "ResidualMLP with slots"),
         (lambda: 3, "build returned a int"),
     ],
 )
-def test_a_model_of_another_design_is_refused_by_name(
+def test_a_model_of_another_architecture_is_rejected_by_name(
     build: Callable[[], Any], words: str, saved: Path
 ) -> None:
     with pytest.raises(SavedModelError, match=words):
         load(saved, build)
 
 
-def test_a_blueprint_that_nobody_offers_is_named(
+def test_an_unregistered_blueprint_is_rejected_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
@@ -347,22 +349,22 @@ def test_a_blueprint_that_nobody_offers_is_named(
     save(model, tmp_path)
     assert_same_model(load(tmp_path, HOSTS["mlp"][0]), model, x)
     blueprint._REGISTRY.pop("foreign")
-    with pytest.raises(SavedModelError, match=r"blueprint 'foreign'.*install the package"):
+    with pytest.raises(SavedModelError, match=r"blueprint 'foreign'.*'esper\.blueprints'"):
         load(tmp_path, HOSTS["mlp"][0])
 
 
 @pytest.mark.parametrize("alpha", [float("nan"), float("inf"), 1.5])
-def test_an_alpha_that_cannot_be_is_refused(alpha: float, tmp_path: Path) -> None:
+def test_an_invalid_alpha_is_rejected(alpha: float, tmp_path: Path) -> None:
     model, host, _ = make_host("mlp")
     lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
     life = host["blocks.0"].life
     life.schedule = replace(life.schedule, target=alpha)
-    with pytest.raises(SavedModelError, match=r"slot 'blocks\.0' has an alpha of"):
+    with pytest.raises(SavedModelError, match=rf"slot 'blocks\.0' .*{alpha}"):
         save(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
-def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_be_saved_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(SlotError, match="has no slots"):
         save(HOSTS["mlp"][0](), tmp_path)
     model, _, _ = make_host("mlp")
@@ -370,14 +372,14 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SavedModelError, match="is a file"):
         save(model, tmp_path / "file")
     model.register_buffer("sparse", torch.eye(3).to_sparse())
-    with pytest.raises(SavedModelError, match="'sparse' is not an ordinary tensor"):
+    with pytest.raises(SavedModelError, match=r"'sparse' .*torch\.sparse_coo"):
         save(model, tmp_path / "folder")
 
 
 def test_saving_twice_leaves_one_model_and_nothing_executable(tmp_path: Path) -> None:
     model, host, x = make_host("mlp")
     for step in range(3):
-        randomise(model, seed=step)
+        randomize(model, seed=step)
         save(model, tmp_path)
         save(model, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
@@ -386,20 +388,20 @@ def test_saving_twice_leaves_one_model_and_nothing_executable(tmp_path: Path) ->
     assert host.n_germinated == 0
 
 
-def test_weights_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     shard = tmp_path / "model-00001-of-00002.safetensors"
     shard.write_text("somebody else's")
     model, host, _ = make_host("mlp")
     save(model, tmp_path)
     host.tick()
-    randomise(model, seed=4)
+    randomize(model, seed=4)
     save(model, tmp_path)
     assert shard.read_text() == "somebody else's"
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_build_that_is_no_function_is_refused(tmp_path: Path) -> None:
+def test_build_must_be_callable(tmp_path: Path) -> None:
     model, _, _ = make_host("mlp")
     save(model, tmp_path)
-    with pytest.raises(SavedModelError, match="must be a function that makes the model"):
+    with pytest.raises(SavedModelError, match="build is a int"):
         load(tmp_path, 3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Slots live by the rules that the action masks show, and gates say why they refuse."""
+"""Slots follow the rules of the action masks, and gates report why they block an action."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CONFIGS = (
 
 
 class Keeper:
-    """Remembers in which slots there is a seed, and what it was asked to do."""
+    """Records which slots hold a seed and which methods were called."""
 
     def __init__(self) -> None:
         self.present: set[str] = set()
@@ -71,7 +71,7 @@ class Keeper:
 
 
 class Host:
-    """One slot, acted upon in few words."""
+    """A host with one slot."""
 
     def __init__(self, **growth: Any) -> None:
         self.keeper = Keeper()
@@ -100,7 +100,7 @@ class Host:
             self.do(Op.ADVANCE)
 
 
-def test_a_life_worked_by_hand() -> None:
+def test_a_seeds_life_worked_by_hand() -> None:
     host = Host()
     seen: list[tuple[str, int, int, float]] = []
 
@@ -145,7 +145,7 @@ def test_a_life_worked_by_hand() -> None:
     assert host.keeper.present == {"a"}
 
 
-def test_a_pruned_seed_fades_then_leaves_and_the_slot_rests() -> None:
+def test_a_pruned_seed_fades_out_and_the_slot_is_embargoed() -> None:
     host = Host(embargo_epochs=2)
     host.advance_to(Stage.HOLDING, alpha_target=1.0)
     host.do(Op.PRUNE, alpha_speed_epochs=3)
@@ -168,11 +168,11 @@ def test_a_pruned_seed_fades_then_leaves_and_the_slot_rests() -> None:
 
 
 @pytest.mark.parametrize("embargo", [1, 2, 5])
-def test_a_slot_is_barred_for_the_embargo_and_an_epoch_on_either_side(embargo: int) -> None:
+def test_a_slot_is_blocked_for_the_embargo_and_an_epoch_on_either_side(embargo: int) -> None:
     host = Host(embargo_epochs=embargo)
     host.do(Op.GERMINATE)
     host.tick()
-    host.do(Op.PRUNE, alpha_speed_epochs=8)  # alpha is 0 already: nothing fades
+    host.do(Op.PRUNE, alpha_speed_epochs=8)  # alpha is already 0: nothing to fade
     assert host.keeper.present == set()
     for _ in range(embargo + 2):
         with pytest.raises(IllegalActionError):
@@ -193,12 +193,12 @@ def test_ramps_follow_the_speed_and_curve_of_the_action(curve: AlphaCurve) -> No
     assert len(alphas) == 4
     assert all(0.5 < alpha < 1.0 for alpha in alphas)
     assert alphas == sorted(alphas)
-    # Symmetric about the middle, of which five epochs have no exact one.
+    # Curves are symmetric about the middle.
     assert alphas[0] + alphas[3] == pytest.approx(1.5)
     assert host.life.alpha == 1.0
 
 
-def test_the_sigmoid_style_ramps_along_a_sigmoid_first() -> None:
+def test_the_first_ramp_of_the_sigmoid_style_is_a_sigmoid() -> None:
     hosts = {style: Host() for style in BlendStyle}
     for style, host in hosts.items():
         host.advance_to(Stage.BLENDING, style=style, tempo_epochs=5)
@@ -206,36 +206,36 @@ def test_the_sigmoid_style_ramps_along_a_sigmoid_first() -> None:
     assert hosts[BlendStyle.ADD_SIGMOID].life.alpha < 0.1
 
 
-def test_a_new_target_changes_no_alpha_before_its_ramp() -> None:
+def test_a_ramp_to_the_current_alpha_does_not_change_it() -> None:
     host = Host()
     host.advance_to(Stage.HOLDING, alpha_target=0.7)
     host.do(Op.SET_ALPHA_TARGET, alpha_target=0.7, alpha_speed_epochs=8)
     assert host.life.alpha == pytest.approx(0.7)
 
 
-def test_gates_refuse_with_a_reason_and_change_nothing() -> None:
+def test_gates_block_actions_with_a_reason() -> None:
     host = Host(min_training_epochs=2, min_holding_epochs=1)
     host.do(Op.GERMINATE)
-    host.keeper.problem = "its output is not finite"
-    assert host.do(Op.ADVANCE) == "its output is not finite"
+    host.keeper.problem = "the output is not finite"
+    assert host.do(Op.ADVANCE) == "the output is not finite"
     assert host.life.stage == Stage.GERMINATED
     host.keeper.problem = None
     assert host.do(Op.ADVANCE) == ""
     host.tick()
-    assert host.do(Op.ADVANCE) == "trained for 1 of at least 2 epochs"
+    assert "trained for 1 of at least 2 epochs" in host.do(Op.ADVANCE)
     host.tick()
     assert host.do(Op.ADVANCE) == ""
-    assert host.do(Op.ADVANCE) == "alpha is 0.333 on its way to 1"
+    assert "alpha is 0.333" in host.do(Op.ADVANCE)
     assert host.life.stage == Stage.BLENDING
     host.tick(2)
     assert host.do(Op.ADVANCE) == ""
-    assert host.do(Op.FOSSILIZE) == "held for 0 of at least 1 epochs"
+    assert "held for 0 of at least 1 epochs" in host.do(Op.FOSSILIZE)
     assert host.life.stage == Stage.HOLDING
     host.tick()
     assert host.do(Op.FOSSILIZE) == ""
 
 
-def test_seeds_that_advance_alone_are_held_as_soon_as_gates_allow() -> None:
+def test_seeds_that_advance_automatically_are_held_as_soon_as_gates_allow() -> None:
     host = Host(min_training_epochs=1, min_holding_epochs=0, advances_alone=True)
     assert host.do(Op.GERMINATE, tempo_epochs=3) == ""
     seen: list[tuple[str, float]] = []
@@ -251,15 +251,15 @@ def test_seeds_that_advance_alone_are_held_as_soon_as_gates_allow() -> None:
     assert host.life.stage == Stage.FOSSILIZED
 
 
-def test_without_isolation_a_seed_that_advances_alone_counts_at_once() -> None:
+def test_without_isolated_training_automatic_seeds_are_blended_immediately() -> None:
     host = Host(min_training_epochs=0, min_holding_epochs=0, advances_alone=True)
     host.do(Op.GERMINATE, tempo_epochs=3)
     assert (host.life.stage, round(host.life.alpha, 3)) == (Stage.BLENDING, 0.333)
 
 
-def test_a_seed_that_advances_alone_waits_where_a_gate_refuses() -> None:
+def test_automatic_advancing_waits_for_its_gate() -> None:
     host = Host(min_training_epochs=0, advances_alone=True)
-    host.keeper.problem = "its output is not finite"
+    host.keeper.problem = "the output is not finite"
     host.do(Op.GERMINATE)
     host.tick()
     assert host.life.stage == Stage.GERMINATED
@@ -268,7 +268,7 @@ def test_a_seed_that_advances_alone_waits_where_a_gate_refuses() -> None:
     assert host.life.stage == Stage.BLENDING
 
 
-def test_a_seed_in_danger_is_abandoned_at_any_age() -> None:
+def test_a_live_seed_can_be_abandoned_at_any_age() -> None:
     for stage in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING):
         host = Host(min_training_epochs=0)
         host.advance_to(stage)
@@ -278,7 +278,7 @@ def test_a_seed_in_danger_is_abandoned_at_any_age() -> None:
         assert host.keeper.present == set()
         host.tick()
         assert host.life.stage == Stage.EMBARGOED
-        with pytest.raises(SlotError, match="slot 'a' is embargoed; only a live seed is pruned"):
+        with pytest.raises(SlotError, match="slot 'a' is embargoed"):
             host.lives.abandon("a", host.keeper)
 
 
@@ -295,18 +295,18 @@ def test_a_fading_seed_can_be_abandoned_and_a_committed_one_cannot() -> None:
         host.lives.abandon("a", host.keeper)
 
 
-def test_what_is_wrong_with_an_action_is_said() -> None:
+def test_errors_name_the_illegal_op_and_the_slot() -> None:
     lives, keeper = SlotLives(CONFIGS[2]), Keeper()
 
     def attempt(op: Op, slot: str, blueprint: str = "norm") -> None:
         lives.apply(GrowthAction(op=op, slot=slot, blueprint=blueprint), keeper)
 
-    with pytest.raises(IllegalActionError, match="'noop' does not fit slot 'b'; there fit norm"):
+    with pytest.raises(IllegalActionError, match=r"'noop' .*slot 'b'.*norm"):
         attempt(Op.GERMINATE, "b", "noop")
-    with pytest.raises(IllegalActionError, match="finish is not allowed for this host"):
+    with pytest.raises(IllegalActionError, match=r"finish .*allow_finish"):
         attempt(Op.FINISH, "a")
     attempt(Op.GERMINATE, "a")
-    with pytest.raises(IllegalActionError, match=r"prune is not legal for slot 'a' .*a germinated"):
+    with pytest.raises(IllegalActionError, match=r"prune .*slot 'a' .*a germinated"):
         attempt(Op.PRUNE, "a")
     with pytest.raises(SlotError, match="there is no slot 'd'"):
         attempt(Op.ADVANCE, "d")
@@ -321,7 +321,7 @@ ALL_ACTIONS = [
 
 
 def masked_in(masks: ActionMasks, config: SlotConfig, action: GrowthAction) -> bool:
-    """Return whether the masks allow an action, each head of it that the op reads."""
+    """Return whether the masks allow every head of an action that the op reads."""
     if not masks["op"][action.op]:
         return False
     if action.op in (Op.WAIT, Op.FINISH):
@@ -335,7 +335,7 @@ def masked_in(masks: ActionMasks, config: SlotConfig, action: GrowthAction) -> b
 
 
 @given(st.sampled_from(CONFIGS), st.randoms(use_true_random=False))
-def test_on_random_walks_an_action_is_accepted_exactly_if_the_masks_allow_it(config, rng) -> None:
+def test_an_action_is_accepted_exactly_if_the_masks_allow_it(config, rng) -> None:
     lives, keeper = SlotLives(config, GrowthConfig(embargo_epochs=1)), Keeper()
     for _ in range(14):
         legal = []
@@ -374,7 +374,7 @@ def test_on_random_walks_an_action_is_accepted_exactly_if_the_masks_allow_it(con
 
 
 @given(st.randoms(use_true_random=False))
-def test_lives_survive_json_and_go_on_alike(rng) -> None:
+def test_lives_loaded_from_json_continue_identically(rng) -> None:
     config = CONFIGS[0]
     lives, keeper = SlotLives(config), Keeper()
 
@@ -403,11 +403,11 @@ def test_waiting_changes_nothing_and_needs_no_slot() -> None:
 
 
 @pytest.mark.parametrize("advances_alone", [False, True])
-def test_a_new_seed_is_committed_at_once_however_seeds_advance(advances_alone: bool) -> None:
+def test_a_new_seed_can_be_committed_immediately(advances_alone: bool) -> None:
     host = Host(min_training_epochs=0, advances_alone=advances_alone)
     host.do(Op.GERMINATE, alpha_target=0.7)
     host.lives.commit("a", host.keeper)
     assert (host.life.stage, host.life.alpha) == (Stage.FOSSILIZED, 0.7)
     assert host.keeper.log == ["add norm", "commit"]
-    with pytest.raises(SlotError, match="slot 'a' is fossilized; only a seed that has just germ"):
+    with pytest.raises(SlotError, match="slot 'a' is fossilized"):
         host.lives.commit("a", host.keeper)

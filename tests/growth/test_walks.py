@@ -1,4 +1,4 @@
-"""However a host was grown, nothing is left of what was pruned."""
+"""Pruning leaves nothing behind, however a host was grown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.growth.helpers import (
     lead_to,
     loss_of,
     make_host,
-    randomise,
+    randomize,
     same_bits,
     same_state,
     state_of,
@@ -35,7 +35,7 @@ from tests.growth.helpers import (
 
 N_WALKS = {"mlp": 16, "conv": 12, "transformer": 12}
 N_EPOCHS = 14
-# So drawn that every stage is reached in few epochs.
+# Chosen so that every stage is reached within a few epochs.
 WEIGHTS = {
     Op.WAIT: 1,
     Op.GERMINATE: 9,
@@ -47,7 +47,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_growing_and_pruning_returns_the_model_that_was(name: str) -> None:
+def test_pruning_restores_the_original_model(name: str) -> None:
     for slot in HOSTS[name][1]:
         model, host, x = make_host(name)
         model.eval()
@@ -57,8 +57,8 @@ def test_growing_and_pruning_returns_the_model_that_was(name: str) -> None:
             place = lead_to(
                 host, slot, Stage.HOLDING, blueprint=blueprint, style=BlendStyle.LEARNED_GATE
             )
-            randomise(place.seed)
-            randomise(place.gate)
+            randomize(place.seed)
+            randomize(place.gate)
             assert blueprint == "noop" or not same_bits(model(x), output)
             host.tick()
             host.prune(slot, speed_epochs=3)
@@ -71,7 +71,7 @@ def test_growing_and_pruning_returns_the_model_that_was(name: str) -> None:
 
 
 def draw_legal(host: HostSlots, rng: random.Random) -> GrowthAction:
-    """Return an action that the masks allow, drawn op first as a policy does."""
+    """Draw an action that the masks allow, op first as a policy does."""
     config = host.slot_config
     masks = compute_action_masks(host.lives.mask_states, config)
     ops = [op for op in WEIGHTS if masks["op"][op]]
@@ -89,7 +89,7 @@ def draw_legal(host: HostSlots, rng: random.Random) -> GrowthAction:
 def walk(
     name: str, seed: int, made: list[weakref.ref[nn.Module]]
 ) -> tuple[nn.Module, HostSlots, Tensor]:
-    """Grow a host by random legal actions with real passes, then give up what is not committed."""
+    """Grow a host by random legal actions and train it, then prune what is not committed."""
     rng = random.Random(seed)
     model, host, x = make_host(name)
     model.train(rng.random() < 0.5)
@@ -99,7 +99,7 @@ def walk(
             if slot.stage == Stage.GERMINATED and slot.life.age_epochs == 0:
                 made.append(weakref.ref(slot.seed))
             elif slot.stage == Stage.TRAINING:
-                randomise(slot.seed, seed)
+                randomize(slot.seed, seed)
         assert_consistent(model, host)
         loss_of(model, x).backward()
         model.zero_grad()
@@ -114,7 +114,7 @@ def walk(
 
 
 def assert_consistent(model: nn.Module, host: HostSlots) -> None:
-    """Check that exactly the slots that hold a seed are in the model, and with them their seeds."""
+    """Check that exactly the slots that hold a seed are in the model."""
     placed = {module.name for module in model.modules() if isinstance(module, SeedSlot)}
     assert placed == {name for name, slot in host.items() if slot.seed is not None}
     assert placed == {name for name, life in host.lives.items() if life.has_seed}
@@ -142,12 +142,12 @@ def test_random_legal_walks_leave_nothing_behind(name: str) -> None:
         assert hooks_of(model) == 0
         if not kept:
             assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]
-            plain.load_state_dict(model.state_dict())  # statistics of norms went on
+            plain.load_state_dict(model.state_dict())  # running statistics have changed
             model.eval()
             plain.eval()
             assert same_bits(model(x), plain(x))
     gc.collect()
     alive = [seed() for seed in made if seed() is not None]
     assert set(alive) == committed
-    # The walks went somewhere: seeds were given up, and seeds were committed.
+    # The walks were not trivial: some seeds were pruned and some were committed.
     assert len(made) - 3 > len(committed) > 3

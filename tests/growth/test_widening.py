@@ -1,4 +1,4 @@
-"""Mirrored layers give nothing, learn from the first step on, and are known while they are new."""
+"""Mirrored layers output zero, get gradients from the first step on, and are recognized."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def make(n_units: int, *, conv: bool = False, bias: bool = True) -> tuple[nn.Mod
 
 
 @given(n_units=st.integers(1, 33), conv=st.booleans(), bias=st.booleans())
-def test_whatever_is_read_nothing_comes_out(n_units: int, conv: bool, bias: bool) -> None:
+def test_the_output_is_zero_for_any_input(n_units: int, conv: bool, bias: bool) -> None:
     first, second = make(n_units, conv=conv, bias=bias)
     x = torch.randn(4, 3, 7, 7) if conv else torch.randn(4, 3)
     out = second.double()(torch.relu(first.double()(x.double())))
@@ -40,16 +40,16 @@ def test_both_layers_get_gradients_in_the_first_step() -> None:
 
 @pytest.mark.parametrize("name", ["first.weight", "first.bias", "second.weight"])
 @pytest.mark.parametrize("n_units", [6, 7])
-def test_layers_that_have_learned_are_not_new(name: str, n_units: int) -> None:
+def test_changed_weights_are_not_mirrored(name: str, n_units: int) -> None:
     layers = nn.ModuleDict(dict(zip(("first", "second"), make(n_units), strict=True)))
     with torch.no_grad():
         layers.get_parameter(name).view(-1)[-1] += 1e-3
     is_last_alone = n_units % 2 == 1 and name.startswith("first")
-    # What a unit reads that gives nothing does not matter.
+    # The incoming weights of a unit whose outgoing weights are zero do not matter.
     assert is_mirrored(layers["first"], layers["second"]) == is_last_alone
 
 
-def test_weights_have_the_usual_size() -> None:
+def test_weights_have_the_variance_of_he_initialization() -> None:
     torch.manual_seed(0)
     first, second = nn.Linear(64, 512), nn.Linear(512, 64, bias=False)
     draw_mirrored(first, second)
@@ -58,7 +58,7 @@ def test_weights_have_the_usual_size() -> None:
     assert not first.bias.any()
 
 
-def test_zero_layers_are_new() -> None:
+def test_zero_outgoing_weights_count_as_mirrored() -> None:
     first, second = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
     nn.init.zeros_(second.weight)
     assert is_mirrored(first, second)

@@ -452,5 +452,5 @@ def test_a_frozen_parameter_of_a_seed_costs_no_gradient(monkeypatch: pytest.Monk
 
 
 def test_widths_of_a_design_are_refused_where_more_than_hidden_units_differ() -> None:
-    with pytest.raises(ConfigError, match="only hidden may differ"):
+    with pytest.raises(ConfigError, match="differ only in hidden"):
         make_host(MLPHostConfig(width=4), design=MLPHostConfig(width=5))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.growth.helpers import same_bits, same_state, state_of
+from tests.growth.helpers import find_leftovers, same_bits, same_state, state_of
 from torch import Tensor, nn
 
 import esper
@@ -20,7 +20,6 @@ from esper.growth.blueprints import fitting_blueprints
 from esper.growth.dry_run import call_model
 from esper.growth.export.exporter import comes_from_esper
 from esper.growth.modules import count_parameters
-from esper.growth.optimizers import find_leftovers
 from esper.lifecycle.stages import Stage
 
 pytestmark = pytest.mark.slow

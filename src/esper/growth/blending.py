@@ -1,4 +1,4 @@
-"""How strongly a seed counts, epoch by epoch, and how its output joins the block's.
+"""Alpha schedules, and how a seed's output is blended into its block's output.
 
 Shapes: ``y`` is a block's output, ``[B, C, H, W]``, ``[B, T, D]`` or ``[B, D]``.
 """
@@ -26,11 +26,11 @@ FIRST_CURVE: dict[BlendStyle, AlphaCurve] = {
     BlendStyle.ADD_SIGMOID: AlphaCurve.SIGMOID,
     BlendStyle.LEARNED_GATE: AlphaCurve.LINEAR,
 }
-"""The curve of a seed's first ramp, which its style decides."""
+"""The curve of a seed's first alpha ramp, by blend style."""
 
 
 def curve_value(curve: AlphaCurve, progress: float) -> float:
-    """Return how far along a curve is at ``progress``, both in [0, 1]; 0 at 0 and 1 at 1."""
+    """Return the value of a curve that rises from 0 at ``progress`` 0 to 1 at ``progress`` 1."""
     if progress <= 0.0 or progress >= 1.0:
         return float(progress >= 1.0)
     match curve:
@@ -40,16 +40,16 @@ def curve_value(curve: AlphaCurve, progress: float) -> float:
             return 0.5 - 0.5 * math.cos(math.pi * progress)
         case _:
             half = SIGMOID_STEEPNESS[curve] / 2.0
-            # A sigmoid is (1 + tanh) / 2; scaled so that its ends are exactly 0 and 1.
+            # A sigmoid is (1 + tanh) / 2; rescaled so that its ends are exactly 0 and 1.
             return 0.5 + 0.5 * math.tanh(half * (progress - 0.5)) / math.tanh(half / 2.0)
 
 
 @dataclass(frozen=True)
 class AlphaSchedule:
-    """Alpha on its way from one value to another, one step an epoch.
+    """An alpha ramp from one value to another, with one step per epoch.
 
-    A ramp of n epochs takes its first step at once: alpha is 1/n of the way in its first epoch
-    and at its target in its n-th. A ramp of 0 epochs is at its target at once.
+    A ramp of n epochs takes its first step immediately: alpha has covered 1/n of the way in the
+    first epoch and reaches its target in the n-th. A ramp of 0 epochs is at its target immediately.
     """
 
     start: float = 0.0
@@ -60,7 +60,7 @@ class AlphaSchedule:
 
     @property
     def alpha(self) -> float:
-        """How strongly the seed counts in the present epoch."""
+        """Alpha in the current epoch."""
         if self.is_at_rest:
             return self.target
         share = curve_value(self.curve, self.epoch / self.n_epochs)
@@ -77,28 +77,28 @@ class AlphaSchedule:
 
 
 def effective_change(style: BlendStyle, y: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
-    """Return what a seed at alpha 1 adds to ``y``, given its output ``delta``.
+    """Return what a seed with output ``delta`` adds to ``y`` at alpha 1.
 
-    Adding: ``delta``. Multiplying: ``y * tanh(delta)``, so that ``y`` is scaled by a factor in
-    (0, 2). Gated: ``2 * sigmoid(gate) * delta``, which equals adding while the gate is zero.
-    All three are zero where ``delta`` is.
+    Additive styles add ``delta``. The multiplicative style adds ``y * tanh(delta)``, which scales
+    ``y`` by a factor in (0, 2). The gated style adds ``2 * sigmoid(gate) * delta``, which equals
+    ``delta`` while the gate is zero. All are zero where ``delta`` is zero.
     """
     match style:
         case BlendStyle.MULTIPLY_LINEAR:
             return y * torch.tanh(delta)
         case BlendStyle.LEARNED_GATE:
-            assert gate is not None, "a gated style needs the gate's output"
+            assert gate is not None, "the gated style needs a gate output"
             return 2.0 * torch.sigmoid(gate) * delta
         case BlendStyle.ADD_LINEAR | BlendStyle.ADD_SIGMOID:
             return delta
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The first argument forward, to the bit; backward, the gradient goes to both."""
+    """Returns the first argument bit for bit; in the backward pass both get the gradient."""
 
     @staticmethod
     def forward(y: Tensor, change: Tensor) -> Tensor:
-        """Return a copy, because what follows a block may work in place."""
+        """Return a copy, because an in-place operation may follow the block."""
         return y.clone()
 
     @staticmethod
@@ -111,12 +111,12 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(y: Tensor, change: Tensor) -> Tensor:
-    """Return ``y`` unchanged while ``change`` receives the gradient it would get at alpha 1."""
+    """Return ``y`` unchanged, but pass ``change`` the gradient it would get at alpha 1."""
     return cast(Tensor, _StraightThrough.apply(y, change))
 
 
 def blend(y: Tensor, change: Tensor, alpha: float) -> Tensor:
-    """Return ``y + alpha * change``; at alpha 0, ``y`` itself, whatever the change is."""
+    """Return ``y + alpha * change``; at alpha 0, ``y`` itself even if the change is not finite."""
     if alpha == 0.0:
         return y
     return torch.add(y, change.to(y.dtype), alpha=alpha)

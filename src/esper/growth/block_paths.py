@@ -1,8 +1,8 @@
-"""Recognising the two layers of a block between which there can be more hidden units.
+"""Finding the two layers of a block between which hidden units can be added.
 
-Nothing is known of architectures. A block is run once with hooks on its leaves; a path is two
-layers whose tensors are seen to be connected. That the block adds what the second layer gives to
-its output, and uses the units between for nothing else, is seen by disturbing both layers.
+There is no table of architectures. A block is run once with hooks on its leaf modules, and a path
+is a pair of layers whose tensors are connected. Perturbing both layers then checks that the block
+adds the second layer's output to its own, and uses the units in between for nothing else.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _DROPOUTS = (
 
 
 def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
-    """Return the two-layer path of a block that was called with ``x``, or None if there is none."""
-    if not all(map(_is_value, [*call.args, *call.kwargs.values()])):
-        # The block may keep something in the object (a cache), so a second call is another call.
+    """Return the two-layer path of a block that was called with ``x``, or None if it has none."""
+    if not all(map(_is_immutable, [*call.args, *call.kwargs.values()])):
+        # The block may write to the object (a cache), so calling it again may behave differently.
         return None
     leaves = {
         name: module for name, module in named_modules(block).items() if not any(module.children())
@@ -42,23 +42,23 @@ def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
             block(*call.args, **call.kwargs)
         once = {name: calls[0] for name, calls in recorded.items() if len(calls) == 1}
         for path in _connected_paths(leaves, once, x):
-            if _is_read_beside(leaves, recorded, path):
+            if _has_other_readers(leaves, recorded, path):
                 continue
-            if _is_only_added(block, leaves, path, call, x):
+            if _is_added_to_output(block, leaves, path, call, x):
                 return path
     return None
 
 
-def _is_value(argument: Any) -> bool:
-    """Return whether an argument is a tensor or a plain value, which no call changes unseen."""
-    if isinstance(argument, tuple):  # a list can be changed
-        return all(map(_is_value, cast(tuple[Any, ...], argument)))
+def _is_immutable(argument: Any) -> bool:
+    """Return whether an argument is a tensor, an immutable value or a tuple of these."""
+    if isinstance(argument, tuple):
+        return all(map(_is_immutable, cast(tuple[Any, ...], argument)))
     plain = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device, type(None))
     return isinstance(argument, plain)
 
 
 def _connected_paths(leaves: dict[str, nn.Module], calls: Calls, x: Tensor) -> list[BlockPath]:
-    """Return each pair of layers that are joined by an optional norm and an activation."""
+    """Return each pair of layers connected by an optional norm and an activation."""
     found: list[BlockPath] = []
     for first, call in calls.items():
         layer = leaves[first]
@@ -76,10 +76,10 @@ def _connected_paths(leaves: dict[str, nn.Module], calls: Calls, x: Tensor) -> l
 
 
 def _is_plain_layer(layer: nn.Module) -> bool:
-    """Return whether more units can be joined to this layer by joining its weights."""
+    """Return whether units can be added to this layer by concatenating weights."""
     if type(layer) is nn.Linear:
         return True
-    # A string as padding ("same") leaves the amounts to torch.
+    # With padding as a string ("same"), torch chooses the amounts.
     return (
         type(layer) is nn.Conv2d
         and layer.groups == 1
@@ -103,10 +103,10 @@ def _reads(call: Call, tensor: Tensor) -> bool:
 def _follow_norm(
     leaves: dict[str, nn.Module], calls: Calls, tensor: Tensor
 ) -> tuple[str | None, Tensor]:
-    """Return the batch norm that reads ``tensor`` and its output, or None and the tensor itself."""
+    """Return the batch norm that reads ``tensor`` and its output, or None and ``tensor``."""
     for name, call in calls.items():
         norm = leaves[name]
-        # On a sequence, BatchNorm1d takes the steps for channels.
+        # On a sequence, BatchNorm1d treats the steps as channels.
         is_plain = (
             type(norm) is (nn.BatchNorm2d if tensor.ndim == 4 else nn.BatchNorm1d)
             and tensor.ndim != 3
@@ -131,7 +131,7 @@ def _activation_between(
             for activation, make in ACTIVATIONS.items():
                 if _is_same_activation(leaves[name], make()):
                     return activation
-    # The block may call a function instead of a module.
+    # The activation may be a function call rather than a module.
     if reached.shape == hidden.shape:
         for activation, make in ACTIVATIONS.items():
             if torch.equal(make()(hidden), reached):
@@ -145,10 +145,13 @@ def _is_same_activation(module: nn.Module, candidate: nn.Module) -> bool:
     )
 
 
-def _is_read_beside(
+def _has_other_readers(
     leaves: dict[str, nn.Module], recorded: dict[str, list[Call]], path: BlockPath
 ) -> bool:
-    """Return whether a module beside the path reads its tensors: dropout, seen only in training."""
+    """Return whether a module outside the path reads its tensors.
+
+    Dropout, say, which has no effect in evaluation mode and so escapes the perturbation check.
+    """
     own = [name for name in (path.first, path.norm, path.second) if name is not None]
     tensors = [recorded[name][0].output for name in own] + [recorded[path.second][0].args[0]]
     activation = ACTIVATIONS[path.activation]()
@@ -164,47 +167,47 @@ def _is_read_beside(
     return False
 
 
-def _is_only_added(
+def _is_added_to_output(
     block: nn.Module, leaves: dict[str, nn.Module], path: BlockPath, call: Call, x: Tensor
 ) -> bool:
-    """Return whether the block is ``something + second(activation(norm(first(x))))``, by trying."""
+    """Test by perturbation that the block is ``rest(x) + second(activation(norm(first(x))))``."""
     first, second = leaves[path.first], leaves[path.second]
     norm = leaves[path.norm] if path.norm is not None else nn.Identity()
-    given: list[Tensor] = []
+    recorded: list[Tensor] = []
 
-    def keep(output: Tensor) -> Tensor:
-        given.append(output.clone())
+    def record(output: Tensor) -> Tensor:
+        recorded.append(output.clone())
         return output
 
-    before = _run_changed(block, call, {second: keep})
-    if len(given) != 1 or given[0].shape != before.shape:
+    before = _run_with_edits(block, call, {second: record})
+    if len(recorded) != 1 or recorded[0].shape != before.shape:
         return False
     with torch.no_grad():
         expected = second(ACTIVATIONS[path.activation]()(norm(first(x))))
-    # So large that a batch norm behind the layer shows, although it hardly changes anything.
+    # Large enough to reveal a batch norm after the layer, even one close to the identity.
     scale = 16.0 * before.abs().max().clamp_min(1.0).item()
     noise = scale * _noise_like(before)
-    after = _run_changed(block, call, {second: lambda output: output + noise})
-    pinned = _run_changed(
+    after = _run_with_edits(block, call, {second: lambda output: output + noise})
+    pinned = _run_with_edits(
         block,
         call,
-        {first: lambda output: output + _noise_like(output), second: lambda _: given[0].clone()},
+        {first: lambda output: output + _noise_like(output), second: lambda _: recorded[0].clone()},
     )
     return (
-        _is_close(expected, given[0])
-        # Both signs of the noise occur, so an activation behind the layer is noticed.
+        _is_close(expected, recorded[0])
+        # The noise has both signs, which reveals an activation after the layer.
         and _is_close(after - noise, before, scale=after.abs().max().item())
         and torch.equal(pinned, before)
     )
 
 
-def _run_changed(
-    block: nn.Module, call: Call, changes: dict[nn.Module, Callable[[Tensor], Tensor]]
+def _run_with_edits(
+    block: nn.Module, call: Call, edits: dict[nn.Module, Callable[[Tensor], Tensor]]
 ) -> Tensor:
-    """Return the block's output while what some of its layers give is changed."""
+    """Return the block's output while the outputs of some of its layers are edited."""
     handles = [
-        layer.register_forward_hook(lambda _, __, output, change=change: change(output))
-        for layer, change in changes.items()
+        layer.register_forward_hook(lambda _, __, output, edit=edit: edit(output))
+        for layer, edit in edits.items()
     ]
     try:
         with torch.no_grad():
@@ -219,7 +222,7 @@ def _noise_like(tensor: Tensor) -> Tensor:
 
 
 def _is_close(tensor: Tensor, other: Tensor, *, scale: float | None = None) -> bool:
-    """Return whether two tensors differ by no more than a few roundings at ``scale``."""
+    """Return whether two tensors agree up to a few rounding errors at ``scale``."""
     if scale is None:
         scale = other.abs().max().clamp_min(1.0).item()
     error = (tensor - other).abs().max().item()

@@ -1,4 +1,4 @@
-"""Running a model once with hooks, to see which module is called with what and returns what."""
+"""Running a model with hooks to record what its modules are called with and what they return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     kwargs: dict[str, Any]
     output: Any
     versions: dict[int | str, int]
-    """How often each tensor among the arguments had been changed in place before the call."""
+    """Version counter of each tensor argument before the call, to detect in-place changes."""
 
     def tensors(self) -> dict[int | str, Tensor]:
         """Return the tensors among the arguments, by position or keyword."""
@@ -30,7 +30,7 @@ class Call:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Put every module in evaluation mode, and back into its own mode afterwards."""
+    """Put every module in evaluation mode, then restore its own mode."""
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -50,7 +50,7 @@ def call_model(model: nn.Module, sample_input: Any) -> Any:
 
 
 def batch_size_of(sample_input: Any) -> int:
-    """Return how many samples a model's input holds: the length of its first tensor."""
+    """Return the batch size of a model's input: the length of its first tensor."""
     values: Any = sample_input
     if isinstance(sample_input, Mapping):
         values = cast(Any, sample_input).values()
@@ -61,7 +61,7 @@ def batch_size_of(sample_input: Any) -> int:
 
 @contextmanager
 def recorded_calls(modules: Mapping[str, nn.Module]) -> Generator[dict[str, list[Call]]]:
-    """Record every call of the named modules while the context lasts."""
+    """Record every call of the named modules inside the context."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
     versions: dict[str, list[dict[int | str, int]]] = {name: [] for name in modules}
     handles: list[Any] = []
@@ -69,7 +69,7 @@ def recorded_calls(modules: Mapping[str, nn.Module]) -> Generator[dict[str, list
 
         def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             tensors = Call(args, kwargs, None, {}).tensors()
-            # Under inference mode tensors do not count their changes.
+            # Inference-mode tensors have no version counter.
             counts = {key: -1 if t.is_inference() else t._version for key, t in tensors.items()}
             versions[name].append(counts)
 
@@ -88,7 +88,7 @@ def recorded_calls(modules: Mapping[str, nn.Module]) -> Generator[dict[str, list
 def record_calls(
     model: nn.Module, modules: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, list[Call]]:
-    """Run the model with gradients in evaluation mode; return the calls of the named modules."""
+    """Run a model in evaluation mode with gradients and return the calls of the named modules."""
     with (
         evaluation_mode(model),
         recorded_calls(modules) as calls,
@@ -102,10 +102,10 @@ def record_calls(
 def count_inference_calls(
     model: nn.Module, modules: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, int]:
-    """Run the model without gradients in evaluation mode; count the named modules' calls.
+    """Run a model in evaluation mode without gradients and count the named modules' calls.
 
-    No hook hangs on the modules themselves: torch's encoder layers take their short cuts only if
-    they see none.
+    The hook is global, because torch's encoder layers take their fast path only if their modules
+    have no hooks.
     """
     names = {module: name for name, module in modules.items()}
     counts = dict.fromkeys(modules, 0)
@@ -124,7 +124,7 @@ def count_inference_calls(
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in what a model returned."""
+    """Return the floating-point tensors in a model's output."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What a model costs: its parameters, and the floating-point operations of its work.
+"""The cost of a model: its parameters and its FLOPs.
 
-FLOPs are counted by torch's own counter (matrix products, convolutions and attention; a
-multiplication and an addition count as two), not estimated from shapes.
+FLOPs are counted by torch's own counter, which covers matrix products, convolutions and attention
+and counts a multiply-add as two.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from esper.growth.seed_slot import SeedSlot
 
 @dataclass(frozen=True)
 class Footprint:
-    """Size and cost of a model as it is now."""
+    """Parameters and FLOPs of a model in its current state."""
 
     host_parameters: int
-    """Parameters that are not a seed's."""
+    """Parameters outside seeds."""
     seed_parameters: dict[str, int]
     """Parameters of each seed, by slot."""
     forward_flops: int
-    """Of one forward pass of the sample, seeds included."""
+    """FLOPs of one forward pass of the sample, including seeds."""
     training_step_flops: int
-    """Of one forward and backward pass of the sample, seeds included."""
+    """FLOPs of one forward and backward pass of the sample, including seeds."""
     seed_forward_flops: dict[str, int]
-    """Part of ``forward_flops`` that is each seed's, by slot."""
+    """Share of each seed in ``forward_flops``, by slot."""
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Total number of parameters."""
         return self.host_parameters + sum(self.seed_parameters.values())
 
 
 def count_flops(work: Callable[[], Any]) -> int:
-    """Return the floating-point operations that ``work`` does."""
+    """Return the FLOPs of calling ``work``."""
     with FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
 
 
 def footprint(model: nn.Module, sample_input: Any) -> Footprint:
-    """Return what a model costs with a sample of its input; the model stays as it is."""
+    """Return the parameters and FLOPs of a model on a sample input; the model is not changed."""
     grown: Mapping[str, SeedSlot] = slots(model) if ATTRIBUTE in model.__dict__ else {}
     total = count_parameters(model)
     seeds: dict[str, int] = {}
@@ -71,15 +71,15 @@ def footprint(model: nn.Module, sample_input: Any) -> Footprint:
 
 
 def forward_flops(model: nn.Module, sample_input: Any) -> int:
-    """Return the FLOPs of a forward pass that learns nothing."""
+    """Return the FLOPs of a forward pass without gradients."""
     with evaluation_mode(model), torch.no_grad():
         return count_flops(lambda: call_model(model, sample_input))
 
 
 def training_step_flops(model: nn.Module, sample_input: Any) -> int:
-    """Return the FLOPs of a forward and a backward pass; parameters and gradients stay as they are.
+    """Return the FLOPs of a forward and a backward pass; the model is not changed.
 
-    The loss is taken to be free: it is what comes before it that costs.
+    The FLOPs of the loss itself are not counted.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -89,7 +89,7 @@ def training_step_flops(model: nn.Module, sample_input: Any) -> int:
         if total.requires_grad:
             total.backward()
 
-    # torch.autograd.grad would leave gradients alone, but the counter cannot follow it everywhere.
+    # torch.autograd.grad would not touch .grad, but the counter does not cover it everywhere.
     kept = [parameter.grad for parameter in learning]
     try:
         for parameter in learning:
@@ -102,10 +102,9 @@ def training_step_flops(model: nn.Module, sample_input: Any) -> int:
 
 
 class TrainingMeter:
-    """Adds up the FLOPs that a model's training has taken.
+    """Adds up the FLOPs of a model's training.
 
-    The model is counted anew only when its slots have changed; between changes, work is in
-    proportion to samples.
+    FLOPs per sample are counted again only when the slots have changed.
     """
 
     def __init__(self, model: nn.Module, sample_input: Any) -> None:
@@ -115,11 +114,11 @@ class TrainingMeter:
         self._counted: tuple[Any, float, float] | None = None
 
     def add_training(self, n_samples: int) -> None:
-        """Count samples that were learned from."""
+        """Add the FLOPs of training on ``n_samples`` samples."""
         self.total_flops += n_samples * self._per_sample()[1]
 
     def add_evaluation(self, n_samples: int) -> None:
-        """Count samples that were only looked at."""
+        """Add the FLOPs of evaluating ``n_samples`` samples."""
         self.total_flops += n_samples * self._per_sample()[0]
 
     def _per_sample(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The governor: stops an update that would ruin a host, and takes the host back."""
+"""The governor: blocks updates that would break a host and rolls the host back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from esper.growth.slot_lives import SlotLife
 
 
 class LossWatch:
-    """The running mean and spread of the losses of N hosts, each watched by itself.
+    """Running mean and variance of the losses of N hosts.
 
-    Early losses are averaged evenly, later ones with a memory that fades. A loss is an outlier if
-    it is many deviations *and* several times the mean above the mean; only rises count, and small
-    ones never.
+    Early losses have equal weight; after that the average is exponential. A loss is an outlier if
+    it exceeds the mean by many standard deviations, by a multiple of the mean and by a fixed floor.
     """
 
     def __init__(self, n_hosts: int, config: GovernorConfig) -> None:
@@ -38,7 +37,7 @@ class LossWatch:
         self.variance = np.zeros(n_hosts)
 
     def limits(self, hosts: Any = slice(None)) -> Floats:
-        """Return the loss beyond which each of some hosts is an outlier, if it is warm yet."""
+        """Return the largest loss of each host that is not an outlier; infinite during warm-up."""
         mean, config = self.mean[hosts], self.config
         spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
         rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(mean))
@@ -46,7 +45,7 @@ class LossWatch:
         return np.where(self.count[hosts] >= config.warmup_losses, mean + rise, np.inf)
 
     def add(self, losses: Floats, hosts: Any = slice(None)) -> None:
-        """Take in one finite loss for each of some hosts."""
+        """Record one finite loss for each of some hosts."""
         weight = np.maximum(1.0 / (self.count[hosts] + 1.0), 1.0 - self.config.memory)
         change = losses - self.mean[hosts]
         self.mean[hosts] += weight * change
@@ -54,35 +53,35 @@ class LossWatch:
         self.count[hosts] += 1.0
 
     def forget(self, host: int = 0) -> None:
-        """Know nothing of a host's losses any more."""
+        """Forget a host's losses."""
         self.set_state([0.0, 0.0, 0.0], host)
 
     def describe(self, loss: float, host: int = 0) -> str:
-        """Return in words why a loss is an outlier."""
+        """Describe an outlier and the recent losses."""
         deviation = float(np.sqrt(self.variance[host]))
-        return f"the loss is {loss:.4g}; recent ones were {self.mean[host]:.4g} ± {deviation:.2g}"
+        return f"the loss is {loss:.4g}; recent losses were {self.mean[host]:.4g} ± {deviation:.2g}"
 
     def get_state(self, host: int = 0) -> list[float]:
-        """Return what is known of one host's losses."""
+        """Return the statistics of one host's losses."""
         return [float(self.count[host]), float(self.mean[host]), float(self.variance[host])]
 
     def set_state(self, state: list[float], host: int = 0) -> None:
-        """Take over what :meth:`get_state` returned."""
+        """Load what :meth:`get_state` returned."""
         self.count[host], self.mean[host], self.variance[host] = state
 
 
 @dataclass(frozen=True)
 class GovernorReport:
-    """Why the governor stepped in, and what it did."""
+    """Why the governor rolled a host back, and which seeds it pruned."""
 
     reason: str
     pruned: tuple[str, ...]
-    """Slots whose growing seed was removed."""
+    """Slots whose uncommitted seed was removed."""
 
 
 @dataclass(frozen=True)
-class _Planted:
-    """What stood in a slot."""
+class _SlotSnapshot:
+    """The contents of a slot."""
 
     life: SlotLife
     seed: nn.Module | None
@@ -92,29 +91,29 @@ class _Planted:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """One state of a host: copies of its tensors, and who stood where."""
+    """The state of a host, its optimizer and its slots."""
 
     parameters: list[tuple[nn.Parameter, Tensor]]
     """Each parameter with a copy of its value."""
     buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
-    """Each buffer by its module and name: modules may put another tensor in its place."""
+    """Module, name, tensor and copy of each buffer; a module may replace the tensor."""
     groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
-    """The members and settings of each of the optimizer's groups."""
+    """The parameters and settings of each of the optimizer's groups."""
     moments: dict[Tensor, dict[str, Any]]
-    planted: dict[str, _Planted]
+    slots: dict[str, _SlotSnapshot]
     n_germinated: int
 
 
 class Governor:
-    """Watches one model's training.
+    """Watches the training of one model.
 
-    Call :meth:`step` in place of ``loss.backward(); optimizer.step()`` and :meth:`end_epoch` after
+    Call :meth:`step` instead of ``loss.backward(); optimizer.step()``, and :meth:`end_epoch` after
     each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its recent
-    range, takes the model, its optimizer and its slots back to their last good state, bit for bit;
-    then what was growing is pruned. Learning rates stay where a scheduler has put them.
+    range, rolls the model, its optimizer and its slots back to the last good state, bit for bit,
+    and then prunes uncommitted seeds. Learning rates are not rolled back.
 
-    The last good state is that of the end of the last epoch or, if the slots were acted on since,
-    that after the action. One copy of it is kept.
+    A snapshot of the last good state is kept. It is taken at the end of each epoch and after each
+    growth action.
     """
 
     def __init__(
@@ -126,29 +125,30 @@ class Governor:
         self.slots: HostSlots = slots(model)
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
-        """Norm of the whole gradient at the last step."""
+        """Gradient norm of the last step, over all parameters."""
         self._snapshot = self._take_snapshot()
         self.slots.action_listeners.append(self.keep_if_finite)
 
     def step(
         self, loss: Tensor, *, before_update: Callable[[], object] | None = None
     ) -> GovernorReport | None:
-        """Take one step of learning, or refuse it and restore the model.
+        """Run the backward pass and update the parameters, or roll the model back.
 
         Args:
-            loss: The loss of the present batch; its gradients are computed here.
-            before_update: Called between the backward pass and the update, to clip gradients say.
+            loss: The loss of the current batch; gradients are computed here.
+            before_update: Called between the backward pass and the update, for example to clip
+                gradients.
 
         Returns:
-            None if all is well; otherwise why the step was not taken.
+            None after an update; a report if the model was rolled back instead.
 
         Raises:
-            TensorError: If the loss is not one number with a gradient.
+            TensorError: If the loss is not a scalar that requires gradients.
         """
         if loss.numel() != 1 or not loss.requires_grad:
             raise TensorError(
-                f"the loss has shape {list(loss.shape)} and requires_grad {loss.requires_grad}; it "
-                "must be one number that depends on what learns."
+                f"loss has shape {list(loss.shape)} and requires_grad={loss.requires_grad}; it "
+                "must be a scalar that depends on trainable parameters."
             )
         value = loss.item()
         problem = self._find_loss_problem(value)
@@ -164,34 +164,34 @@ class Governor:
         return None
 
     def end_epoch(self) -> GovernorReport | None:
-        """Remember the present state as good; if a parameter is not finite, restore instead."""
+        """Take a snapshot, or roll the model back if a parameter or buffer is not finite."""
         report = self.check_parameters()
         if report is None:
             self.keep()
         return report
 
     def check_parameters(self) -> GovernorReport | None:
-        """Restore the last good state if a parameter or buffer has become other than finite."""
+        """Roll the model back if a parameter or buffer has become non-finite."""
         problem = self._find_tensor_problem()
         return None if problem is None else self.restore(problem)
 
     def keep(self) -> None:
-        """Remember the present state as good, in place of the one before."""
+        """Take a snapshot of the current state, replacing the previous one."""
         self._require_seeds()
         self._snapshot = self._take_snapshot()
 
     def keep_if_finite(self) -> None:
-        """Remember the present state as good, after the slots were acted on, if it is finite."""
+        """Take a snapshot if all parameters and buffers are finite; called after growth actions."""
         if self._find_tensor_problem() is None:
             self.keep()
 
     def restore(self, reason: str) -> GovernorReport:
-        """Go back to the last good state, then prune what was growing in it.
+        """Roll back to the last snapshot, then prune the uncommitted seeds.
 
-        What is known of recent losses is forgotten, so that a loss that has moved to another level
-        for good is not refused forever.
+        Loss statistics are reset, so that a permanent change of the loss level is not blocked
+        forever.
         """
-        self._put_back(self._snapshot)
+        self._load_snapshot(self._snapshot)
         pruned = tuple(self.slots.abandon_growing())
         self.watch.forget()
         self.keep()
@@ -202,8 +202,8 @@ class Governor:
         for name, parameters in self.slots.growing_parameters().items():
             if any(id(parameter) not in members for parameter in parameters):
                 raise SlotError(
-                    f"the optimizer does not hold the seed in slot {name!r}, so it would never "
-                    "learn; make an OptimizerKeeper(model, optimizer) first."
+                    f"the optimizer does not have the parameters of the seed in slot {name!r}, so "
+                    "the seed would never train; create an OptimizerKeeper(model, optimizer) first."
                 )
 
     def _find_loss_problem(self, loss: float) -> str | None:
@@ -223,7 +223,7 @@ class Governor:
         return f"the gradient of {bad[0] if bad else 'the model'} is not finite"
 
     def _find_tensor_problem(self) -> str | None:
-        """Return which tensor is not finite where it was when it was last good."""
+        """Return which tensor is non-finite where the last snapshot was finite."""
         known: dict[Any, Tensor] = {id(p): value for p, value in self._snapshot.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._snapshot.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
@@ -232,7 +232,7 @@ class Governor:
             if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
                 continue
             before = known.get(key)
-            # A mask of minus infinity is as it should be.
+            # Infinite entries that the snapshot has too, such as an attention mask, are fine.
             if before is None or before.shape != tensor.shape:
                 return f"{name} is not finite"
             if bool((torch.isfinite(before) & ~torch.isfinite(tensor)).any()):
@@ -252,16 +252,16 @@ class Governor:
                 for group in self.optimizer.param_groups
             ],
             moments={p: _copied(state) for p, state in self.optimizer.state.items()},
-            planted={
-                name: _Planted(replace(slot.life), slot.seed, slot.gate, slot.form)
+            slots={
+                name: _SlotSnapshot(replace(slot.life), slot.seed, slot.gate, slot.form)
                 for name, slot in self.slots.items()
             },
             n_germinated=self.slots.n_germinated,
         )
 
-    def _put_back(self, snapshot: _Snapshot) -> None:
-        for name, planted in snapshot.planted.items():
-            self.slots.put_back(name, planted.life, planted.seed, planted.gate, planted.form)
+    def _load_snapshot(self, snapshot: _Snapshot) -> None:
+        for name, slot in snapshot.slots.items():
+            self.slots.restore_slot(name, slot.life, slot.seed, slot.gate, slot.form)
         self.slots.n_germinated = snapshot.n_germinated
         with torch.no_grad():
             for parameter, value in snapshot.parameters:
@@ -270,14 +270,14 @@ class Governor:
                 setattr(module, name, buffer.copy_(value))
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._put_back_optimizer(snapshot)
+        self._load_optimizer(snapshot)
 
-    def _put_back_optimizer(self, snapshot: _Snapshot) -> None:
+    def _load_optimizer(self, snapshot: _Snapshot) -> None:
         groups = self.optimizer.param_groups
         for group, (members, settings) in zip(groups, snapshot.groups, strict=False):
             group.update({k: v for k, v in settings.items() if k not in RATE_KEYS})
             group["params"] = list(members)
-        for group in groups[len(snapshot.groups) :]:  # which came since
+        for group in groups[len(snapshot.groups) :]:  # added after the snapshot
             group["params"] = []
         self.optimizer.state.clear()
         for parameter, state in snapshot.moments.items():
@@ -285,7 +285,7 @@ class Governor:
 
 
 def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:
-    """Return each buffer with its full name and with what it is known by in a snapshot."""
+    """Return the full name, the snapshot key and the tensor of each buffer."""
     return [
         (f"{prefix}.{name}".lstrip("."), (id(module), name), buffer)
         for prefix, module in named_modules(model).items()

@@ -1,15 +1,15 @@
-"""Starting new hidden units where the loss pulls at them hardest.
+"""GradMax: initializing new hidden units so that they learn fast.
 
-Shapes: ``N`` new units, ``F`` weights that lead into one of them.
+Shapes: ``N`` new units, ``F`` incoming weights of each.
 
-While the weights that lead out of new units are zero, the weights that lead in change nothing of
-what the model computes, but they decide how fast the units learn. They are chosen here to maximise
-the norm of the loss's gradient with respect to the outgoing weights, for one batch.
+While the outgoing weights of new units are zero, their incoming weights do not affect the model's
+output, but they determine how fast the units learn. They are chosen here to maximize the norm of
+the loss's gradient with respect to the outgoing weights, on one batch.
 
-Reference: Evci et al. (2022), "GradMax: Growing Neural Networks using Gradient Information". There
-the incoming weights are zero and the outgoing ones are found by a singular value decomposition;
-with the roles exchanged the activation takes part, and the generalised power method (Journée et
-al., 2010) goes on from there: the next weights are the orthonormal rows nearest to the gradient.
+Reference: Evci et al. (2022), "GradMax: Growing Neural Networks using Gradient Information". The
+paper sets the incoming weights to zero and finds the outgoing ones by singular value decomposition.
+With the roles swapped the activation matters, so the solution is refined by the generalized power
+method (Journée et al., 2010): each iterate has the orthonormal rows closest to the gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from esper.lifecycle.stages import Stage
 
 @dataclass(frozen=True)
 class GradMaxReport:
-    """Norm of the loss's gradient with respect to the new units' outgoing weights."""
+    """Norm of the loss's gradient with respect to the outgoing weights, before and after."""
 
     norm_before: float
     norm_after: float
@@ -43,10 +43,10 @@ class GradMaxReport:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One call of the block: what its seed would read, and the loss's gradient at its output."""
+    """One call of the block: the seed's input, and the loss's gradient at the seed's output."""
 
     x: Tensor
-    pull: Tensor
+    output_gradient: Tensor
 
 
 def maximise_gradient(
@@ -54,28 +54,28 @@ def maximise_gradient(
 ) -> GradMaxReport:
     """Choose the incoming weights of a new widening seed so that its outgoing weights learn fast.
 
-    The rows of the seed's first layer become orthogonal (in groups, if there are more units than
-    weights leading into one), each as long as its rows were on average, and its bias zero. If none
-    that is found beats the weights that are there, those stay. Nothing else of the model changes.
+    The rows of the seed's first layer become orthogonal (in groups of ``F`` if there are more units
+    than incoming weights), with the average norm of the current rows, and its bias becomes zero.
+    The current weights stay if nothing better is found. The rest of the model does not change.
 
     Args:
         model: A model with slots.
-        slot: The slot whose seed is a ``widen`` blueprint's, germinated or training.
+        slot: A slot that holds a new ``widen`` seed, germinated or training.
         loss: Computes the model's loss on one batch.
-        n_iterations: Steps of the power method from each start.
+        n_iterations: Power method steps from each starting point.
 
     Raises:
-        SlotError: If the slot has no such seed, the seed has learned already, or the loss does not
-            depend on the block.
+        SlotError: If the slot holds no such seed, the seed has already been trained, or the loss
+            does not depend on the block.
         NonFiniteError: If the loss's gradient at the block is not finite.
     """
     require_int("n_iterations", n_iterations, least=0)
     place, seed = _require_new_units(model, slot)
-    with _left_as_it_was(model), torch.enable_grad():
-        passes = _observe(place, loss)
+    with _restored(model), torch.enable_grad():
+        passes = _record_passes(place, loss)
         seed.train()
-        given = _outgoing_gradient(seed, passes, seed.first.weight, seed.first.bias)
-        before = given.square().sum().item()
+        current = _outgoing_gradient(seed, passes, seed.first.weight, seed.first.bias)
+        before = current.square().sum().item()
         best, weight = before, None
         for start in _starts(seed, passes):
             value, found = _ascend(seed, passes, start, n_iterations)
@@ -95,24 +95,24 @@ def _require_new_units(model: nn.Module, slot: str) -> tuple[SeedSlot, WidenSeed
     seed = place.seed
     if not isinstance(seed, WidenSeed):
         holds = "no seed" if seed is None else f"a {place.life.blueprint!r} seed"
-        raise SlotError(f"slot {slot!r} holds {holds}; a gradient is maximised for widen seeds.")
-    counts = place.life.alpha > 0.0
-    if counts or place.stage not in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING):
+        raise SlotError(f"slot {slot!r} holds {holds}; maximise_gradient needs a widen seed.")
+    is_blended = place.life.alpha > 0.0
+    if is_blended or place.stage not in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING):
         raise SlotError(
-            f"the seed of slot {slot!r} is {place.stage.name.lower()}; its gradient can be "
-            "maximised while it is germinated or training, before it counts."
+            f"the seed in slot {slot!r} is {place.stage.name.lower()} at alpha "
+            f"{place.life.alpha:.3g}; call maximise_gradient while it is germinated or training."
         )
     if not seed.is_new:
         raise SlotError(
-            f"the seed of slot {slot!r} has learned already; its gradient can be maximised before "
-            "its first step."
+            f"the seed in slot {slot!r} has already been trained; call maximise_gradient before "
+            "its first update."
         )
     return place, seed
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module) -> Generator[None]:
-    """Restore every module's mode, every buffer and torch's generators afterwards."""
+def _restored(model: nn.Module) -> Generator[None]:
+    """Restore every module's mode, every buffer and torch's generators on exit."""
     modes = {module: module.training for module in model.modules()}
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -131,40 +131,43 @@ def _left_as_it_was(model: nn.Module) -> Generator[None]:
                     setattr(module, name, buffer.copy_(value))
 
 
-def _observe(place: SeedSlot, loss: Callable[[], Tensor]) -> list[_Pass]:
-    """Compute the loss once and return what passes through the slot's block."""
-    seen: list[tuple[Tensor, Tensor]] = []
+def _record_passes(place: SeedSlot, loss: Callable[[], Tensor]) -> list[_Pass]:
+    """Compute the loss once and return the calls of the slot's block."""
+    recorded: list[tuple[Tensor, Tensor]] = []
     key = place.site.input_key
     assert key is not None, "a widen seed reads the block's input"
 
-    def look(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+    def record(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
-        seen.append((Call(args, kwargs, None, {}).tensors()[key].detach().clone(), leaf))
-        return leaf.clone()  # what follows a block may work in place
+        recorded.append((Call(args, kwargs, None, {}).tensors()[key].detach().clone(), leaf))
+        return leaf.clone()  # an in-place operation may follow the block
 
-    handle = place.block.register_forward_hook(look, with_kwargs=True)
+    handle = place.block.register_forward_hook(record, with_kwargs=True)
     try:
         with place.switched_off():
             value = loss()
     finally:
         handle.remove()
-    if not seen or value.numel() != 1 or not value.requires_grad:
+    if not recorded or value.numel() != 1 or not value.requires_grad:
         raise SlotError(
             f"the loss does not depend on the block of slot {place.name!r}; it must call this "
-            "model, with gradients, and return one number."
+            "model with gradients enabled and return a scalar."
         )
-    outputs = [y for _, y in seen]
+    outputs = [y for _, y in recorded]
     grads = torch.autograd.grad(value.sum(), outputs, allow_unused=True, materialize_grads=True)
-    passes = [_Pass(x, _pull(place, y, g)) for (x, y), g in zip(seen, grads, strict=True)]
-    if not all(bool(torch.isfinite(each.pull).all()) for each in passes):
+    passes = [
+        _Pass(x, _seed_output_gradient(place, y, grad))
+        for (x, y), grad in zip(recorded, grads, strict=True)
+    ]
+    if not all(bool(torch.isfinite(each.output_gradient).all()) for each in passes):
         raise NonFiniteError(
-            f"the gradient of the loss at slot {place.name!r} is not finite; give another batch."
+            f"the gradient of the loss at slot {place.name!r} is not finite; use another batch."
         )
     return passes
 
 
-def _pull(place: SeedSlot, y: Tensor, grad: Tensor) -> Tensor:
-    """Return the loss's gradient with respect to what the seed gives, which is zero now."""
+def _seed_output_gradient(place: SeedSlot, y: Tensor, grad: Tensor) -> Tensor:
+    """Return the loss's gradient with respect to the seed's output, which is zero now."""
     assert isinstance(place.seed, WidenSeed)
     dtype = place.seed.first.weight.dtype
     y, grad = y.detach().to(dtype), grad.to(dtype)
@@ -177,9 +180,9 @@ def _pull(place: SeedSlot, y: Tensor, grad: Tensor) -> Tensor:
 def _outgoing_gradient(
     seed: WidenSeed, passes: list[_Pass], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient with respect to the outgoing weights, ``[N, ...]``, given the incoming.
+    """Return the gradient with respect to the outgoing weights, ``[N, ...]``, for these incoming.
 
-    No bias means zero. The gradient can be differentiated with respect to ``weight``.
+    A bias of None means zero. The result is differentiable with respect to ``weight``.
     """
     outgoing = torch.zeros_like(seed.second.weight, requires_grad=True)
     weights = {"first.weight": weight, "second.weight": outgoing}
@@ -188,34 +191,36 @@ def _outgoing_gradient(
     total = torch.zeros_like(outgoing)
     for each in passes:
         change = functional_call(seed, weights, (each.x.to(weight.dtype),))
-        total = total + torch.autograd.grad(change, outgoing, each.pull, create_graph=True)[0]
+        grad = torch.autograd.grad(change, outgoing, each.output_gradient, create_graph=True)[0]
+        total = total + grad
     return total.transpose(0, 1).flatten(1)
 
 
 def _starts(seed: WidenSeed, passes: list[_Pass]) -> Generator[Tensor]:
-    """Give the weights from which to ascend: those there and, for linear layers, the best of a
-    seed without an activation.
+    """Yield starting weights: the current ones and, for linear layers, the optimum for a seed
+    without an activation.
     """
-    given = seed.first.weight.detach()
-    length = _row_norms(given).mean()
-    yield length * _orthonormal_rows(given)
-    if given.ndim == 2:
+    current = seed.first.weight.detach()
+    length = _row_norms(current).mean()
+    yield length * _orthonormal_rows(current)
+    if current.ndim == 2:
         product = sum(
-            each.pull.flatten(0, -2).T @ each.x.to(given.dtype).flatten(0, -2) for each in passes
+            each.output_gradient.flatten(0, -2).T @ each.x.to(current.dtype).flatten(0, -2)
+            for each in passes
         )
         assert isinstance(product, Tensor)
-        basis = _decompose(product, full_matrices=True)[1].to(given.dtype)
-        yield length * basis[torch.arange(len(given)) % len(basis)]
+        basis = _decompose(product, full_matrices=True)[1].to(current.dtype)
+        yield length * basis[torch.arange(len(current)) % len(basis)]
 
 
 def _ascend(
     seed: WidenSeed, passes: list[_Pass], weight: Tensor, n_iterations: int
 ) -> tuple[float, Tensor]:
-    """Return the best squared norm of the power method's iterates, and the weights that give it."""
+    """Return the largest squared norm among the power method's iterates, and its weights."""
     length = _row_norms(weight)[0]
     best, best_weight = -1.0, weight
     for iteration in range(n_iterations + 1):
-        # Units do not depend on one another, so each takes the better of its two signs.
+        # Units are independent of one another, so each takes the better of its two signs.
         norms = [_row_norms(_outgoing_gradient(seed, passes, w)) for w in (weight, -weight)]
         is_worse = (norms[0] < norms[1]).view(-1, *[1] * (weight.ndim - 1))
         weight = torch.where(is_worse, -weight, weight).detach().requires_grad_()
@@ -229,7 +234,7 @@ def _ascend(
 
 
 def _orthonormal_rows(weight: Tensor) -> Tensor:
-    """Return the nearest weights whose rows are orthonormal, in groups of at most ``F`` rows."""
+    """Return the closest weights with orthonormal rows, in groups of at most ``F`` rows."""
     rows = weight.flatten(1)
     groups: list[Tensor] = []
     for first in range(0, len(rows), rows.shape[1]):
@@ -240,7 +245,7 @@ def _orthonormal_rows(weight: Tensor) -> Tensor:
 
 
 def _decompose(matrix: Tensor, *, full_matrices: bool) -> tuple[Tensor, Tensor]:
-    """Return the left singular vectors as columns and the right ones as rows."""
+    """Return the left singular vectors as columns and the right singular vectors as rows."""
     matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     left, _, right = cast(Any, torch.linalg.svd(matrix, full_matrices=full_matrices))
     return left, right

@@ -1,4 +1,4 @@
-"""The slots of one model: acting on them, letting epochs pass, switching them off."""
+"""The slots of one model: acting on them, advancing epochs, disabling seeds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.stages import LIVE_STAGES, Stage
+from esper.lifecycle.stages import Stage
 
 ATTRIBUTE = "_esper_slots"
-"""Where a model keeps its slots. It is no module: parameters and hooks are the model's own."""
-
+"""The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
 _LISTENERS = ("listeners", "action_listeners")
 
@@ -34,8 +33,8 @@ _LISTENERS = ("listeners", "action_listeners")
 class HostSlots(Mapping[str, SeedSlot]):
     """All slots of a model, by name, in order.
 
-    ``at`` names each site's block by its parent module and the name it has there, so that slots
-    inside one another find their blocks whichever of them is in use.
+    Each slot remembers its block's parent module and attribute name, so that nested slots find
+    their blocks whichever of them are in use.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class HostSlots(Mapping[str, SeedSlot]):
         self.n_germinated = 0
         self.lives = SlotLives(slot_config_for(sites, seed_limit), growth_config)
         self.listeners: list[Callable[[], None]] = []
-        """Called after parameters came or went."""
+        """Called after parameters were added or removed."""
         self.action_listeners: list[Callable[[], None]] = []
-        """Called after an action was done."""
+        """Called after an action was carried out."""
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
@@ -76,7 +75,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         return len(self._slots)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostSlots:
-        """Copy the slots with the model; whoever listens to this one does not know the copy."""
+        """Copy the slots together with their model, without listeners."""
         twin = HostSlots.__new__(HostSlots)
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
@@ -88,12 +87,12 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     @property
     def slot_config(self) -> SlotConfig:
-        """The slots as action masks know them."""
+        """The slot configuration that action masks read."""
         return self.lives.slot_config
 
     @property
     def sites(self) -> list[SlotSite]:
-        """The place of each slot."""
+        """The site of each slot."""
         return [slot.site for slot in self._slots.values()]
 
     def germinate(
@@ -105,7 +104,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         tempo_epochs: int = 3,
         alpha_target: float = 1.0,
     ) -> Outcome:
-        """Build a seed in a slot; the model's function stays as it is."""
+        """Build a seed in a slot; the model's output does not change."""
         return self.apply(
             GrowthAction(
                 op=Op.GERMINATE,
@@ -118,7 +117,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         )
 
     def advance(self, slot: str) -> Outcome:
-        """Let a seed go on: from germinated to training, to blending, to holding."""
+        """Advance a seed to its next stage: training, blending or holding."""
         return self.apply(GrowthAction(op=Op.ADVANCE, slot=slot))
 
     def set_alpha_target(
@@ -130,7 +129,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         speed_epochs: int = 0,
         curve: AlphaCurve = AlphaCurve.LINEAR,
     ) -> Outcome:
-        """Change how strongly a seed is blended in, and by which style (its own if not given)."""
+        """Change a seed's alpha target and, if given, its blend style."""
         return self.apply(
             GrowthAction(
                 op=Op.SET_ALPHA_TARGET,
@@ -145,17 +144,17 @@ class HostSlots(Mapping[str, SeedSlot]):
     def prune(
         self, slot: str, *, speed_epochs: int = 0, curve: AlphaCurve = AlphaCurve.LINEAR
     ) -> Outcome:
-        """Fade a seed out over some epochs and remove it."""
+        """Fade a seed out over ``speed_epochs`` epochs and remove it."""
         return self.apply(
             GrowthAction(op=Op.PRUNE, slot=slot, alpha_speed_epochs=speed_epochs, alpha_curve=curve)
         )
 
     def fossilize(self, slot: str) -> Outcome:
-        """Commit a held seed: it is part of the model from now on."""
+        """Commit a held seed, making it a permanent part of the model."""
         return self.apply(GrowthAction(op=Op.FOSSILIZE, slot=slot))
 
     def apply(self, action: GrowthAction) -> Outcome:
-        """Do what an action says; a gate may turn it into a wait, with a reason.
+        """Carry out an action; if a gate blocks it, do nothing and return the reason.
 
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
@@ -167,66 +166,63 @@ class HostSlots(Mapping[str, SeedSlot]):
         return outcome
 
     def tick(self) -> None:
-        """Let one epoch pass."""
+        """Advance all slots by one epoch."""
         self.lives.tick(self)
 
     def abandon_growing(self) -> list[str]:
-        """Prune every seed that is not committed, at once; return the slots it was done to."""
-        growing = [name for name, life in self.lives.items() if life.is_growing]
-        for name in growing:
-            self.lives.abandon(name, self)
-        return growing
+        """Prune every uncommitted seed immediately and return the names of their slots."""
+        return self.lives.abandon_growing(self)
 
     @contextmanager
     def switched_off(self, slot: str) -> Generator[None]:
-        """Compute the model without a slot's seed while the context lasts."""
+        """Disable a slot's seed inside the context."""
         with self[slot].switched_off():
             yield
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
-        """Build the action's blueprint and put the slot in the block's place."""
+        """Build the action's blueprint and insert the slot into the model."""
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
-        self.place(slot)
+        self.insert(slot)
         self._notify()
 
     def remove_seed(self, slot: str) -> None:
-        """Take the seed away and put the block back."""
+        """Remove the seed and take the slot out of the model."""
         self[slot].clear()
         self.take_out(slot)
         self._notify()
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
-        """Make what a style needs and remove what it does not."""
+        """Create the gate if the style needs one; remove it otherwise."""
         self[slot].restyle(style)
         self._notify()
 
     def commit_seed(self, slot: str) -> None:
-        """Count the seed as part of the host."""
+        """Notify listeners that the seed is now part of the host."""
         self._notify()
 
     def find_start_problem(self, slot: str) -> str | None:
-        """Return why a germinated seed may not start learning, or None if it may."""
+        """Return why a germinated seed may not start training, or None if it may."""
         return self[slot].find_start_problem()
 
-    def place(self, slot: str) -> None:
-        """Put a slot in its block's place in the model."""
+    def insert(self, slot: str) -> None:
+        """Replace a block in the model by its slot."""
         parent, attribute = self._places[slot]
-        # While the slot was out of the model, the model may have changed its mode.
+        # The model's mode may have changed while the slot was out of it.
         self[slot].training = self[slot].block.training
         setattr(parent, attribute, self[slot])
 
-    def replant(self) -> None:
-        """Build the seed of each slot whose life says that it has one; weights come later."""
+    def rebuild_seeds(self) -> None:
+        """Build the seeds that the slots' lives call for; their weights are loaded later."""
         for name, life in self.lives.items():
             if life.has_seed:
                 with seeded(0):
                     self[name].plant(life.blueprint, life.style)
-                self.place(name)
+                self.insert(name)
         self._notify()
 
-    def put_back(
+    def restore_slot(
         self,
         slot: str,
         life: SlotLife,
@@ -234,31 +230,26 @@ class HostSlots(Mapping[str, SeedSlot]):
         gate: nn.Module | None,
         form: SeedForm,
     ) -> None:
-        """Put a slot back into a state it was in, with the modules that stood there."""
+        """Restore an earlier state of a slot, with the modules that it held."""
         self.lives.set_life(slot, replace(life))
         place = self[slot]
         place.seed, place.gate, place.form = seed, gate, form
         if seed is not None:
-            self.place(slot)
+            self.insert(slot)
         else:
             self.take_out(slot)
         self._notify()
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters of each seed that is not committed, by slot."""
+        """Return the parameters of each uncommitted seed, by slot."""
         return {
             name: slot.seed_parameters()
             for name, slot in self._slots.items()
             if slot.seed is not None and slot.stage != Stage.FOSSILIZED
         }
 
-    @property
-    def n_live(self) -> int:
-        """Seeds that are neither committed nor given up."""
-        return sum(life.stage in LIVE_STAGES for _, life in self.lives.items())
-
     def take_out(self, slot: str) -> None:
-        """Put a slot's block back in its own place in the model."""
+        """Replace a slot in the model by its block."""
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 
@@ -268,7 +259,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
-    """Return the slots as action masks know them, with the blueprints that fit each."""
+    """Return the slot configuration for these sites, with the blueprints that fit each."""
     return _slot_config_for(tuple(sites), seed_limit, blueprint_names())
 
 
@@ -285,7 +276,7 @@ def _slot_config_for(
 
 
 def draw_seed_number(seed: int, n_germinated: int) -> int:
-    """Return the number that decides the weights of a host's next seed."""
+    """Return the random seed for the weights of a host's next seed."""
     return int(np.random.SeedSequence([seed, n_germinated]).generate_state(1)[0])
 
 
@@ -303,7 +294,7 @@ def slots(model: nn.Module) -> HostSlots:
     found = unwrapped(model).__dict__.get(ATTRIBUTE)
     if not isinstance(found, HostSlots):
         raise SlotError(
-            f"this {type(model).__name__} has no slots; call esper.add_slots(model, at=..., "
+            f"{type(model).__name__} has no slots; call esper.add_slots(model, at=..., "
             "sample_input=...) first."
         )
     return found

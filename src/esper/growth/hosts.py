@@ -1,4 +1,4 @@
-"""The hosts that come with Esper: small networks with slots around their blocks.
+"""The built-in hosts: small networks with slots around their blocks.
 
 The same configuration and seed always give the same weights.
 """
@@ -21,7 +21,7 @@ from esper.config.growth import (
     MLPHostConfig,
 )
 from esper.errors import ConfigError
-from esper.growth.blueprints.serial import CausalAttention
+from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.host_slots import slots
 from esper.growth.modules import seeded
 from esper.growth.placement import add_slots, attach_slots
@@ -92,7 +92,7 @@ def build_host(config: HostConfig, *, seed: int = 0) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def host_sites(config: HostConfig) -> tuple[SlotSite, ...]:
-    """Return the sites of a host's slots, found by one dry run per configuration."""
+    """Return the sites of a host's slots, found by a dry run once per configuration."""
     host = add_slots(build_host(config), slot_names(config), sample_input(config))
     return tuple(slots(host).sites)
 
@@ -106,7 +106,7 @@ def slot_names(config: HostConfig) -> list[str]:
 
 
 def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:
-    """Return a random batch in the form that a host takes."""
+    """Return a random input batch for a host."""
     generator = torch.Generator().manual_seed(0)
     match config:
         case MLPHostConfig():
@@ -120,12 +120,12 @@ def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:
 
 
 def _require_same_sites(config: HostConfig, design: HostConfig) -> None:
-    """Reject a host whose slots see tensors of other shapes than the design's."""
+    """Raise if a host's slots see tensors of other shapes than the design's slots."""
     if type(config) is type(design) and replace(config, hidden=design.hidden) == design:
         return
     raise ConfigError(
-        f"a host of {config} cannot have the slots of {design}; only hidden may differ between "
-        "a host and its design."
+        f"a host with {config} cannot use the slots of design {design}; they may differ only in "
+        "hidden."
     )
 
 
@@ -203,7 +203,7 @@ class CNNHost(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    """Attention, then a two-layer network, each added to the residual stream."""
+    """A transformer block: attention and a two-layer MLP, each added to the residual stream."""
 
     def __init__(self, config: GPTHostConfig) -> None:
         super().__init__()
@@ -242,13 +242,13 @@ class GPTHost(nn.Module):
             draw_weights(part)
 
     def _shrink_embeddings(self) -> None:
-        """Draw embeddings a tenth as large as PyTorch's."""
+        """Draw embeddings with a tenth of PyTorch's default standard deviation."""
         nn.init.normal_(self.token.weight, std=0.1)
         nn.init.normal_(self.position.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits."""
-        # Expanded to every sample, so that axes in front of [B, T] are allowed.
+        # Expanded to every sample, so that leading axes before [B, T] are allowed.
         steps = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
         x = self.token(tokens) + self.position(steps)
         return self.head(self.norm(self.blocks(x)))
@@ -269,12 +269,13 @@ def draw_weights(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _draw_linear(layer: nn.Linear) -> None:
-    """Draw what ``nn.Linear.reset_parameters`` draws, bit for bit, in a fraction of the time."""
+    """Draw the same weights as ``nn.Linear.reset_parameters``, bit for bit, but faster."""
     n_inputs = layer.weight.shape[1]
-    # Going through the gain rounds exactly as torch's initialization does.
+    # Computed via the gain, to round exactly as torch's initialization does.
     deviation = math.sqrt(2.0 / (1.0 + math.sqrt(5.0) ** 2)) / math.sqrt(n_inputs)
     bound = math.sqrt(3.0) * deviation
     layer.weight.uniform_(-bound, bound)
-    for bias in [one for name, one in layer.named_parameters() if name == "bias"]:
+    bias: nn.Parameter | None = getattr(layer, "bias", None)
+    if bias is not None:
         bound = 1.0 / math.sqrt(n_inputs)
         bias.uniform_(-bound, bound)

@@ -1,8 +1,9 @@
-"""Keeping an optimizer in step with a model whose parameters come and go."""
+"""Keeping an optimizer in sync with a model that grows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -13,20 +14,20 @@ from esper.errors import SlotError
 from esper.growth.host_slots import slots
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
-"""The entries of a parameter group that are learning rates, schedulers' notes included."""
+"""Entries of a parameter group that hold learning rates, including those set by schedulers."""
 
 SCHEDULER_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
 SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_momentums")
-"""What schedulers keep as one entry for each parameter group; the first are learning rates."""
+"""Scheduler attributes with one entry per parameter group; the first ones are learning rates."""
 
 
 class OptimizerKeeper:
-    """Keeps any ``torch.optim`` optimizer in step with a model's slots, by itself.
+    """Automatically keeps any ``torch.optim`` optimizer in sync with a model's slots.
 
-    A seed's parameters join when it germinates, in the group of the block's parameters or, if seeds
-    have a learning rate of their own, in a group beside it with the same settings. When a seed is
-    pruned its parameters leave with their state. When it is fossilized they move to the block's
-    group, their moments untouched. Parameters that have nothing to do with a slot are left alone.
+    When a seed germinates, its parameters join the parameter group of its block or, if seeds have
+    their own learning rate, a second group with otherwise the same settings. When it is pruned, its
+    parameters and their optimizer state are removed. When it is fossilized, they move to the
+    block's group and keep their state. Other parameters are never touched.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class OptimizerKeeper:
         seed_lr_factor: float = 1.0,
         schedulers: Iterable[Any] = (),
     ) -> None:
-        """Start keeping ``optimizer`` in step.
+        """Start following the model's slots.
 
         Args:
             model: A model with slots.
-            optimizer: Made from the model's parameters.
-            seed_lr_factor: Learning rate of a seed that is not committed, relative to the host's.
-            schedulers: Learning-rate schedulers made before this; later ones need not be named.
+            optimizer: An optimizer of the model's parameters.
+            seed_lr_factor: Learning rate of uncommitted seeds, relative to the host's.
+            schedulers: Existing learning-rate schedulers of the optimizer; those created later
+                need not be passed.
         """
         require_number("seed_lr_factor", seed_lr_factor, above=0.0)
         require_optimizer(optimizer, model)
@@ -58,7 +60,7 @@ class OptimizerKeeper:
         self.slots.listeners.append(self.sync)
 
     def sync(self) -> None:
-        """Let new parameters join and removed ones leave; called whenever the slots change."""
+        """Add new parameters and drop removed ones; called whenever the slots change."""
         for name, slot in self.slots.items():
             wanted = slot.seed_parameters()
             kept = {id(parameter) for parameter in wanted}
@@ -69,13 +71,14 @@ class OptimizerKeeper:
                 index = self._group_of(slot.block)
                 is_committed = name not in self.slots.growing_parameters()
                 for parameter in wanted:
-                    self._put(parameter, index if is_committed else self._seed_group(index))
+                    group = index if is_committed else self._seed_group(index)
+                    self._move_to_group(parameter, group)
             self._joined[name] = wanted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state by the names of the model's parameters.
+        """Return the optimizer's state, keyed by parameter name.
 
-        ``optimizer.state_dict()`` goes by their order, which growing changes.
+        ``optimizer.state_dict()`` is keyed by parameter order, which growth changes.
         """
         names = {id(p): name for name, p in self.slots.model.named_parameters()}
         return {
@@ -87,13 +90,14 @@ class OptimizerKeeper:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the state of an optimizer of a model with the same seeds."""
+        """Load the optimizer state of a model with the same seeds."""
         parameters = dict(self.slots.model.named_parameters())
         unknown = sorted(set(state["state"]) - set(parameters))
         if unknown or len(state["groups"]) != len(self.optimizer.param_groups):
             raise SlotError(
-                f"the state belongs to another optimizer: {len(state['groups'])} groups in place "
-                f"of {len(self.optimizer.param_groups)}, unknown parameters {unknown}."
+                f"the state belongs to another optimizer: it has {len(state['groups'])} parameter "
+                f"groups instead of {len(self.optimizer.param_groups)}, and the parameters "
+                f"{unknown} do not exist here."
             )
         for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
             group.update(settings)
@@ -113,7 +117,7 @@ class OptimizerKeeper:
                 if key in settings:
                     settings[key] = settings[key] * factor
             self.optimizer.add_param_group({"params": [], **settings})
-        for scheduler in _with_inner(schedulers):
+        for scheduler in _with_nested(schedulers):
             for name in SCHEDULER_LISTS:
                 values = cast(list[Any], vars(scheduler).get(name) or [])
                 if len(values) == self._n_host_groups:
@@ -124,14 +128,14 @@ class OptimizerKeeper:
         return index + self._n_host_groups if self._has_seed_groups else index
 
     def _group_of(self, block: nn.Module) -> int:
-        """Return the host group that holds the block's parameters; the first if none does."""
+        """Return the index of the host group with the block's parameters; 0 if there is none."""
         wanted = {id(parameter) for parameter in block.parameters()}
         for index, group in enumerate(self.optimizer.param_groups[: self._n_host_groups]):
             if any(id(parameter) in wanted for parameter in group["params"]):
                 return index
         return 0
 
-    def _put(self, parameter: nn.Parameter, index: int) -> None:
+    def _move_to_group(self, parameter: nn.Parameter, index: int) -> None:
         groups = self.optimizer.param_groups
         for position, group in enumerate(groups):
             if any(member is parameter for member in group["params"]):
@@ -146,27 +150,10 @@ class OptimizerKeeper:
         self.optimizer.state.pop(parameter, None)
 
 
-def find_leftovers(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Return what an optimizer holds that the model has not, in words; empty if nothing."""
-    present = {id(parameter) for parameter in model.parameters()}
-    leftovers = [
-        f"group {index} holds a parameter of shape {list(parameter.shape)} that left the model"
-        for index, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-        if id(parameter) not in present
-    ]
-    leftovers += [
-        f"there is state for a parameter of shape {list(parameter.shape)} that left the model"
-        for parameter in optimizer.state
-        if isinstance(parameter, Tensor) and id(parameter) not in present
-    ]
-    return leftovers
-
-
-def _with_inner(schedulers: Sequence[Any]) -> list[Any]:
-    """Return schedulers with those that they drive in turn."""
-    inner = [_with_inner(getattr(scheduler, "_schedulers", ())) for scheduler in schedulers]
-    return [*schedulers, *(one for group in inner for one in group)]
+def _with_nested(schedulers: Sequence[Any]) -> list[Any]:
+    """Return schedulers together with the schedulers inside them."""
+    nested = [_with_nested(getattr(scheduler, "_schedulers", ())) for scheduler in schedulers]
+    return [*schedulers, *chain.from_iterable(nested)]
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -174,18 +161,18 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
-    """Remove a parameter by identity; tensors compare by value."""
+    """Remove a parameter by identity, because tensors compare by value."""
     parameters[:] = [member for member in parameters if member is not parameter]
 
 
 def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer that holds none of the model's parameters, or cannot lose any."""
+    """Raise if an optimizer has none of the model's parameters, or cannot drop any."""
     if isinstance(optimizer, LBFGS):
-        raise SlotError("LBFGS cannot follow a model that grows; use another of torch.optim.")
+        raise SlotError("LBFGS does not support growing models; use another torch.optim optimizer.")
     present = {id(parameter) for parameter in model.parameters()}
     members = [member for group in optimizer.param_groups for member in group["params"]]
     if not any(id(member) in present for member in members):
         raise SlotError(
-            f"the {type(optimizer).__name__} holds no parameter of this {type(model).__name__}; "
-            "make it from model.parameters()."
+            f"the {type(optimizer).__name__} has no parameter of this {type(model).__name__}; "
+            "create it from model.parameters()."
         )

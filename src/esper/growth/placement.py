@@ -1,4 +1,4 @@
-"""Putting slots into any model, and finding where they could go."""
+"""Adding slots to any model, and finding where they can go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean
 from esper.growth.block_paths import find_path
-from esper.growth.blueprints import SeedForm, blueprint_names, find_blueprint, fitting_blueprints
+from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
 from esper.growth.footprint import count_flops
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
@@ -32,26 +32,26 @@ def add_slots(
 ) -> nn.Module:
     """Put a slot around each named submodule, in place, and return the model.
 
-    The model is run a few times with hooks, with and without gradients, in evaluation mode, to see
-    what each block reads and returns. Its parameters, buffers and outputs stay as they are.
+    The model is run a few times in evaluation mode with hooks, with and without gradients, to see
+    what each block reads and returns. Its parameters, buffers and outputs do not change.
 
     Args:
         model: Any module.
-        at: Names of submodules, as ``model.named_modules()`` gives them.
-        sample_input: What the model is called with: a tensor, a tuple of arguments or a mapping of
-            keyword arguments. A batch of two or more is best.
-        growth_config: How long a seed must stay in a stage.
-        seed_limit: How many live seeds there may be at once; None for no limit.
-        seed: Decides the weights that seeds start with.
+        at: Names of submodules, as in ``model.named_modules()``.
+        sample_input: Input for the model: a tensor, a tuple of arguments or a mapping of keyword
+            arguments. Preferably a batch of at least two samples.
+        growth_config: Minimum number of epochs a seed spends in each stage.
+        seed_limit: Maximum number of live seeds; None for no limit.
+        seed: Random seed for the weights of new seeds.
 
     Raises:
-        SlotError: If a name is unknown, or a block cannot have a slot; the message says why.
+        SlotError: If a name is unknown or a block cannot have a slot; the message says why.
     """
     model_given, model = model, unwrapped(model)
     if ATTRIBUTE in model.__dict__:
         present = ", ".join(slots(model))
         raise SlotError(
-            f"this {type(model).__name__} has slots already ({present}); name all of them at once."
+            f"{type(model).__name__} already has slots ({present}); add all slots in one call."
         )
     names = _require_names(model, at)
     blocks = {name: model.get_submodule(name) for name in names}
@@ -68,7 +68,7 @@ def add_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
     for name in names:
-        problem = _find_place_problem(model, host_slots, name, sample_input)
+        problem = _find_insertion_problem(model, host_slots, name, sample_input)
         if problem is not None:
             delattr(model, ATTRIBUTE)
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
@@ -83,7 +83,7 @@ def attach_slots(
     seed_limit: int | None = None,
     seed: int = 0,
 ) -> HostSlots:
-    """Give a model slots at places that are known, without running it."""
+    """Add slots at known sites, without running the model."""
     host_slots = HostSlots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
@@ -91,34 +91,33 @@ def attach_slots(
     return host_slots
 
 
-def _find_place_problem(
+def _find_insertion_problem(
     model: nn.Module, host_slots: HostSlots, name: str, sample_input: Any
 ) -> str | None:
-    """Return why a slot cannot stand in its block's place, found by putting it there, or None."""
+    """Try a slot in place of its block; return why that does not work, or None if it does."""
     root: dict[str, nn.Module] = {"": model}
     before = record_calls(model, root, sample_input)[""][0].output
-    host_slots.place(name)
+    host_slots.insert(name)
     try:
         calls = record_calls(model, {**root, name: host_slots[name]}, sample_input)
     except Exception as error:
-        return f"the model asks something of it that a slot cannot answer ({_one_line(error)})"
+        return f"the model fails with a slot in place of the block ({_one_line(error)})"
     finally:
         host_slots.take_out(name)
     if not calls[name]:
         return (
-            "the model calls it through a reference of its own (a plain list, say), past anything "
-            "put in its place; use nn.ModuleList."
+            "the model calls it through another reference (such as a plain list), which replacing "
+            "the submodule does not affect; use nn.ModuleList."
         )
-    if not _are_same(before, calls[""][0].output):
+    if not _have_equal_tensors(before, calls[""][0].output):
         return (
-            "the model gives something else with an empty slot there: it reads an attribute that "
-            "slots have too, or draws at random."
+            "the model's output changes with an empty slot there: the model reads an attribute "
+            "that slots define too, or it is random in evaluation mode."
         )
     return None
 
 
-def _are_same(a: Any, b: Any) -> bool:
-    """Return whether what a model gave twice is the same, as far as it is tensors."""
+def _have_equal_tensors(a: Any, b: Any) -> bool:
     first, second = tensors_in(a), tensors_in(b)
     return len(first) == len(second) and all(
         torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(first, second, strict=True)
@@ -130,9 +129,8 @@ def _require_runs(model: nn.Module, sample_input: Any) -> None:
         record_calls(model, {}, sample_input)
     except Exception as error:
         raise SlotError(
-            f"the {type(model).__name__} cannot be run with this sample_input "
-            f"({_one_line(error)}); pass what you would call it with: a tensor, a tuple of "
-            "arguments or a mapping of keyword arguments."
+            f"{type(model).__name__} fails on this sample_input ({_one_line(error)}); pass a "
+            "tensor, a tuple of arguments or a mapping of keyword arguments."
         ) from error
 
 
@@ -141,7 +139,7 @@ def _one_line(error: Exception) -> str:
 
 
 def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
-    """Return every place in a model that can have a slot, in the order the model calls them."""
+    """Return every site in a model that can have a slot, in module order."""
     _require_runs(model, sample_input)
     blocks = {name: module for name, module in named_modules(model).items() if name}
     calls = record_calls(model, blocks, sample_input)
@@ -154,9 +152,9 @@ def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
 
 
 def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
-    """Return what a block's call shows of the place."""
+    """Return the site of a block, given one of its calls."""
     kind = kind_of(call.output)
-    assert kind is not None, "asked of a block whose output fits no kind"
+    assert kind is not None, "the block's output has no tensor kind"
     output_shape = tuple(call.output.shape)
     key, reason = _find_input(call, kind, output_shape)
     if key is None:
@@ -173,7 +171,7 @@ def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
 
 
 def print_trainable_parameters(model: nn.Module) -> None:
-    """Print how many parameters of a model learn, and what its slots add to it."""
+    """Print the number of trainable parameters and the seed in each slot."""
     parameters = list(model.parameters())
     total = sum(parameter.numel() for parameter in parameters)
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -191,19 +189,21 @@ def print_trainable_parameters(model: nn.Module) -> None:
 
 def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
     if not isinstance(at, Sequence):
-        raise SlotError(f"at is {at!r}; a list of names is needed.")
+        raise SlotError(f"at is {at!r}; it must be a list of names.")
     if isinstance(at, str):
-        raise SlotError(f"at is {at!r}; a list of names is needed, such as [{at!r}].")
+        raise SlotError(f"at is {at!r}; it must be a list of names, such as [{at!r}].")
     known = [name for name, _ in module_names(model) if name]
     names = list(at)
     if not names:
-        raise SlotError("at is empty; name at least one submodule. esper.find_slots proposes some.")
+        raise SlotError(
+            "at is empty; name at least one submodule (esper.find_slots suggests some)."
+        )
     for name in names:
         if names.count(name) > 1:
-            raise SlotError(f"{name!r} is named twice; a block has one slot.")
+            raise SlotError(f"at contains {name!r} twice; a block has one slot.")
         if name not in known:
             top = [name for name in known if "." not in name]
-            hint = did_you_mean(name, known) or f" At the top there are {', '.join(top)}."
+            hint = did_you_mean(name, known) or f" Its top-level submodules are {', '.join(top)}."
             raise SlotError(f"{type(model).__name__} has no submodule {name!r}.{hint}")
     return names
 
@@ -214,16 +214,19 @@ def _find_problem(
     """Return why a block cannot have a slot, or None if it can."""
     twins = [other for other, module in module_names(model) if module is block and other != name]
     if twins:
-        return f"the same module is also {', '.join(map(repr, twins))}; a seed would act in both."
+        return f"the same module is also {', '.join(map(repr, twins))}; a seed would affect both."
     if not calls:
         return (
-            "the model does not call it (it is a list of modules, or its weights are read "
+            "the model never calls it (it is a list of modules, or its weights are read "
             "directly); name a module that is called."
         )
     if len(calls) > 1:
-        return f"the model calls it {len(calls)} times in one pass; a seed would act in each."
+        return (
+            f"the model calls it {len(calls)} times per forward pass; a seed would affect each "
+            "call."
+        )
     if n_without_grad != len(calls):
-        return "without gradients the model takes a short cut past it; name the block around it."
+        return "a fast path skips it when gradients are disabled; name the block around it."
     if kind_of(calls[0].output) is None:
         kinds = ", ".join(kind.value for kind in TensorKind)
         return (
@@ -236,20 +239,20 @@ def _find_problem(
 def _find_input(
     call: Call, kind: TensorKind, output_shape: tuple[int, ...]
 ) -> tuple[int | str | None, str]:
-    """Return which argument parallel seeds can read, or None and why there is none."""
+    """Return the argument that parallel seeds can read, or None and the reason."""
     tensors = call.tensors()
     for key, x in tensors.items():
         if kind_of(x) != kind or not _do_axes_fit(tuple(x.shape), output_shape, kind):
             continue
         if not x.is_inference() and x._version != call.versions[key]:
-            return None, "the input is changed in place, by the block or after it"
+            return None, "the input is modified in place, by the block or after it"
         return key, ""
     given = ", ".join(describe(x) for x in tensors.values()) or "no tensor"
-    return None, f"the block's input ({given}) cannot be mapped to its output by a parallel seed"
+    return None, f"a parallel seed cannot map the block's input ({given}) to its output"
 
 
 def _do_axes_fit(shape: tuple[int, ...], output_shape: tuple[int, ...], kind: TensorKind) -> bool:
-    """Return whether a seed that mixes channels can lead from one shape to the other."""
+    """Return whether a seed that mixes channels can map one shape to the other."""
     if kind != TensorKind.FEATURE_MAP:
         return shape[:-1] == output_shape[:-1]
     sizes = list(zip(shape[2:], output_shape[2:], strict=True))
@@ -262,16 +265,16 @@ def _do_axes_fit(shape: tuple[int, ...], output_shape: tuple[int, ...], kind: Te
 
 @dataclass(frozen=True)
 class SeedCost:
-    """What a seed of one blueprint would cost at a place."""
+    """The cost of one blueprint's seed at a site."""
 
     parameters: int
     flops: int
-    """Floating-point operations of one forward pass of one sample."""
+    """FLOPs of one forward pass of one sample."""
 
 
 @dataclass(frozen=True)
 class SlotProposal:
-    """A place where a model can have a slot."""
+    """A site where a model can have a slot."""
 
     site: SlotSite
     costs: dict[str, SeedCost]
@@ -279,7 +282,7 @@ class SlotProposal:
 
     @property
     def name(self) -> str:
-        """What to pass to :func:`esper.add_slots`."""
+        """The name to pass to :func:`esper.add_slots`."""
         return self.site.name
 
     @property
@@ -294,25 +297,25 @@ class SlotProposal:
 
     @property
     def can_widen(self) -> bool:
-        """Whether widening the block can be merged into its own layers."""
+        """Whether a widening seed can be merged into the block's own layers."""
         return self.site.path is not None
 
     def __str__(self) -> str:
-        merged = "widening merges into the block" if self.can_widen else "widening stays beside it"
-        lines = [f"{self.name}: {self.kind.value}, width {self.width}; {merged}"]
+        merged = "can" if self.can_widen else "cannot"
+        lines = [f"{self.name}: {self.kind.value}, width {self.width}; widening {merged} be merged"]
         lines += [
-            f"  {name:<16}{cost.parameters:>12,} parameters {cost.flops:>14,} FLOPs a sample"
+            f"  {name:<16}{cost.parameters:>12,} parameters {cost.flops:>14,} FLOPs/sample"
             for name, cost in self.costs.items()
         ]
         return "\n".join(lines)
 
 
 class SlotProposals(tuple[SlotProposal, ...]):
-    """Proposed places, in the model's order; printing them gives a table."""
+    """Proposed sites, in module order; printing them gives a table."""
 
     @property
     def names(self) -> list[str]:
-        """The places' names."""
+        """The names of the sites."""
         return [proposal.name for proposal in self]
 
     def __str__(self) -> str:
@@ -320,10 +323,10 @@ class SlotProposals(tuple[SlotProposal, ...]):
 
 
 def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
-    """Propose places for slots: the blocks of a model on whose output a seed can live.
+    """Propose sites for slots: the blocks of a model on whose output a seed can grow.
 
-    A block is a module with parts of its own and with parameters; in a model without such blocks, a
-    layer with parameters. The model is run with hooks and stays as it is.
+    A block is a module with submodules and parameters. If the model has no usable block, its layers
+    with parameters are proposed. The model is run with hooks and does not change.
     """
     modules = named_modules(model)
     sites = [
@@ -336,15 +339,13 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
 
 
 def seed_costs(site: SlotSite) -> dict[str, SeedCost]:
-    """Return what each blueprint that fits would cost at a place."""
+    """Return the cost of each blueprint that fits a site."""
     costs: dict[str, SeedCost] = {}
     for name in fitting_blueprints(site, blueprint_names()):
         recipe = find_blueprint(name)
         with torch.random.fork_rng(devices=[]):
             seed = recipe.build(site).eval()
-        shape = site.output_shape if recipe.form == SeedForm.SERIAL else site.input_shape
-        assert shape is not None
-        x = torch.zeros((1, *shape[1:]))
+        x = torch.zeros((1, *recipe.form.input_shape(site)[1:]))
         flops = count_flops(lambda seed=seed, x=x: seed(x))
         costs[name] = SeedCost(count_parameters(seed), flops)
     return costs

@@ -1,9 +1,8 @@
-"""Saving a model in the middle of growth, and loading it again. Nothing is ever pickled.
+"""Saving and loading a model while it grows, without pickling.
 
-A folder holds ``growth.json`` (where the slots are, how their seeds live) and one file of tensors
-that it names, ``model-<hash>.safetensors``. The tensors are written first and the JSON file is put
-in place last, by a rename: whatever interrupts a save, the folder holds the old model or the new
-one, and never loads as a mixture.
+A folder holds ``growth.json`` (the slots and the states of their seeds) and the tensor file it
+names, ``model-<hash>.safetensors``. The tensors are written first and the JSON file last, each by a
+rename, so an interrupted save leaves either the old model or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -37,15 +36,14 @@ from esper.version import __version__
 class TensorTable:
     """The parameters and buffers of a model by name.
 
-    A tensor that has several names is listed under the first; ``aliases`` leads from each other
-    name to that one.
+    A tensor with several names is listed under the first; ``aliases`` maps the others to it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self.transient: set[str] = set()
-        """Buffers that their module can make anew, which it says by not calling them persistent."""
+        """Names of non-persistent buffers."""
         first_names: dict[Tensor, str] = {}
         for prefix, module in module_names(model):
             _require_savable(prefix, module)
@@ -63,54 +61,57 @@ class TensorTable:
                     self.aliases[name] = first
 
     def stored_as(self, name: str) -> str:
-        """Return the name under which a tensor is listed."""
+        """Return the name that a tensor is listed under."""
         return self.aliases.get(name, name)
 
     def contents(self) -> dict[str, Tensor]:
-        """Return what goes into the file: copies in memory of their own, on the CPU."""
+        """Return contiguous CPU copies of the tensors."""
         return {name: _copy(name, tensor) for name, tensor in self.tensors.items()}
 
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """What a file holds of a model's tensors."""
+    """The tensors of a saved model."""
 
     values: dict[str, Tensor]
     aliases: dict[str, str]
-    """From each further name of a tensor to the name it is stored under."""
+    """Maps each further name of a tensor to the name it is stored under."""
     transient: set[str]
-    """Names of buffers that the model could have done without."""
+    """Names of non-persistent buffers."""
 
     def find_mismatch(self, table: TensorTable) -> str | None:
-        """Return the first way in which a model's tensors are not these, or None."""
+        """Return the first difference between these tensors and a model's, or None."""
         here, there = {*table.tensors, *table.aliases}, {*self.values, *self.aliases}
         for name in [*table.tensors, *table.aliases]:
             if name not in there and name not in table.transient:
-                return f"{name!r} is missing in the file."
+                return f"{name!r} is missing from the file."
         for name in [*self.values, *self.aliases]:
             if name not in here and name not in self.transient:
-                return f"{name!r} is in the file, and the model has no such tensor."
+                return f"{name!r} is in the file, but the model has no such tensor."
         both = here & there
         for name, first in sorted(self.aliases.items()):
             if {name, first} <= both and table.stored_as(name) != table.stored_as(first):
-                return f"{name!r} and {first!r} are one tensor in the file and two in the model."
+                return f"{name!r} and {first!r} are one tensor in the file, but two in the model."
         for name, first in sorted(table.aliases.items()):
             if {name, first} <= both and self.stored_as(name) != self.stored_as(first):
-                return f"{name!r} and {first!r} are two tensors in the file and one in the model."
+                return f"{name!r} and {first!r} are two tensors in the file, but one in the model."
         for name, tensor in table.tensors.items():
             shape = self.values[self.stored_as(name)].shape if name in there else tensor.shape
             if shape != tensor.shape and name not in table.transient:
-                return f"{name!r} is {list(shape)} in the file and {list(tensor.shape)} in it."
+                return (
+                    f"{name!r} has shape {list(shape)} in the file, but {list(tensor.shape)} in "
+                    "the model."
+                )
         return None
 
     def fill(self, table: TensorTable) -> None:
-        """Give the tensors of a model these values and dtypes."""
+        """Copy these values and dtypes into the tensors of a model."""
         for name, tensor in table.tensors.items():
             if self.stored_as(name) in self.values:
                 _put(tensor, self.values[self.stored_as(name)])
 
     def stored_as(self, name: str) -> str:
-        """Return the name under which a tensor's value is stored."""
+        """Return the name that a tensor is stored under."""
         return self.aliases.get(name, name)
 
 
@@ -118,7 +119,7 @@ def _require_savable(prefix: str, module: nn.Module) -> None:
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         where = repr(prefix) if prefix else "the model"
         raise SavedModelError(
-            f"{where} keeps extra state (get_extra_state), which is not saved without pickling; "
+            f"{where} has extra state (get_extra_state), which cannot be saved without pickling; "
             "move it into buffers."
         )
 
@@ -127,14 +128,14 @@ def _copy(name: str, tensor: Tensor) -> Tensor:
     is_odd = tensor.is_quantized or (tensor.is_complex() and tensor.dtype != torch.complex64)
     if tensor.layout != torch.strided or tensor.is_meta or is_odd:
         raise SavedModelError(
-            f"{name!r} is not an ordinary tensor ({tensor.layout}, {tensor.device}, "
-            f"{tensor.dtype}); only dense tensors with values can be saved."
+            f"{name!r} cannot be saved (layout {tensor.layout}, device {tensor.device}, dtype "
+            f"{tensor.dtype}); only dense, unquantized tensors with data can."
         )
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _put(tensor: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor; where its dtype or size differs, into memory of its own."""
+    """Set a tensor to a value, in place unless dtype, shape or memory layout rule it out."""
     is_spread = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
     if tensor.dtype == value.dtype and tensor.shape == value.shape and not is_spread:
         with torch.no_grad():
@@ -148,13 +149,13 @@ JSON_FILE = "growth.json"
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Write a model with slots, whatever its seeds are doing, to a folder.
+    """Save a model with slots, in any state of growth, to a folder.
 
-    A model that the folder holds already is replaced in one step.
+    A model that the folder already holds is replaced atomically.
 
     Raises:
         SlotError: If the model has no slots.
-        SavedModelError: If it holds something that cannot be saved; the message names it.
+        SavedModelError: If part of the model cannot be saved; the message names it.
     """
     folder = Path(directory)
     table = TensorTable(model)
@@ -163,8 +164,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise SavedModelError(f"{folder} is a file; a folder is needed to save in.") from None
-    replaced = _named_tensors(folder)
+        raise SavedModelError(f"{folder} is a file; choose a folder.") from None
+    replaced = _tensor_files(folder)
     content = save_tensors(table.contents())
     sha256 = hashlib.sha256(content).hexdigest()
     tensors = folder / f"model-{sha256[:16]}.safetensors"
@@ -177,22 +178,24 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
 
 def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the model that :func:`save` wrote, with its slots and the seeds that live there.
+    """Return the model that :func:`save` wrote, with its slots and seeds.
 
-    Values and dtypes come from the folder. Devices, which host parameters learn, and whether
-    modules are in training or evaluation mode come from ``build``.
+    Values and dtypes come from the folder. Devices, ``requires_grad`` of host parameters, and
+    training or evaluation mode come from ``build``.
 
     Args:
         directory: The folder.
-        build: Returns a new model of the saved design, without slots; its weights do not matter.
+        build: Returns a new model of the saved architecture, without slots; its weights do not
+            matter.
 
     Raises:
-        SavedModelError: If the folder is not a saved model, is damaged, or holds another design.
+        SavedModelError: If the folder holds no saved model, a damaged one, or one of another
+            architecture.
     """
     folder = Path(directory)
     if not callable(build):
         raise SavedModelError(
-            f"build is a {type(build).__name__}; it must be a function that makes the model."
+            f"build is a {type(build).__name__}; it must be a function that returns the model."
         )
     growth = _read_json(folder)
     if not (folder / growth["tensors"]).exists():
@@ -200,31 +203,31 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     tensors = _read_tensors(folder, growth)
     model = build()
     if not isinstance(model, nn.Module):
-        raise SavedModelError(f"build returned a {type(model).__name__}; a module is needed.")
+        raise SavedModelError(f"build returned a {type(model).__name__}; it must return a module.")
     if any(ATTRIBUTE in module.__dict__ for _, module in module_names(model)):
         raise SavedModelError(
-            f"build returned a {type(model).__name__} with slots; leave out add_slots there, "
-            "load puts the saved slots in."
+            f"build returned a {type(model).__name__} with slots; do not call add_slots in build, "
+            "because load restores the saved slots."
         )
     try:
-        _put_slots(model, growth)
+        _restore_slots(model, growth)
         saved = SavedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
     except (KeyError, TypeError, ValueError) as error:
         raise SavedModelError(f"{folder / JSON_FILE} is damaged: {error!r}") from error
     problem = saved.find_mismatch(TensorTable(model))
     if problem is not None:
-        raise SavedModelError(f"the model that build made is not the one in {folder}: {problem}")
+        raise SavedModelError(f"build returned another model than the one in {folder}: {problem}")
     saved.fill(TensorTable(model))
     return model
 
 
 def _describe(host: HostSlots) -> dict[str, Any]:
-    """Return everything but tensors that a model's growth depends on."""
+    """Return the state of a model's slots as JSON values."""
     for name, life in host.lives.items():
         schedule = life.schedule
         for value in (life.alpha, life.alpha_target, schedule.start, schedule.target):
             if not (math.isfinite(value) and 0.0 <= value <= 1.0):
-                raise SavedModelError(f"slot {name!r} has an alpha of {value}; 0 to 1 is allowed.")
+                raise SavedModelError(f"slot {name!r} has alpha {value}; it must be in [0, 1].")
     return {
         "format": FORMAT,
         "esper": __version__,
@@ -237,8 +240,8 @@ def _describe(host: HostSlots) -> dict[str, Any]:
     }
 
 
-def _put_slots(model: nn.Module, growth: dict[str, Any]) -> None:
-    """Give a new model the saved slots, and seeds with weights of no meaning."""
+def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
+    """Add the saved slots and seeds to a new model; the seeds' weights are loaded later."""
     sites = [SlotSite.from_json(site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}
     for site in sites:
@@ -260,10 +263,10 @@ def _put_slots(model: nn.Module, growth: dict[str, Any]) -> None:
         if life.has_seed and life.blueprint not in blueprint_names():
             raise SavedModelError(
                 f"slot {name!r} holds a seed of blueprint {life.blueprint!r}, which is not "
-                f"registered here; install the package that offers it (entry point group "
+                f"registered; install the package that provides it (entry point group "
                 f"{ENTRY_POINT_GROUP!r}) or register it before loading."
             )
-    host.replant()
+    host.rebuild_seeds()
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -279,7 +282,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise SavedModelError(f"{path} is damaged: {error!r}") from error
     if version != FORMAT:
         raise SavedModelError(
-            f"{path} has format {version!r}; this version of esper reads format {FORMAT}."
+            f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."
         )
     if growth.pop("checksum", None) != _checksum(growth):
         raise SavedModelError(f"{path} is damaged: its contents do not match its checksum.")
@@ -289,16 +292,18 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _read_tensors(folder: Path, growth: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / str(growth["tensors"])
     if not path.is_file():
-        raise SavedModelError(f"{path} is missing; {JSON_FILE} beside it needs it.")
-    if _hash_of(path) != growth["sha256"]:
+        raise SavedModelError(f"{path} is missing, but {JSON_FILE} refers to it.")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != growth["sha256"]:
         raise SavedModelError(f"{path} is damaged: its contents do not match its sha256.")
     return load_file(path)
 
 
-def _named_tensors(folder: Path) -> list[str]:
-    """Return the file of tensors of a folder's saved model, and the one that it replaced.
+def _tensor_files(folder: Path) -> list[str]:
+    """Return the tensor file of a folder's saved model, and the one that it replaced.
 
-    No other file is ever removed: a folder may hold weights that are not ours.
+    Only these are ever removed, because the folder may hold other weights.
     """
     try:
         growth = _read_json(folder)
@@ -309,8 +314,3 @@ def _named_tensors(folder: Path) -> list[str]:
 
 def _checksum(growth: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(growth, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The module that stands around a block while a seed lives there."""
+"""The module that wraps a block while a seed grows there."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
 ROUNDING = 64
-"""Units of a number's precision that shares of about 1 which cancel may leave."""
+"""Largest output of a new seed, in machine epsilons: what remains when units of size 1 cancel."""
 
 
 class SeedSlot(nn.Module):
-    """A block and the seed that grows there.
+    """A block and the seed that grows on it.
 
-    A slot with nothing in it costs nothing: the block itself is in the model, and the slot takes
-    its place only while there is a seed. What a model asks of its block beyond calling it (an
-    attribute) is answered by the block.
+    An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
+    Attributes that the slot does not have are looked up on the block.
     """
 
     def __init__(
         self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
     ) -> None:
-        """Make a slot around a block; the model tells dtype and device if the block cannot."""
+        """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
         super().__init__()
-        self._model = (model,)  # in a tuple, so that it does not become a part of its part
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
         self.site = site
         self.block = block
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
-        """Gives the learned gate of the gated style, one number for each position."""
+        """Computes the gate of the gated style, one number per position."""
         self.form = SeedForm.SERIAL
         self.is_off = False
-        """Whether the seed is left out, to measure what it is worth."""
+        """Whether the seed is disabled, to measure what it contributes."""
         self._lives = lives
         self.training = block.training
 
@@ -68,26 +67,26 @@ class SeedSlot(nn.Module):
 
     @property
     def name(self) -> str:
-        """The slot's name: that of its block in the model."""
+        """The slot's name, which is the name of its block in the model."""
         return self.site.name
 
     @property
     def life(self) -> SlotLife:
-        """Where the seed is in its life."""
+        """The life of the slot's seed."""
         return self._lives[self.site.name]
 
     @property
     def stage(self) -> Stage:
-        """The stage of the slot."""
+        """The slot's stage."""
         return self.life.stage
 
     @property
     def alpha(self) -> float:
-        """How strongly the seed counts, 0 to 1."""
+        """How strongly the seed is blended in, 0 to 1."""
         return self.life.alpha
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the block's output, changed by the seed as its stage says."""
+        """Return the block's output, changed by the seed according to its stage."""
         y = self.block(*args, **kwargs)
         life = self.life
         if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
@@ -102,7 +101,7 @@ class SeedSlot(nn.Module):
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
-        """Leave the seed out while the context lasts."""
+        """Disable the seed inside the context."""
         was_off, self.is_off = self.is_off, True
         try:
             yield
@@ -110,7 +109,7 @@ class SeedSlot(nn.Module):
             self.is_off = was_off
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
-        """Build a blueprint's seed, its weights drawn from torch's default generator."""
+        """Build a blueprint's seed, drawing its weights from torch's default generator."""
         recipe = find_blueprint(blueprint)
         seed = recipe.build(self.site)
         self.seed, self.form = seed.to(**self._tensor_options()), recipe.form
@@ -118,7 +117,7 @@ class SeedSlot(nn.Module):
         self.restyle(style)
 
     def restyle(self, style: BlendStyle) -> None:
-        """Make the gate if the style has one and there is none; remove it if it has none."""
+        """Create the gate if the style needs one and there is none; remove it otherwise."""
         if style != BlendStyle.LEARNED_GATE:
             self.gate = None
         elif self.gate is None:
@@ -126,22 +125,28 @@ class SeedSlot(nn.Module):
             self.gate.train(self.block.training)
 
     def clear(self) -> None:
-        """Take the seed away."""
+        """Remove the seed."""
         self.seed = self.gate = None
 
+    @property
+    def seed_input_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the seed reads, including the batch."""
+        return self.form.input_shape(self.site)
+
     def seed_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are here because of the seed."""
+        """Return the parameters of the seed and its gate."""
         parts = [part for part in (self.seed, self.gate) if part is not None]
         return [parameter for part in parts for parameter in part.parameters()]
 
     def find_start_problem(self) -> str | None:
-        """Return why the new seed would harm the host, found by trying it; None if it would not."""
-        assert self.seed is not None, "asked of an empty slot"
-        is_serial = self.form == SeedForm.SERIAL
-        shape = self.site.output_shape if is_serial else self.site.input_shape
-        assert shape is not None
+        """Return why the new seed would change the host's output, or None if it would not.
+
+        The seed is run on a random probe.
+        """
+        assert self.seed is not None, "the slot is empty"
         generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(shape, generator=generator).to(**self._tensor_options())
+        probe = torch.randn(self.seed_input_shape, generator=generator)
+        probe = probe.to(**self._tensor_options())
         mode = self.seed.training
         self.seed.eval()
         with torch.no_grad():
@@ -162,9 +167,9 @@ class SeedSlot(nn.Module):
         delta = self.seed(source)
         if delta.shape != y.shape:
             raise ShapeError(
-                f"the {self.life.blueprint} in slot {self.name!r} gives {list(delta.shape)} where "
-                f"the block gives {list(y.shape)}; it fits inputs of the size that the slot was "
-                f"made with, {list(self.site.output_shape)} at the block's end."
+                f"the {self.life.blueprint} seed in slot {self.name!r} returns shape "
+                f"{list(delta.shape)}, but the block returns {list(y.shape)}; the slot was created "
+                f"for block outputs of shape {list(self.site.output_shape)}."
             )
         return effective_change(self.life.style, y, delta, gate)
 
@@ -182,23 +187,21 @@ class SeedSlot(nn.Module):
 
 
 def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:
-    """Return what is wrong with a new seed's output on a probe, or None if it is zero.
-
-    Shares that cancel leave what rounding leaves of them.
-    """
+    """Return what is wrong with a new seed's output, or None if it is zero up to rounding."""
     if not isinstance(change, Tensor):
-        return f"it returns {describe(change)} in place of a tensor"
+        return f"the seed returns {describe(change)} instead of a tensor"
     if tuple(change.shape) != shape:
-        return f"its output has shape {list(change.shape)}, the block's has {list(shape)}"
+        return f"the seed's output has shape {list(change.shape)}, the block's {list(shape)}"
     if not bool(torch.isfinite(change).all()):
-        return "its output is not finite"
+        return "the seed's output is not finite"
     if bool((change.abs() > ROUNDING * torch.finfo(change.dtype).eps).any()):
-        return f"it changes the host by up to {change.abs().max().item():.3g} before it has learned"
+        size = change.abs().max().item()
+        return f"the seed changes the host's output by up to {size:.3g} before training"
     return None
 
 
 def _zero_gate(site: SlotSite) -> nn.Module:
-    """Return a gate that looks at each position; zero, so that it starts by letting all through."""
+    """Return a gate over positions whose weights are zero, so that it starts fully open."""
     is_map = site.kind == TensorKind.FEATURE_MAP
     gate = nn.Conv2d(site.width, 1, 1) if is_map else nn.Linear(site.width, 1)
     assert gate.bias is not None
@@ -207,8 +210,8 @@ def _zero_gate(site: SlotSite) -> nn.Module:
     return gate
 
 
-def size_of(slot: SeedSlot) -> SlotSize:
-    """Return what passes through a slot; a host may have fewer hidden units than its site says."""
+def slot_size(slot: SeedSlot) -> SlotSize:
+    """Return the size of a slot; a host may have fewer hidden units than its site says."""
     path, hidden = slot.site.path, 0
     if path is not None:
         hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]

@@ -1,6 +1,6 @@
-"""What is known of the place of a slot: the tensors that pass there and the block's structure.
+"""Where a slot sits: the tensors that pass through it and the structure of its block.
 
-Everything here is plain data, so that a saved model's slots can be put back without a dry run.
+Everything here is plain data, so a saved model's slots can be restored without a dry run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class TensorKind(Enum):
-    """What the axes of a block's output mean."""
+    """The layout of a block's output."""
 
     FEATURE_MAP = "feature map [B, C, H, W]"
     SEQUENCE = "sequence [B, T, D]"
@@ -25,7 +25,7 @@ _KIND_BY_RANK = {4: TensorKind.FEATURE_MAP, 3: TensorKind.SEQUENCE, 2: TensorKin
 
 
 def kind_of(value: object) -> TensorKind | None:
-    """Return the kind of a block's output, or None if no seed can live on it."""
+    """Return the kind of a block's output, or None if no seed can grow on it."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
     return _KIND_BY_RANK.get(value.ndim)
@@ -37,7 +37,7 @@ def width_of(shape: Sequence[int], kind: TensorKind) -> int:
 
 
 def describe(value: object) -> str:
-    """Return in a few words what a block gave back."""
+    """Return a short description of a value, for error messages."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"a {dtype} tensor of shape {list(value.shape)}"
@@ -55,7 +55,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "identity": nn.Identity,
 }
-"""The activations that a widening seed can copy from the block that it widens."""
+"""The activations that a widening seed can copy from its block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,54 +70,54 @@ class ConvShape:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPath:
-    """The two layers inside a block between which there can be more hidden units.
+    """The two layers of a block between which hidden units can be added.
 
-    The block computes ``something + second(activation(norm(first(x))))`` of its input ``x``, the
-    norm working on each unit by itself or missing.
+    The block computes ``rest(x) + second(activation(norm(first(x))))``, where the norm is optional
+    and acts on each unit separately.
     """
 
     first: str
-    """Name of the first layer inside the block; empty if the block is that layer."""
+    """Name of the first layer inside the block; empty if the block itself is that layer."""
     second: str
     norm: str | None
     activation: str
     hidden: int
-    """Units between the two layers."""
+    """Number of units between the two layers."""
     has_first_bias: bool
     norm_eps: float = 1e-5
     norm_momentum: float = 0.1
     first_conv: ConvShape | None = None
-    """Geometry of the layers if they are convolutions; None if they are linear."""
+    """Geometry of a convolutional layer; None if the layers are linear."""
     second_conv: ConvShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSize:
-    """What passes through a slot of one host, and how large its block is."""
+    """The size of one host's slot: its tensor kind, its width and its block's hidden units."""
 
     kind: TensorKind
     width: int
     """Channels or features of the block's output."""
     hidden: int
-    """Units between the block's two layers; 0 if they were not recognised."""
+    """Units between the block's two layers; 0 if they were not recognized."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSite:
-    """A place in a model where a seed can live."""
+    """A place in a model where a seed can grow."""
 
     name: str
     kind: TensorKind
     output_shape: tuple[int, ...]
-    """Shape of the block's output in the dry run, batch included."""
+    """Shape of the block's output in the dry run, including the batch."""
     input_shape: tuple[int, ...] | None = None
     """Shape of the tensor that parallel seeds read; None if they cannot grow here."""
     input_key: int | str | None = None
-    """Which argument of the block that tensor is: a position or a keyword."""
+    """The block's argument that holds that tensor: a position or a keyword."""
     why_no_parallel: str = ""
     """Why parallel seeds cannot grow here; empty if they can."""
     path: BlockPath | None = None
-    """The block's two layers, if they were recognised."""
+    """The block's two layers, if they were recognized."""
 
     @property
     def width(self) -> int:
@@ -127,24 +127,24 @@ class SlotSite:
     @property
     def input_width(self) -> int:
         """Channels or features of the block's input."""
-        assert self.input_shape is not None, "asked of a site where nothing is known of the input"
+        assert self.input_shape is not None, "the input of this site is unknown"
         return width_of(self.input_shape, self.kind)
 
     @property
     def stride(self) -> tuple[int, int]:
-        """How many times smaller a feature map leaves the block than it entered, by axis."""
-        assert self.input_shape is not None, "asked of a site where nothing is known of the input"
+        """Downsampling factor of the block along each axis of a feature map."""
+        assert self.input_shape is not None, "the input of this site is unknown"
         (rows, columns), (rows_out, columns_out) = self.input_shape[2:], self.output_shape[2:]
         # A stride s turns n into ceil(n / s); this is the least s that does.
         return -(-rows // rows_out), -(-columns // columns_out)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the site as plain values."""
+        """Return the site as JSON values."""
         return asdict(self) | {"kind": self.kind.name.lower()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> SlotSite:
-        """Return the site that :meth:`to_json` described."""
+        """Return the site that :meth:`to_json` wrote."""
         values = dict(values)
         shape, path = values["input_shape"], values["path"]
         values["kind"] = TensorKind[values["kind"].upper()]

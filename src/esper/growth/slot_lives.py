@@ -1,8 +1,8 @@
-"""The lives of a host's seeds: what each action and each epoch does to the stages of its slots.
+"""How actions and epochs change the stages of a host's slots.
 
-Nothing here knows tensors. Whoever holds the modules (a model's slots, a stacked population) passes
-itself as the :class:`SeedKeeper` that builds, changes and removes them; so every form of host lives
-by the same rules, and legality is asked of :mod:`esper.lifecycle.legality`.
+Nothing here handles tensors. The owner of the modules (a model's slots, a stacked population)
+passes itself as a :class:`SeedKeeper`, which builds, changes and removes them, so that every kind
+of host follows the same rules.
 """
 
 from __future__ import annotations
@@ -22,60 +22,60 @@ from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follo
 
 @dataclass
 class SlotLife:
-    """Where one slot is in the life of its seed."""
+    """The state of one slot: its stage, its blueprint, how its seed is blended."""
 
     stage: Stage = Stage.DORMANT
     age_epochs: int = 0
     """Epochs since the seed germinated."""
     stage_epochs: int = 0
-    """Epochs that the slot has spent in its stage."""
+    """Epochs spent in the current stage."""
     blueprint: str = ""
     style: BlendStyle = BlendStyle.ADD_LINEAR
     tempo_epochs: int = 0
     alpha_target: float = 0.0
-    """Where the first ramp of alpha will go."""
+    """Target of the first alpha ramp."""
     schedule: AlphaSchedule = field(default_factory=AlphaSchedule)
 
     @property
     def alpha(self) -> float:
-        """How strongly the seed counts."""
+        """How strongly the seed is blended in."""
         return self.schedule.alpha
 
     @property
     def has_seed(self) -> bool:
-        """Whether there is a module in the slot."""
+        """Whether the slot holds a seed."""
         fading = self.stage == Stage.PRUNED and self.alpha > 0.0
         return self.stage in LIVE_STAGES or self.stage == Stage.FOSSILIZED or fading
 
     @property
     def is_growing(self) -> bool:
-        """Whether there is a module in the slot that is not committed."""
+        """Whether the slot holds a seed that is not committed."""
         return self.has_seed and self.stage != Stage.FOSSILIZED
 
     @property
     def is_computing(self) -> bool:
-        """Whether the module takes part in training: it learns, or it counts."""
+        """Whether the seed is computed during training."""
         return self.has_seed and self.stage != Stage.GERMINATED
 
     @property
-    def counts(self) -> bool:
-        """Whether the module changes the host's output."""
+    def affects_output(self) -> bool:
+        """Whether the seed changes the host's output."""
         return self.has_seed and self.alpha > 0.0
 
     @property
     def mask_state(self) -> SlotMaskState | None:
-        """What legality needs to know; None when dormant."""
+        """The state that legality depends on; None if dormant."""
         if self.stage == Stage.DORMANT:
             return None
         return SlotMaskState(self.stage, self.age_epochs, self.schedule.is_at_rest)
 
     def enter(self, stage: Stage) -> None:
-        """Go on to ``stage``."""
+        """Move to ``stage``."""
         assert may_follow(self.stage, stage), f"{self.stage.name} cannot become {stage.name}"
         self.stage, self.stage_epochs = stage, 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the life as plain values."""
+        """Return the life as JSON values."""
         schedule = self.schedule
         return {
             "stage": self.stage.name.lower(),
@@ -96,7 +96,7 @@ class SlotLife:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> SlotLife:
-        """Return the life that :meth:`to_json` described."""
+        """Return the life that :meth:`to_json` wrote."""
         schedule = dict(values["schedule"])
         schedule["curve"] = AlphaCurve(schedule["curve"])
         return cls(
@@ -112,52 +112,52 @@ class SlotLife:
 
 
 class SeedKeeper(Protocol):
-    """Whoever holds the modules that the slots' lives are about."""
+    """The owner of a host's seed modules."""
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
         """Build the action's blueprint in a slot."""
         ...
 
     def remove_seed(self, slot: str) -> None:
-        """Take a slot's module away with everything that belongs to it."""
+        """Remove a slot's seed and everything that belongs to it."""
         ...
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
-        """Make what a style needs (its gate) and remove what it does not."""
+        """Create the gate if the style needs one; remove it otherwise."""
         ...
 
     def commit_seed(self, slot: str) -> None:
-        """Count a slot's module as part of the host from now on."""
+        """Make a slot's seed a permanent part of the host."""
         ...
 
     def find_start_problem(self, slot: str) -> str | None:
-        """Return why a germinated seed may not start learning, or None if it may."""
+        """Return why a germinated seed may not start training, or None if it may."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an action."""
+    """The result of an action."""
 
     action: GrowthAction
     was_done: bool
     """False if a gate turned the action into a wait."""
     reason: str = ""
-    """Why the gate refused; empty if it did not."""
+    """Why the gate blocked the action; empty if it did not."""
 
 
 class SlotLives:
-    """The lives of all slots of one host, and the rules by which they change."""
+    """The lives of all slots of one host, and the rules that change them."""
 
     def __init__(self, slot_config: SlotConfig, growth_config: GrowthConfig | None = None) -> None:
         self.slot_config = slot_config
         self.growth_config = growth_config or GrowthConfig()
         self._lives = {slot: SlotLife() for slot in slot_config.slot_ids}
         self.on_change: Callable[[str, SlotLife], None] | None = None
-        """Is told of every slot that changes."""
+        """Called with the name and life of each slot that changes."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Whoever follows these lives does not know a copy of them.
+        # A copy has no subscribers.
         return {**self.__dict__, "on_change": None}
 
     def __getitem__(self, slot: str) -> SlotLife:
@@ -165,28 +165,30 @@ class SlotLives:
         return self._lives[slot]
 
     def set_life(self, slot: str, life: SlotLife) -> None:
-        """Put a slot into another state, for going back to an earlier one."""
+        """Replace a slot's life, to restore an earlier state."""
         self.slot_config.slot_index(slot)
         self._lives[slot] = life
-        self._tell(slot)
+        self._notify(slot)
 
-    def copied(self) -> dict[str, SlotLife]:
-        """Return a copy of each slot's life."""
-        return {slot: replace(life) for slot, life in self._lives.items()}
+    def copy(self) -> SlotLives:
+        """Return an independent copy without a subscriber."""
+        twin = SlotLives(self.slot_config, self.growth_config)
+        twin._lives = {slot: replace(life) for slot, life in self._lives.items()}
+        return twin
 
     def items(self) -> list[tuple[str, SlotLife]]:
-        """Return each slot with its life."""
+        """Return each (slot, life)."""
         return list(self._lives.items())
 
     @property
     def mask_states(self) -> list[SlotMaskState | None]:
-        """What action masks need to know of each slot."""
+        """The state of each slot, as action masks read it."""
         return [life.mask_state for life in self._lives.values()]
 
     def is_legal(self, action: GrowthAction) -> bool:
         """Return whether the host's state allows the action."""
-        is_about_slot = action.op not in (Op.WAIT, Op.FINISH)
-        slot = action.slot if is_about_slot else self.slot_config.slot_ids[0]
+        needs_slot = action.op not in (Op.WAIT, Op.FINISH)
+        slot = action.slot if needs_slot else self.slot_config.slot_ids[0]
         if not may_apply(action.op, slot, self.mask_states, self.slot_config):
             return False
         if action.op != Op.GERMINATE:
@@ -195,25 +197,25 @@ class SlotLives:
         return self.slot_config.does_fit(action.blueprint, action.slot)
 
     def apply(self, action: GrowthAction, keeper: SeedKeeper) -> Outcome:
-        """Do what the action says; where a gate refuses, do nothing and say why.
+        """Carry out an action; if a gate blocks it, do nothing and return the reason.
 
         Raises:
             IllegalActionError: If the host's state does not allow the action.
         """
         if not self.is_legal(action):
-            raise IllegalActionError(self._why_illegal(action))
+            raise IllegalActionError(self._explain_illegal(action))
         if action.op in (Op.WAIT, Op.FINISH):
             return Outcome(action, was_done=True)
         reason = self._find_gate_problem(action, keeper)
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
-        self._go_on(action.slot, keeper)
-        self._tell(action.slot)
+        self._advance_automatically(action.slot, keeper)
+        self._notify(action.slot)
         return Outcome(action, was_done=True)
 
     def tick(self, keeper: SeedKeeper) -> None:
-        """Let one epoch pass: seeds age, alphas move on, slots that rested become free."""
+        """Advance all slots by one epoch: seeds age, alphas ramp, embargoes end."""
         for slot, life in self._lives.items():
             if life.stage == Stage.DORMANT:
                 continue
@@ -221,52 +223,58 @@ class SlotLives:
             life.age_epochs += 1
             life.stage_epochs += 1
             life.schedule = life.schedule.after_epoch()
-            self._go_on(slot, keeper)
+            self._advance_automatically(slot, keeper)
             if had_seed and not life.has_seed:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
-            self._tell(slot)
+            self._notify(slot)
 
     def abandon(self, slot: str, keeper: SeedKeeper) -> None:
-        """Prune a live seed at once, whatever its age and alpha: for when the host is in danger."""
+        """Prune an uncommitted seed immediately, whatever its age and alpha."""
         life = self[slot]
         if not life.is_growing:
             raise SlotError(
-                f"slot {slot!r} is {life.stage.name.lower()}; only a live seed is pruned."
+                f"slot {slot!r} is {life.stage.name.lower()}; it has no uncommitted seed to prune."
             )
         if life.stage != Stage.PRUNED:
             life.enter(Stage.PRUNED)
         life.schedule = AlphaSchedule()
         keeper.remove_seed(slot)
-        self._tell(slot)
+        self._notify(slot)
+
+    def abandon_growing(self, keeper: SeedKeeper) -> list[str]:
+        """Prune every uncommitted seed immediately and return the names of their slots."""
+        growing = [slot for slot, life in self._lives.items() if life.is_growing]
+        for slot in growing:
+            self.abandon(slot, keeper)
+        return growing
 
     def commit(self, slot: str, keeper: SeedKeeper) -> None:
-        """Commit a new seed at its alpha target at once: for a host that starts with it."""
+        """Commit a newly germinated seed immediately, at its alpha target."""
         life = self[slot]
         if life.age_epochs > 0 or life.stage not in ADVANCEABLE_STAGES:
             raise SlotError(
-                f"slot {slot!r} is {life.stage.name.lower()}; only a seed that has just germinated "
-                "is committed at once."
+                f"slot {slot!r} is {life.stage.name.lower()}; only a newly germinated seed can be "
+                "committed immediately."
             )
         while life.stage in ADVANCEABLE_STAGES:
             self._advance(life)
         life.enter(Stage.FOSSILIZED)
         life.schedule = AlphaSchedule(0.0, life.alpha_target, 0, FIRST_CURVE[life.style])
         keeper.commit_seed(slot)
-        self._tell(slot)
+        self._notify(slot)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all lives as plain values."""
+        """Return all lives as JSON values."""
         return {slot: life.to_json() for slot, life in self._lives.items()}
 
     def load_json(self, values: dict[str, Any]) -> None:
-        """Take over the lives that :meth:`to_json` described."""
+        """Load the lives that :meth:`to_json` wrote."""
         for slot in self._lives:
-            self._lives[slot] = SlotLife.from_json(values[slot])
-            self._tell(slot)
+            self.set_life(slot, SlotLife.from_json(values[slot]))
 
-    def _tell(self, slot: str) -> None:
+    def _notify(self, slot: str) -> None:
         if self.on_change is not None:
             self.on_change(slot, self._lives[slot])
 
@@ -302,8 +310,8 @@ class SlotLives:
             case Op.WAIT | Op.FINISH:
                 pass
 
-    def _go_on(self, slot: str, keeper: SeedKeeper) -> None:
-        """Advance a seed as far as its gates let it, where seeds advance by themselves."""
+    def _advance_automatically(self, slot: str, keeper: SeedKeeper) -> None:
+        """Advance a seed as far as its gates allow, if the configuration asks for it."""
         life, advance = self[slot], GrowthAction(op=Op.ADVANCE, slot=slot)
         while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
             if self._find_gate_problem(advance, keeper) is not None:
@@ -330,47 +338,51 @@ class SlotLives:
             life.enter(Stage.RESETTING)
 
     def _find_gate_problem(self, action: GrowthAction, keeper: SeedKeeper) -> str | None:
-        """Return why a gate refuses to let a seed go on, or None if it does not."""
+        """Return why a gate blocks an action, or None if no gate does."""
         life, config = self[action.slot], self.growth_config
         if action.op == Op.ADVANCE and life.stage == Stage.GERMINATED:
             return keeper.find_start_problem(action.slot)
         if action.op == Op.ADVANCE and life.stage == Stage.TRAINING:
-            return _too_few("trained", life.stage_epochs, config.min_training_epochs)
+            return _find_shortfall("trained", life.stage_epochs, config.min_training_epochs)
         if action.op == Op.ADVANCE and not life.schedule.is_at_rest:
-            return f"alpha is {life.alpha:.3g} on its way to {life.schedule.target:g}"
+            return _describe_ramp(life)
         if action.op == Op.FOSSILIZE:
-            return _too_few("held", life.stage_epochs, config.min_holding_epochs)
+            return _find_shortfall("held", life.stage_epochs, config.min_holding_epochs)
         return None
 
-    def _why_illegal(self, action: GrowthAction) -> str:
+    def _explain_illegal(self, action: GrowthAction) -> str:
         op = action.op.name.lower()
         if action.op == Op.FINISH:
-            return "finish is not allowed for this host."
+            return "finish is disabled for this host (allow_finish is False)."
         config = self.slot_config
         if action.op == Op.GERMINATE and not config.does_fit(action.blueprint, action.slot):
             fitting = [name for name in config.blueprints if config.does_fit(name, action.slot)]
             return (
                 f"blueprint {action.blueprint!r} does not fit slot {action.slot!r}; "
-                f"there fit {', '.join(fitting)}."
+                f"choose from {', '.join(fitting)}."
             )
         stages = ", ".join(f"{slot} {life.stage.name.lower()}" for slot, life in self.items())
-        reason = self._reason(action)
-        return f"{op} is not legal for slot {action.slot!r} now{reason}; the slots are: {stages}."
+        reason = self._find_hidden_reason(action)
+        return f"{op} is illegal for slot {action.slot!r}{reason}; slot stages: {stages}."
 
-    def _reason(self, action: GrowthAction) -> str:
-        """Return what a slot's stage does not tell of why an action is illegal."""
+    def _find_hidden_reason(self, action: GrowthAction) -> str:
+        """Return why an action is illegal, if the stages alone do not show it."""
         life, limit = self[action.slot], self.slot_config.seed_limit
         n_live = sum(other.stage in LIVE_STAGES for _, other in self.items())
         if action.op == Op.GERMINATE and limit is not None and n_live >= limit:
-            return f", because {n_live} of at most {limit} seeds live"
+            return f" because the host has {n_live} live seeds and seed_limit is {limit}"
         if action.op == Op.GERMINATE and not self.slot_config.is_enabled(action.slot):
-            return ", because the slot is not enabled"
+            return " because the slot is disabled"
         if action.op == Op.PRUNE and life.stage in LIVE_STAGES and life.age_epochs < 1:
-            return ", because the seed has not lived for an epoch"
+            return " because the seed is less than one epoch old"
         if life.stage in LIVE_STAGES and not life.schedule.is_at_rest:
-            return f", because alpha is {life.alpha:.3g} on its way to {life.schedule.target:g}"
+            return f" because {_describe_ramp(life)}"
         return ""
 
 
-def _too_few(what: str, epochs: int, least: int) -> str | None:
+def _describe_ramp(life: SlotLife) -> str:
+    return f"alpha is {life.alpha:.3g} on its way to {life.schedule.target:g}"
+
+
+def _find_shortfall(what: str, epochs: int, least: int) -> str | None:
     return None if epochs >= least else f"{what} for {epochs} of at least {least} epochs"

@@ -276,7 +276,7 @@ class Segment:
         """Return whether a seed is computed."""
         if self.is_training:
             return True
-        return life.counts and not (self.committed_only and life.is_growing)
+        return life.affects_output and not (self.committed_only and life.is_growing)
 
     def _add_part(self, store: RowStore, rows: list[int], active: ActiveRows, column: int) -> _Part:
         places = [self._places[store.hosts[row]] for row in rows]

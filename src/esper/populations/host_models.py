@@ -19,7 +19,7 @@ from esper.growth.footprint import count_flops, forward_flops, training_step_flo
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters
-from esper.growth.seed_slot import SeedSlot, size_of
+from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
@@ -89,7 +89,7 @@ def load_model(model: nn.Module, state: HostState) -> None:
         )
     host_slots.lives.load_json(state.facts["lives"])
     host_slots.n_germinated = state.facts["n_germinated"]
-    host_slots.replant()
+    host_slots.rebuild_seeds()
     parts = parts_of(host_slots, own).items()
     tensors = {f"{part}/{name}": t for part, named in parts for name, t in named.items()}
     _require_tensors(shapes_of(tensors), shapes_of(state.tensors))
@@ -143,7 +143,7 @@ class CostTable:
         self.host_training = training_step_flops(host, sample) / len(sample)
         self.host_parameters = count_parameters(host)
         """Parameters of the host without seeds."""
-        self.slot_sizes: tuple[SlotSize, ...] = tuple(map(size_of, slots(host).values()))
+        self.slot_sizes: tuple[SlotSize, ...] = tuple(map(slot_size, slots(host).values()))
         """What passes through each slot of the host, and how large its blocks are."""
         self._sites = {site.name: site for site in slots(host).sites}
         self._lives = slots(host).lives
@@ -165,7 +165,7 @@ class CostTable:
         for name, life in lives.items():
             if life.stage == Stage.TRAINING:
                 total += self._work(name, life).isolated
-            elif life.counts:
+            elif life.affects_output:
                 total += self._work(name, life).blended
         return total
 
@@ -176,7 +176,7 @@ class CostTable:
         total = self.host_forward
         for name, life in lives.items():
             is_left_out = committed_only and life.is_growing
-            if life.counts and name != without_slot and not is_left_out:
+            if life.affects_output and name != without_slot and not is_left_out:
                 total += self._work(name, life).forward
         return total
 

@@ -82,7 +82,7 @@ class SlotArrays:
         """Take over the state of one slot of one host."""
         at = host, slot_config.slot_index(slot)
         schedule = life.schedule
-        has_ramped = life.counts or not schedule.is_at_rest
+        has_ramped = life.affects_output or not schedule.is_at_rest
         self.stage[at] = life.stage
         self.age_epochs[at] = life.age_epochs
         self.stage_epochs[at] = life.stage_epochs

@@ -57,7 +57,7 @@ class StackedState:
             self.design,
             self.config,
             self.hosts.copied(),
-            [known.get(host) or _copied_lives(own) for host, own in enumerate(self.lives)],
+            [known.get(host) or own.copy() for host, own in enumerate(self.lives)],
             list(self.n_germinated),
             watch,
             {key: store.copied() for key, store in self.groups.items()},
@@ -197,13 +197,6 @@ def load_modules(parts: Mapping[str, nn.Module | None], rows: Mapping[str, Row])
         tensors: dict[str, Tensor] = tensors_of(module)
         for name, tensor in tensors.items():
             tensor.data.copy_(row.tensors[name])
-
-
-def _copied_lives(lives: SlotLives) -> SlotLives:
-    twin = SlotLives(lives.slot_config, lives.growth_config)
-    for slot, life in lives.copied().items():
-        twin.set_life(slot, life)
-    return twin
 
 
 def _read_row(state: HostState, part: str, moments: Sequence[str]) -> Row:

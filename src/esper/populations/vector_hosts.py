@@ -75,7 +75,7 @@ class LeftOut:
     def includes(self, slot: str, life: SlotLife) -> bool:
         """Return whether the seed in a slot is left out."""
         is_unwanted = slot == self.slot or (self.is_uncommitted and life.is_growing)
-        return is_unwanted or not life.counts
+        return is_unwanted or not life.affects_output
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from esper.growth.blueprints import SeedForm
-from esper.growth.blueprints.serial import NoopSeed
+from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.hosts import MLPHost, PlainBlock, ResidualBlock
 from esper.growth.modules import named_children

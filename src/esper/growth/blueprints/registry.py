@@ -1,9 +1,9 @@
 """Blueprints: recipes for seeds, registered by name.
 
-A blueprint's builder is given the :class:`~esper.growth.sites.SlotSite` and returns a module of one
-tensor: a *serial* seed reads the block's output, a *parallel* one the block's input. The module
-returns the change it proposes to the block's output, in that output's shape, and must return zeros
-when it is new. Other packages register theirs under the entry point group ``esper.blueprints``.
+A blueprint's builder takes a :class:`~esper.growth.sites.SlotSite` and returns a module with one
+tensor argument: a *serial* seed reads the block's output, a *parallel* seed the block's input. The
+module returns a change to the block's output, in the shape of that output, and must return zeros
+before training. Other packages register blueprints in the entry point group ``esper.blueprints``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ class SeedForm(Enum):
     PARALLEL = "parallel"
     """The block's input."""
 
+    def input_shape(self, site: SlotSite) -> tuple[int, ...]:
+        """Return the shape of the tensor that a seed of this form reads, including the batch."""
+        shape = site.output_shape if self is SeedForm.SERIAL else site.input_shape
+        assert shape is not None, "parallel seeds need a site with a known input"
+        return shape
+
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
@@ -36,16 +42,16 @@ class Blueprint:
 
     name: str
     kinds: frozenset[TensorKind]
-    """The kinds of block output it fits."""
+    """Kinds of block output that it fits."""
     form: SeedForm
     build: Callable[[SlotSite], nn.Module]
-    """Makes the seed for a site; its weights come from torch's default generator."""
+    """Builds the seed for a site, drawing its weights from torch's default generator."""
     summary: str
-    """What the seed is, in a few words."""
+    """A short description of the seed."""
     family: str = ""
-    """The largest blueprint of the same structure: padded with zeros, its seed computes this one
-    too, so that stacked hosts can share a group. Empty if it is this one. A family that does not
-    hold at a site is not used there."""
+    """The largest blueprint with the same structure. This blueprint's seed, padded with zeros to
+    the size of that one, computes the same, so stacked hosts can compute both together. Empty for
+    the largest itself; ignored at sites where padding changes the result."""
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
@@ -61,21 +67,25 @@ _is_discovered = False
 
 
 def register_blueprint(blueprint: Blueprint) -> Blueprint:
-    """Make a blueprint known by its name; a name can be taken once."""
+    """Register a blueprint under its name, which must be unused.
+
+    Raises:
+        SlotError: If the name is already registered.
+    """
     if blueprint.name in _REGISTRY:
-        raise SlotError(f"blueprint {blueprint.name!r} is registered already; choose another name.")
+        raise SlotError(f"blueprint {blueprint.name!r} is already registered; choose another name.")
     _REGISTRY[blueprint.name] = blueprint
     return blueprint
 
 
 def blueprint_names() -> tuple[str, ...]:
-    """Return the names of all blueprints: the built-in ones first, then other packages'."""
+    """Return the names of all blueprints: built-in ones first, then those of other packages."""
     _discover()
     return tuple(_REGISTRY)
 
 
 def find_blueprint(name: str) -> Blueprint:
-    """Return the blueprint of this name.
+    """Return the blueprint with this name.
 
     Raises:
         SlotError: If there is none.
@@ -83,21 +93,23 @@ def find_blueprint(name: str) -> Blueprint:
     _discover()
     if name not in _REGISTRY:
         hint = did_you_mean(name, _REGISTRY)
-        raise SlotError(f"there is no blueprint {name!r}; there are {', '.join(_REGISTRY)}.{hint}")
+        raise SlotError(
+            f"there is no blueprint {name!r}; choose from {', '.join(_REGISTRY)}.{hint}"
+        )
     return _REGISTRY[name]
 
 
 def fitting_blueprints(site: SlotSite, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the named blueprints that fit a site."""
+    """Return the named blueprints that fit a site."""
     return tuple(name for name in names if find_blueprint(name).why_not(site) is None)
 
 
 def _discover() -> None:
-    """Register what other packages offer, once."""
+    """Register the blueprints of other packages, once."""
     global _is_discovered
     if _is_discovered:
         return
-    _is_discovered = True  # first, because a package may ask for blueprints while it is loaded
+    _is_discovered = True  # set first, because loading a package may look up blueprints
     try:
         found = [_load(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
     except SlotError:
@@ -108,13 +120,12 @@ def _discover() -> None:
 
 
 def _load(entry: EntryPoint) -> Blueprint:
-    """Return the blueprint that another package offers."""
     what = f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r}"
     try:
         loaded = entry.load()
     except Exception as error:
         raise SlotError(
-            f"{what} cannot be loaded ({error}); repair or remove {entry.value!r}."
+            f"{what} cannot be loaded ({error}); fix or remove {entry.value!r}."
         ) from error
     if not isinstance(loaded, Blueprint):
         raise SlotError(f"{what} is a {type(loaded).__name__}; it must be an esper.Blueprint.")

@@ -1,8 +1,8 @@
-"""Width growth: more hidden units beside a block.
+"""Width growth: seeds that add hidden units in parallel with a block.
 
-Where the block is two layers with an activation between (recognised by the dry run), the seed
-copies their geometry, norm and activation and is exactly "more hidden units": exporting joins its
-weights to the block's. Elsewhere it is a two-layer network beside the block.
+If the block has two layers with an activation between them (found by the dry run), the seed copies
+their geometry, norm and activation. It then is exactly "more hidden units", and export concatenates
+its weights with the block's. Otherwise it is a two-layer network in parallel with the block.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Layer = nn.Linear | nn.Conv2d
 
 @torch.no_grad()
 def draw_mirrored(first: Layer, second: Layer) -> None:
-    """Draw the weights of two layers with a rectifier between, the second without a bias's share.
+    """Initialize two layers so that their hidden units cancel in pairs; biases become zero.
 
-    Weights have the variance ``2 / inputs`` of He et al. (2015), drawn from torch's default
-    generator. Units 2i and 2i + 1 are a pair; the last of an odd number gives nothing.
+    Weights are drawn from torch's default generator with the variance ``2 / inputs`` of He et al.
+    (2015). Units 2i and 2i + 1 read the same and have opposite outgoing weights; with an odd number
+    of units, the outgoing weights of the last are zero.
     """
     nn.init.kaiming_normal_(first.weight)
     nn.init.kaiming_normal_(second.weight)
@@ -36,7 +37,7 @@ def draw_mirrored(first: Layer, second: Layer) -> None:
 
 @torch.no_grad()
 def is_mirrored(first: Layer, second: Layer) -> bool:
-    """Return whether two layers still give nothing: each unit and its pair cancel."""
+    """Return whether the hidden units of two layers still cancel in pairs."""
     outgoing = second.weight
     if not outgoing.any():
         return True
@@ -51,23 +52,24 @@ def is_mirrored(first: Layer, second: Layer) -> bool:
 
 
 def _even(weight: Tensor, *, dim: int) -> Tensor:
-    """Return the first unit of each pair, in front."""
+    """Return the first unit of each pair, along axis 0."""
     return weight.transpose(0, dim)[: weight.shape[dim] // 2 * 2 : 2]
 
 
 def _odd(weight: Tensor, *, dim: int) -> Tensor:
-    """Return the second unit of each pair, in front."""
+    """Return the second unit of each pair, along axis 0."""
     return weight.transpose(0, dim)[1 : weight.shape[dim] // 2 * 2 : 2]
 
 
 SHARES: dict[str, float] = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
-"""New units, as a share of the block's hidden units (of its output width where unknown)."""
+"""New units as a share of the block's hidden units, or of its output width if those are unknown."""
 
 
 class WidenSeed(nn.Module):
-    """Hidden units beside a block: a layer, the block's norm if any, an activation, a layer.
+    """Hidden units in parallel with a block: layer, norm if the block has one, activation, layer.
 
-    Starts at zero, with units in mirrored pairs; the second layer, which leads out, has no bias.
+    Its output starts at zero because units are initialized in mirrored pairs. The second layer has
+    no bias.
     """
 
     def __init__(self, site: SlotSite, n_units: int) -> None:
@@ -81,20 +83,16 @@ class WidenSeed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the hidden units add to the block's output."""
-        return self.second(self.hidden(x))
+        return self.second(self.activation(self.norm(self.first(x))))
 
     @property
     def is_new(self) -> bool:
-        """Whether the units still give nothing, whatever they read."""
+        """Whether the output is still zero for every input."""
         return is_mirrored(self.first, self.second)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Return what the hidden units give."""
-        return self.activation(self.norm(self.first(x)))
 
 
 def _default_path(site: SlotSite) -> BlockPath:
-    """Return the shape of a two-layer network beside a block that was not recognised."""
+    """Return the layout of a two-layer network for a block whose path is unknown."""
     conv = site.kind == TensorKind.FEATURE_MAP
     same = {"kernel": (3, 3), "padding": (1, 1), "dilation": (1, 1)}
     return BlockPath(
@@ -151,7 +149,7 @@ def _blueprint(name: str, share: float) -> Blueprint:
         kinds=frozenset(TensorKind),
         form=SeedForm.PARALLEL,
         build=build,
-        summary=f"{share:.0%} more hidden units beside the block",
+        summary=f"{share:.0%} more hidden units",
         family=max(SHARES, key=SHARES.__getitem__),
     )
 

@@ -1,4 +1,4 @@
-"""Handing a grown model back as a plain module that knows nothing of Esper."""
+"""Exporting a grown model as a plain module that does not depend on Esper."""
 
 from esper.growth.export.exporter import export
 

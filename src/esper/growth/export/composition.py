@@ -1,6 +1,6 @@
-"""A block and its seed as one module of torch, called as the block is.
+"""Combining a block and its seed into one plain torch module.
 
-The graph is written by hand; nothing of the user's is traced. ``y`` is the block's output.
+The graph is built by hand, so user code is never traced. ``y`` is the block's output.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
 
 def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: float) -> GraphModule:
-    """Return ``y + alpha * change`` as a module that is called as the slot's block is.
+    """Return a module that computes ``y + alpha * change`` and has the block's signature.
 
     Raises:
-        UnsupportedHostError: If the block's arguments cannot be written down in a graph.
+        UnsupportedHostError: If a graph cannot express the block's signature.
     """
     graph = Graph()
     arguments = _read_arguments(graph, slot)
@@ -53,16 +53,16 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
 
 
 def require_composable(slot: SeedSlot) -> None:
-    """Refuse a slot beside whose block no seed could be exported.
+    """Raise if a seed in this slot could not be exported.
 
     Raises:
-        UnsupportedHostError: If the block's arguments cannot be written down in a graph.
+        UnsupportedHostError: If a graph cannot express the block's signature.
     """
     _read_arguments(Graph(), slot)
 
 
 def signature_of(block: nn.Module) -> list[Parameter] | None:
-    """Return the parameters of a block's forward method, or None if Python does not know them."""
+    """Return the parameters of a block's forward method, or None if it has no signature."""
     try:
         return list(inspect.signature(block.forward).parameters.values())
     except (TypeError, ValueError):
@@ -75,9 +75,9 @@ class _Arguments:
 
     by_position: list[Node] = field(default_factory=list[Node])
     by_keyword: dict[str, Node] = field(default_factory=dict[str, Node])
-    """Those that are passed on by keyword."""
+    """Keyword-only arguments."""
     by_name: dict[str, Node] = field(default_factory=dict[str, Node])
-    """All but ``*args`` and ``**kwargs``."""
+    """All arguments except ``*args`` and ``**kwargs``."""
     more_positions: Node | None = None
     more_keywords: Node | None = None
 
@@ -86,14 +86,14 @@ def _read_arguments(graph: Graph, slot: SeedSlot) -> _Arguments:
     parameters = signature_of(slot.block)
     if parameters is None:
         raise UnsupportedHostError(
-            f"the seed at {slot.name!r} cannot be exported: the arguments of its block, "
-            f"a {type(slot.block).__name__}, are unknown."
+            f"the seed at {slot.name!r} cannot be exported: the signature of its block "
+            f"({type(slot.block).__name__}) is unknown."
         )
     found = _Arguments()
     has_default = False
     for parameter in parameters:
         if has_default and parameter.kind == Parameter.KEYWORD_ONLY and not found.more_positions:
-            # A graph has no bare star, so this one would follow the others by position.
+            # A graph has no bare *, so this argument becomes positional after one with a default.
             _require(parameter.default is not Parameter.empty, slot, parameter, "no default")
         has_default = has_default or parameter.default is not Parameter.empty
         node = _placeholder(graph, slot, parameter)
@@ -129,7 +129,7 @@ def _require(condition: bool, slot: SeedSlot, parameter: Parameter, what: str) -
     if not condition:
         raise UnsupportedHostError(
             f"the seed at {slot.name!r} cannot be exported: argument {parameter.name!r} of its "
-            f"block has {what}, which a graph cannot express; prune the seed, or change the block."
+            f"block has {what}, which a graph cannot express; prune the seed or change the block."
         )
 
 
@@ -137,7 +137,7 @@ def _call_block(graph: Graph, arguments: _Arguments) -> Node:
     positions, keywords = tuple(arguments.by_position), arguments.by_keyword
     if arguments.more_positions is None and arguments.more_keywords is None:
         return graph.call_module("block", positions, dict(keywords))
-    # A graph cannot unpack its arguments; torch has a function that does.
+    # A graph cannot unpack arguments, but functional_call can.
     args: Any = positions
     if arguments.more_positions is not None:
         args = graph.call_function(operator.add, (positions, arguments.more_positions))
@@ -150,7 +150,7 @@ def _call_block(graph: Graph, arguments: _Arguments) -> Node:
 
 
 def _read_input(graph: Graph, slot: SeedSlot, arguments: _Arguments) -> Node:
-    """Return the argument that a parallel seed reads."""
+    """Return the node of the argument that a parallel seed reads."""
     key = slot.site.input_key
     n = len(arguments.by_position)
     if isinstance(key, int):
@@ -166,12 +166,12 @@ def _read_input(graph: Graph, slot: SeedSlot, arguments: _Arguments) -> Node:
 
 
 def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: Node | None) -> Node:
-    """Write down what :func:`esper.growth.blending.effective_change` computes."""
+    """Add the nodes that compute :func:`esper.growth.blending.effective_change`."""
     match style:
         case BlendStyle.MULTIPLY_LINEAR:
             return graph.call_function(torch.mul, (y, graph.call_function(torch.tanh, (delta,))))
         case BlendStyle.LEARNED_GATE:
-            assert gate is not None, "a gated style needs the gate's output"
+            assert gate is not None, "the gated style needs a gate output"
             opening = graph.call_function(torch.sigmoid, (gate,))
             return graph.call_function(
                 torch.mul, (graph.call_function(torch.mul, (opening, 2.0)), delta)
@@ -181,13 +181,13 @@ def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: N
 
 
 def _class_for(block: nn.Module) -> type[GraphModule]:
-    """Return a class of graphs that answer for a block what a model may ask of it besides calling.
+    """Return a graph class that forwards the block's public attributes.
 
-    Each attribute leads to the block's own, so that nothing is held or listed twice.
+    Attributes are properties that read the block, so that no submodule is registered twice.
     """
     taken = {*dir(GraphModule), "training", "meta", "shape_env", "block", "seed", "gate"}
     names = [name for name in dir(block) if not name.startswith("_") and name not in taken]
-    answers: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
-    kind = type(f"Grown{type(block).__name__}", (GraphModule,), answers)
+    forwarded: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
+    kind = type(f"Grown{type(block).__name__}", (GraphModule,), forwarded)
     kind.__module__ = GraphModule.__module__
     return kind

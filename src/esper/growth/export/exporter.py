@@ -1,4 +1,4 @@
-"""Turning a grown model into a plain one: the same function, made of torch's modules only."""
+"""Converting a grown model into an equivalent one without any Esper class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Tracer
 
 from esper.errors import UnsupportedHostError
-from esper.growth.blueprints.serial import NoopSeed
+from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.export.composition import compose
 from esper.growth.export.merging import ADD_STYLES, Ties, merge_seed, scale_last_layer
 from esper.growth.host_slots import ATTRIBUTE
@@ -35,31 +35,32 @@ _STATE = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-"""What a module holds besides its parts and the attributes that its class gave it."""
+"""Attributes of ``nn.Module`` itself, besides its parameters, buffers and submodules."""
 
 _DEPTH = 4
+"""How many levels of containers are searched for Esper objects."""
 
 
 class _OneLevelTracer(Tracer):
-    """Traces a module's own code; the modules inside it are plain already."""
+    """Traces only a module's own code; its submodules are already plain."""
 
     def __init__(self) -> None:
         super().__init__()
         self.proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return that a module inside the traced one is called, not looked into."""
+        """Return True: calls of submodules are not traced into."""
         return True
 
 
 def to_plain(module: nn.Module, name: str) -> nn.Module:
-    """Return a module, whose children are plain, without Esper's class.
+    """Return a module with plain children without its Esper class.
 
-    A class that only builds layers becomes the torch class it is built on; one that computes
-    something of its own becomes a graph of that computation.
+    A class that only defines a constructor is replaced by its torch base class; any other is
+    replaced by a graph of its forward pass.
 
     Raises:
-        UnsupportedHostError: If the computation cannot be traced.
+        UnsupportedHostError: If the forward pass cannot be traced.
     """
     if not _is_our_class(type(module)):
         return module
@@ -75,41 +76,41 @@ def to_plain(module: nn.Module, name: str) -> nn.Module:
 
 
 def comes_from_esper(value: object, depth: int = _DEPTH) -> bool:
-    """Return whether a value, or one inside it, is of a class or a module of Esper."""
+    """Return whether a value, or a value inside it, is defined in Esper."""
     if depth == 0:
         return False
-    look_into = functools.partial(comes_from_esper, depth=depth - 1)
+    search = functools.partial(comes_from_esper, depth=depth - 1)
     if isinstance(value, type):
         return _is_our_class(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[object, object], value)
-        return any(map(look_into, items)) or any(map(look_into, items.values()))
+        return any(map(search, items)) or any(map(search, items.values()))
     if isinstance(value, (list, tuple, set, frozenset)):
-        return any(map(look_into, cast(Iterable[object], value)))
+        return any(map(search, cast(Iterable[object], value)))
     if isinstance(value, functools.partial):
         parts = cast(Any, value)
-        return any(map(look_into, (parts.func, parts.args, parts.keywords)))
+        return any(map(search, (parts.func, parts.args, parts.keywords)))
     owner = getattr(value, "__self__", None)
-    if owner is not None and not isinstance(owner, nn.Module) and look_into(owner):
+    if owner is not None and not isinstance(owner, nn.Module) and search(owner):
         return True
     home = getattr(value, "__module__", None) if callable(value) else None
     return _is_our_name(home) or _is_our_class(type(value))
 
 
 def require_plain(module: nn.Module) -> None:
-    """Raise if something of Esper is left in a module.
+    """Raise if a module still refers to Esper.
 
     Raises:
-        UnsupportedHostError: With the part's name and the attribute that holds it.
+        UnsupportedHostError: With the name of the submodule and of the attribute.
     """
     for name, part in named_modules(module).items():
-        where = f"the part {name!r}" if name else f"the {type(part).__name__} itself"
+        where = f"submodule {name!r}" if name else f"the {type(part).__name__} itself"
         assert not _is_our_class(type(part)), f"{where} is still a {type(part).__name__}"
         for attribute, value in part.__dict__.items():
             if attribute not in _REGISTRIES and comes_from_esper(value):
                 raise UnsupportedHostError(
-                    f"the model cannot be exported: {where} keeps something of esper in its "
-                    f"attribute {attribute!r}; remove it before exporting."
+                    f"the model cannot be exported: attribute {attribute!r} of {where} refers to "
+                    "esper; remove it before exporting."
                 )
         if isinstance(part, GraphModule):
             targets = [node.target for node in part.graph.nodes]
@@ -121,12 +122,12 @@ def _is_our_name(name: object) -> bool:
 
 
 def _is_our_class(cls: type) -> bool:
-    """Return whether a class needs Esper: it or a base is defined there."""
+    """Return whether a class or one of its bases is defined in Esper."""
     return any(_is_our_name(base.__module__) for base in cls.__mro__)
 
 
 def _only_builds(cls: type) -> bool:
-    """Return whether a class adds nothing but a constructor to the one it is built on."""
+    """Return whether a class adds nothing but a constructor to its base."""
     behaviour = (property, staticmethod, classmethod)
     return all(
         name == "__init__" or not (callable(value) or isinstance(value, behaviour))
@@ -140,16 +141,16 @@ def _trace(module: nn.Module, name: str) -> GraphModule:
         traced = _OneLevelTracer().trace(module)
     except Exception as error:
         raise UnsupportedHostError(
-            f"the {kind} at {name!r} cannot be written as torch modules: {error}"
+            f"the {kind} at {name!r} cannot be converted to torch modules: {error}"
         ) from error
-    # A fresh graph does not remember its tracer, nor where its nodes came from.
+    # A new graph has no reference to the tracer or to the origin of its nodes.
     graph = Graph()
     graph.output(graph.graph_copy(traced, {}))
     for node in graph.nodes:
         node.meta.clear()
         node.type = None
     plain = GraphModule(module, graph, kind)
-    # All of the module's parts, used or not, in their order; tracing may have added constants.
+    # Keep all parts of the module, used or not, in order; tracing may have added constants.
     for registry in _REGISTRIES:
         own, added = module.__dict__[registry], plain.__dict__[registry]
         plain.__dict__[registry] = {**own, **{k: v for k, v in added.items() if k not in own}}
@@ -158,22 +159,21 @@ def _trace(module: nn.Module, name: str) -> GraphModule:
 
 
 def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
-    """Return a plain copy of a model, with no class, hook or slot of Esper in it.
+    """Return a plain copy of a model, without any class, hook or slot of Esper.
 
-    The copy computes what the model computes now in evaluation mode: seeds that are blended in are
-    kept at their present alpha, those that are still learning in isolation are left out. A seed is
-    merged into the weights of its block where the mathematics allows it, and otherwise stands
-    beside the block as ordinary torch modules. The model itself stays as it is.
+    The copy computes what the model computes in evaluation mode: blended seeds keep their current
+    alpha, and seeds that still train in isolation are left out. A seed is merged into its block's
+    weights if that gives the same function; otherwise it becomes ordinary torch modules next to the
+    block. The model itself is not changed.
 
-    Classes that are not Esper's stay what they are, so the copy needs whatever defines them.
+    Classes that Esper does not define are kept, so the copy depends on the code that defines them.
 
     Args:
-        model: Any module, with slots or without.
-        committed_only: Keep only seeds that are fossilized.
+        model: Any module, with or without slots.
+        committed_only: Keep only fossilized seeds.
 
     Raises:
-        UnsupportedHostError: If part of the model cannot be written without Esper; the message
-            names the part.
+        UnsupportedHostError: If part of the model cannot be converted; the message names it.
     """
     twin = copy.deepcopy(model)
     for module in twin.modules():
@@ -184,7 +184,7 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 
 
 class _Exporter:
-    """Converts the modules of one copied model, the innermost first."""
+    """Converts the modules of one copied model, innermost first."""
 
     def __init__(self, ties: Ties, *, committed_only: bool) -> None:
         self._ties = ties
@@ -192,15 +192,15 @@ class _Exporter:
         self._done: dict[nn.Module, nn.Module] = {}
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
-        """Return the plain form of a module; a module that occurs twice gets one form."""
+        """Return the plain form of a module; a module that occurs twice is converted once."""
         if module not in self._done:
-            self._done[module] = self._convert_anew(module, name)
+            self._done[module] = self._convert(module, name)
         return self._done[module]
 
-    def _convert_anew(self, module: nn.Module, name: str) -> nn.Module:
+    def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, SeedSlot):
             module.block = self.convert(module.block, name)
-            return self._grow(module) if self._is_kept(module) else module.block
+            return self._add_seed(module) if self._is_kept(module) else module.block
         children: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
         for child_name, child in list(children.items()):
             if child is None:
@@ -211,16 +211,16 @@ class _Exporter:
         return to_plain(module, name)
 
     def _is_kept(self, slot: SeedSlot) -> bool:
-        """Return whether the exported model shows the seed of a slot."""
-        # A seed that is germinated or learns in isolation has an alpha of zero.
+        """Return whether the exported model includes the seed of a slot."""
+        # A seed that is germinated or trains in isolation has alpha 0.
         if slot.seed is None or slot.is_off or slot.alpha == 0.0:
             return False
         return slot.stage == Stage.FOSSILIZED or not self._committed_only
 
-    def _grow(self, slot: SeedSlot) -> nn.Module:
-        """Return a block with what its seed adds to it; the block is plain already."""
+    def _add_seed(self, slot: SeedSlot) -> nn.Module:
+        """Return the slot's block, which is already plain, together with its seed."""
         assert slot.seed is not None
-        # All it ever adds is zero, whatever the style.
+        # It adds zero whatever the style.
         if type(slot.seed) is NoopSeed:
             return slot.block
         if merge_seed(slot, self._ties):

@@ -1,12 +1,12 @@
-"""Merging a seed into the weights of its block, where that is the same function.
+"""Merging a seed into the weights of its block, where that gives the same function.
 
-Let ``y = block(x)`` and a seed add ``alpha * seed(x)``. A linear map of small rank is more weight
-in a linear block: ``W + alpha * up @ down``. Hidden units beside a two-layer block are more hidden
-units in it: rows of the first layer, entries of the norm, columns (times alpha) of the second.
-Any other seed that ends in a layer takes alpha into that layer.
+Let ``y = block(x)`` and a seed add ``alpha * seed(x)``. A low-rank seed is added to the weight of a
+linear block: ``W + alpha * up @ down``. A widening seed becomes more hidden units of a two-layer
+block: rows of the first layer, entries of the norm, columns (times alpha) of the second. Any other
+seed that ends in a layer has alpha multiplied into that layer.
 
-A weight that has a second name, a hook or a parametrization is never touched, and what was merged
-is compared with the slot on a probe before it is kept.
+Weights that are shared, hooked or parametrized are never changed, and the merged block is compared
+with the slot on a random input before it is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from esper.growth.blueprints.serial import LowRankSeed
+from esper.growth.blueprints.seeds import LowRankSeed
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.dry_run import evaluation_mode
 from esper.growth.export.composition import signature_of
@@ -35,7 +35,7 @@ _NORM_SETTINGS = ("eps", "momentum", "affine", "track_running_stats")
 
 
 def find_widened(block: nn.Module, seed: WidenSeed, path: BlockPath) -> list[nn.Module]:
-    """Return the block's layers that the seed's can be joined to; none if they do not match."""
+    """Return the block's layers to which the seed's can be appended; empty if they do not match."""
     names = [path.first, path.second, *([] if path.norm is None else [path.norm])]
     parts: list[nn.Module] = [seed.first, seed.second]
     parts += [] if path.norm is None else [seed.norm]
@@ -51,18 +51,18 @@ def find_widened(block: nn.Module, seed: WidenSeed, path: BlockPath) -> list[nn.
 
 
 def widen(block: nn.Module, seed: WidenSeed, path: BlockPath, alpha: float) -> None:
-    """Join the seed's units to the hidden units of a block, in place.
+    """Append the seed's units to the hidden units of a block, in place.
 
     ``first`` gets the seed's rows, the norm its entries, ``second`` its columns times alpha.
     """
     first, second = block.get_submodule(path.first), block.get_submodule(path.second)
-    _join(first, seed.first, axis=0)
+    _append(first, seed.first, axis=0)
     if path.norm is not None:
         norm = block.get_submodule(path.norm)
         assert isinstance(norm, _NORMS)
-        _join(norm, seed.norm, axis=0)
+        _append(norm, seed.norm, axis=0)
         norm.num_features += seed.first.weight.shape[0]
-    _join(second, seed.second, axis=1, scale=alpha)
+    _append(second, seed.second, axis=1, scale=alpha)
     for layer in (first, second):
         rows, columns = cast(Tensor, layer.weight).shape[:2]
         if isinstance(layer, nn.Linear):
@@ -72,20 +72,20 @@ def widen(block: nn.Module, seed: WidenSeed, path: BlockPath, alpha: float) -> N
             layer.out_channels, layer.in_channels = rows, columns
 
 
-def _join(layer: nn.Module, part: nn.Module, *, axis: int, scale: float = 1.0) -> None:
-    """Append each tensor of ``part`` to the one of the same name in ``layer``."""
+def _append(layer: nn.Module, part: nn.Module, *, axis: int, scale: float = 1.0) -> None:
+    """Append each tensor of ``part`` to the tensor of the same name in ``layer``."""
     for name, tensor in part.named_parameters(recurse=False):
         own = cast(nn.Parameter, getattr(layer, name))
         joined = torch.cat([own.detach(), scale * tensor.detach()], dim=axis)
         setattr(layer, name, nn.Parameter(joined, requires_grad=own.requires_grad))
     for name, tensor in part.named_buffers(recurse=False):
-        # How many batches a norm has seen is one number, and the block's.
+        # num_batches_tracked is a scalar; the block's own is kept.
         if tensor.ndim == 1:
             setattr(layer, name, torch.cat([cast(Tensor, getattr(layer, name)), tensor]))
 
 
 def _is_like(layer: nn.Module, part: nn.Module) -> bool:
-    """Return whether a block's layer and a seed's differ in nothing but their units."""
+    """Return whether a block's layer and a seed's differ only in their number of units."""
     if type(layer) is not type(part):
         return False
     settings = () if isinstance(layer, nn.Linear) else _GEOMETRY
@@ -94,10 +94,10 @@ def _is_like(layer: nn.Module, part: nn.Module) -> bool:
 
 
 ADD_STYLES = frozenset({BlendStyle.ADD_LINEAR, BlendStyle.ADD_SIGMOID})
-"""Styles in which the model's output is linear in the seed's."""
+"""Styles in which the slot's output is linear in the seed's output."""
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
-"""How far merged and unmerged may be apart, in units of the largest output."""
+"""Largest allowed difference between merged and unmerged, relative to the largest output."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -105,7 +105,7 @@ _SCALABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.GroupN
 
 
 class Ties:
-    """Which tensors of a model have more than one name."""
+    """The tensors of a model that have more than one name."""
 
     def __init__(self, model: nn.Module) -> None:
         counts: dict[Tensor, int] = {}
@@ -116,7 +116,7 @@ class Ties:
         self._tied = {tensor for tensor, count in counts.items() if count > 1}
 
     def may_change(self, layers: Iterable[nn.Module]) -> bool:
-        """Return whether nothing but calling the layers depends on their weights."""
+        """Return whether the layers have no hooks and no shared tensors."""
         return not any(_has_hooks(layer) or self._has_tie(layer) for layer in layers)
 
     def _has_tie(self, layer: nn.Module) -> bool:
@@ -124,7 +124,7 @@ class Ties:
 
 
 def merge_seed(slot: SeedSlot, ties: Ties) -> bool:
-    """Merge the seed of a slot into the slot's block if that is possible; return whether it was."""
+    """Merge a slot's seed into its block if possible; return whether it was merged."""
     merge = _find_merge(slot, ties)
     if merge is None or not _takes_one_tensor(slot):
         return False
@@ -137,7 +137,7 @@ def merge_seed(slot: SeedSlot, ties: Ties) -> bool:
 
 
 def scale_last_layer(seed: nn.Module, alpha: float, ties: Ties) -> bool:
-    """Multiply what a plain seed gives by alpha in its last layer; return whether it has one."""
+    """Multiply alpha into the last layer of a plain seed; return whether it has a suitable one."""
     layer = _last_layer(seed)
     if layer is None or not ties.may_change([layer]):
         return False
@@ -148,7 +148,7 @@ def scale_last_layer(seed: nn.Module, alpha: float, ties: Ties) -> bool:
 
 
 def _find_merge(slot: SeedSlot, ties: Ties) -> Callable[[nn.Module], None] | None:
-    """Return what merges a slot's seed into a block, or None if it must stand beside it."""
+    """Return a function that merges a slot's seed into a block, or None if there is none."""
     block, seed, alpha = slot.block, slot.seed, slot.alpha
     assert seed is not None
     if slot.life.style not in ADD_STYLES or any(map(_has_hooks, block.modules())):
@@ -171,16 +171,16 @@ def _add_low_rank(block: nn.Linear, seed: LowRankSeed, alpha: float) -> None:
 
 
 def _takes_one_tensor(slot: SeedSlot) -> bool:
-    """Return whether a block is called with nothing but the tensor that the seed reads."""
+    """Return whether the block's only argument is the tensor that the seed reads."""
     parameters = signature_of(slot.block) or []
     variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return len(parameters) == 1 and parameters[0].kind not in variable
 
 
 def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
-    """Return whether a block with the seed merged computes what the slot does, on a probe."""
+    """Return whether the merged block and the slot agree on a random input."""
     shape = slot.site.input_shape
-    assert shape is not None, "parallel seeds grow only where the input is known"
+    assert shape is not None, "parallel seeds need a site with a known input"
     weight = next(merged.parameters())
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(shape, generator=generator).to(weight)
@@ -193,7 +193,7 @@ def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
         try:
             wanted, given = cast(Tensor, slot(probe)), cast(Tensor, merged(probe))
         except Exception:
-            # A block may refuse made-up input; then the seed stays beside it.
+            # A block may reject random input; then the seed is not merged.
             return False
     tolerance = TOLERANCES.get(wanted.dtype, 4.0 * torch.finfo(wanted.dtype).eps)
     if given.shape != wanted.shape:
@@ -202,7 +202,7 @@ def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
 
 
 def _last_layer(seed: nn.Module) -> nn.Module | None:
-    """Return the layer whose output is the seed's output, if it is linear in its weights."""
+    """Return the layer whose output is the seed's output, if that is linear in its weights."""
     if type(seed) in _SCALABLE:
         return seed if any(True for _ in seed.parameters()) else None
     if _has_hooks(seed):
@@ -222,7 +222,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _one_kind(modules: Iterable[nn.Module]) -> bool:
-    """Return whether all floating-point tensors share one dtype and one device."""
+    """Return whether all floating-point tensors have the same dtype and device."""
     tensors: list[Any] = []
     for module in modules:
         tensors += [*module.parameters(), *module.buffers()]

@@ -1,0 +1,267 @@
+"""The built-in seeds other than widening, and their blueprints.
+
+Every seed's output starts at zero, usually because its last layer is initialized to zero. Shapes:
+feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.blueprints.widening import draw_mirrored
+from esper.growth.sites import SlotSite, TensorKind
+
+LORA_SMALL_RANK = 4
+LORA_LARGE_RANK = 16
+MAX_HEADS = 4
+
+
+class NoopSeed(nn.Module):
+    """Always returns zeros. It has no parameters."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Return zeros in the shape of ``y``."""
+        return torch.zeros_like(y)
+
+
+class LayerNormSeed(nn.Sequential):
+    """Layer norm over the features of a sequence or vector."""
+
+    def __init__(self, width: int) -> None:
+        norm = nn.LayerNorm(width)
+        nn.init.zeros_(norm.weight)
+        super().__init__(norm)
+
+
+class GroupNormSeed(nn.Sequential):
+    """Normalizes a whole feature map, then scales and shifts each channel."""
+
+    def __init__(self, width: int) -> None:
+        norm = nn.GroupNorm(1, width)
+        nn.init.zeros_(norm.weight)
+        super().__init__(norm)
+
+
+class LowRankSeed(nn.Sequential):
+    """A low-rank linear map in parallel with the block.
+
+    It has no biases, so that it can be merged into a linear block.
+    """
+
+    def __init__(self, width_in: int, width_out: int, rank: int) -> None:
+        rank = max(1, min(rank, width_in, width_out))
+        up = nn.Linear(rank, width_out, bias=False)
+        nn.init.zeros_(up.weight)
+        super().__init__(nn.Linear(width_in, rank, bias=False), up)
+
+
+class MLPSeed(nn.Sequential):
+    """Two linear layers. The output starts at zero because units cancel in mirrored pairs."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        first, last = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        draw_mirrored(first, last)
+        super().__init__(first, nn.GELU(), last)
+
+
+class CausalAttention(nn.Module):
+    """Self-attention in which each position attends to itself and earlier positions.
+
+    Leading axes before ``[B, T, D]`` are allowed, so that hosts can be computed together.
+    """
+
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.project = nn.Linear(width, width)
+
+    def extra_repr(self) -> str:
+        """Return the number of heads, which the layers do not show."""
+        return f"n_heads={self.n_heads}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the attention output, in the shape of ``x``."""
+        n_steps = x.shape[-2]
+        # [..., T, 3 * D] -> three of [batch, heads, T, D / heads]
+        heads = self.query_key_value(x).unflatten(-1, (3, self.n_heads, -1))
+        heads = heads.reshape(-1, n_steps, 3, self.n_heads, x.shape[-1] // self.n_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        gathered = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(gathered.transpose(-3, -2).reshape(x.shape))
+
+
+class SelfAttentionSeed(nn.Sequential):
+    """Layer norm followed by causal attention."""
+
+    def __init__(self, width: int) -> None:
+        n_heads = next(n for n in range(min(MAX_HEADS, width), 0, -1) if width % n == 0)
+        attention = CausalAttention(width, n_heads)
+        nn.init.zeros_(attention.project.weight)
+        nn.init.zeros_(attention.project.bias)
+        super().__init__(nn.LayerNorm(width), attention)
+
+
+class SqueezeExciteSeed(nn.Module):
+    """Squeeze-and-excitation: scales each channel by a function of the whole feature map."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = max(1, width // 4)
+        self.excite = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, hidden, 1),
+            nn.ReLU(),
+            _zero_conv(hidden, width, 1),
+            nn.Tanh(),
+        )
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Return ``y`` with each channel scaled by a factor in (-1, 1)."""
+        return y * self.excite(y)
+
+
+class DepthwiseSeed(nn.Sequential):
+    """A 3x3 depthwise convolution, then a 1x1 convolution."""
+
+    def __init__(self, width: int) -> None:
+        depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        super().__init__(depthwise, nn.ReLU(), _zero_conv(width, width, 1))
+
+
+class BottleneckSeed(nn.Sequential):
+    """Convolutions 1x1 down, 3x3, 1x1 up."""
+
+    def __init__(self, width: int) -> None:
+        hidden = max(1, width // 4)
+        super().__init__(
+            nn.Conv2d(width, hidden, 1),
+            nn.ReLU(),
+            nn.Conv2d(hidden, hidden, 3, padding=1),
+            nn.ReLU(),
+            _zero_conv(hidden, width, 1),
+        )
+
+
+class ConvSeed(nn.Sequential):
+    """Two 3x3 convolutions with ``hidden`` channels between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(
+            nn.Conv2d(width, hidden, 3, padding=1), nn.ReLU(), _zero_conv(hidden, width, 3)
+        )
+
+
+def _zero_conv(width_in: int, width_out: int, kernel: int) -> nn.Conv2d:
+    """Return a convolution with zero weights that keeps the size of the feature map."""
+    conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2)
+    nn.init.zeros_(conv.weight)
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
+    return conv
+
+
+_ALL_KINDS = frozenset(TensorKind)
+_SEQUENCE = frozenset({TensorKind.SEQUENCE})
+_VECTOR = frozenset({TensorKind.VECTOR})
+
+
+def _build_norm(site: SlotSite) -> nn.Module:
+    is_map = site.kind == TensorKind.FEATURE_MAP
+    return GroupNormSeed(site.width) if is_map else LayerNormSeed(site.width)
+
+
+def _serial(
+    name: str,
+    summary: str,
+    kinds: frozenset[TensorKind],
+    build: Callable[[SlotSite], nn.Module],
+    family: str = "",
+) -> Blueprint:
+    return Blueprint(
+        name=name, kinds=kinds, form=SeedForm.SERIAL, build=build, summary=summary, family=family
+    )
+
+
+def _low_rank(
+    name: str,
+    summary: str,
+    kinds: frozenset[TensorKind],
+    rank: Callable[[SlotSite], int],
+    family: str = "",
+) -> Blueprint:
+    return Blueprint(
+        name=name,
+        kinds=kinds,
+        form=SeedForm.PARALLEL,
+        build=lambda site: LowRankSeed(site.input_width, site.width, rank(site)),
+        summary=summary,
+        family=family,
+    )
+
+
+def _lora(name: str, rank: int) -> Blueprint:
+    summary = f"rank-{rank} linear map in parallel with the block"
+    return _low_rank(name, summary, _SEQUENCE, lambda site: rank, family="lora_large")
+
+
+def _mlp(name: str, summary: str, hidden: Callable[[int], int], family: str = "") -> Blueprint:
+    return _serial(
+        name,
+        summary,
+        _SEQUENCE | _VECTOR,
+        lambda site: MLPSeed(site.width, hidden(site.width)),
+        family,
+    )
+
+
+def _image(
+    name: str, summary: str, make: Callable[[int], nn.Module], family: str = ""
+) -> Blueprint:
+    kinds = frozenset({TensorKind.FEATURE_MAP})
+    return _serial(name, summary, kinds, lambda site: make(site.width), family)
+
+
+def _conv(name: str, summary: str, share: float) -> Blueprint:
+    def make(width: int) -> nn.Module:
+        return ConvSeed(width, max(1, int(share * width)))
+
+    return _image(name, summary, make, family="conv_heavy")
+
+
+BLUEPRINTS = (
+    _serial("noop", "changes nothing", _ALL_KINDS, lambda site: NoopSeed()),
+    _serial("norm", "normalized copy, scaled by channel", _ALL_KINDS, _build_norm),
+    _image("attention", "squeeze-and-excitation: scales channels", SqueezeExciteSeed),
+    _image("depthwise", "3x3 depthwise, then 1x1", DepthwiseSeed),
+    _image("bottleneck", "1x1 down, 3x3, 1x1 up", BottleneckSeed),
+    _conv("conv_small", "two 3x3, a quarter as wide between", 0.25),
+    _conv("conv_light", "two 3x3, half as wide between", 0.5),
+    _conv("conv_heavy", "two 3x3, as wide as the block between", 1.0),
+    _lora("lora_small", LORA_SMALL_RANK),
+    _lora("lora_large", LORA_LARGE_RANK),
+    _mlp(
+        "mlp_small",
+        "two linear layers, half as wide between",
+        lambda width: max(1, width // 2),
+        family="mlp_large",
+    ),
+    _mlp("mlp_large", "two linear layers, twice as wide between", lambda width: 2 * width),
+    _serial(
+        "self_attention",
+        "causal self-attention",
+        _SEQUENCE,
+        lambda site: SelfAttentionSeed(site.width),
+    ),
+    _low_rank(
+        "low_rank",
+        "linear map of an eighth of the rank, in parallel with the block",
+        _VECTOR,
+        lambda site: site.width // 8,
+    ),
+)
