@@ -84,8 +84,8 @@ class Case:
     proposed: tuple[str, ...]
     """Slots that must be among the proposals."""
     not_proposed: tuple[str, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict[str, str])
-    """What the error for a slot there must contain."""
+    rejected: dict[str, str] = field(default_factory=dict[str, str])
+    """Pattern of the error for a slot there, by name."""
     needs: str = "torch"
 
 
@@ -140,7 +140,7 @@ CASES = {
         at=("relu", "layer1", "layer2.0", "layer2.0.conv1", "layer3.1.bn2", "layer4", "fc"),
         proposed=tuple(f"layer{i}{j}" for i in (1, 2, 3, 4) for j in ("", ".0", ".1")),
         not_proposed=("relu", "maxpool", "avgpool", "layer1.0.relu"),
-        refused={"layer1.0.relu": "the model calls it 2 times in one pass"},
+        rejected={"layer1.0.relu": "2 times"},
     ),
     "bert": Case(
         build=_bert,
@@ -153,10 +153,9 @@ CASES = {
         ),
         proposed=("bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler"),
         not_proposed=("bert.encoder.layer.0.attention", "bert.encoder"),
-        refused={
-            "bert.encoder.layer.0.attention": r"it returns a tuple of \(a float32 tensor of shape "
-            r"\[3, 6, 16\], nothing\)",
-            "bert.encoder": "it returns a BaseModelOutput",
+        rejected={
+            "bert.encoder.layer.0.attention": r"a tuple of \(.*\[3, 6, 16\], nothing\)",
+            "bert.encoder": "a BaseModelOutput",
         },
         needs="transformers",
     ),
@@ -166,10 +165,9 @@ CASES = {
         at=("transformer.h.0", "transformer.h.1.mlp", "transformer.ln_f"),
         proposed=tuple(f"transformer.h.{i}{j}" for i in (0, 1) for j in ("", ".mlp")),
         not_proposed=("transformer.h.0.attn", "transformer"),
-        refused={
-            "transformer.h.0.attn": r"it returns a tuple of \(a float32 tensor of shape "
-            r"\[3, 6, 16\], nothing\)",
-            "transformer.h": "the model does not call it",
+        rejected={
+            "transformer.h.0.attn": r"a tuple of \(.*\[3, 6, 16\], nothing\)",
+            "transformer.h": "never calls it",
         },
         needs="transformers",
     ),
@@ -178,26 +176,24 @@ CASES = {
         sample=_normal(3, 5, 12),
         at=("layers.0", "layers.1"),
         proposed=("layers.0", "layers.1"),
-        refused={"layers.0.self_attn": r"it returns a tuple|short cut"},
+        rejected={"layers.0.self_attn": "a tuple|fast path"},
     ),
     "encoder, batch second": Case(
         build=lambda: _encoder(batch_first=False),
         sample=_normal(5, 3, 12),
         at=("layers.0", "layers.1.linear2"),
         proposed=("layers.0", "layers.1"),
-        refused={"layers.0.self_attn": r"it returns a tuple|short cut"},
+        rejected={"layers.0.self_attn": "a tuple|fast path"},
     ),
     "encoder and decoder": Case(
         build=lambda: nn.Transformer(12, 2, 1, 2, 20, batch_first=True),
         sample=lambda generator: (_normal(3, 5, 12)(generator), _normal(3, 4, 12)(generator)),
         at=("encoder", "decoder.layers.0", "decoder.layers.1.linear2"),
         proposed=("encoder", "encoder.layers.0", "decoder.layers.0", "decoder.layers.1"),
-        refused={"decoder.layers.0.multihead_attn": "it returns a tuple"},
+        rejected={"decoder.layers.0.multihead_attn": "a tuple"},
     ),
 }
-PLACES = [
-    pytest.param(name, slot, id=f"{name}-{slot}") for name in CASES for slot in CASES[name].at
-]
+SLOTS = [pytest.param(name, slot, id=f"{name}-{slot}") for name in CASES for slot in CASES[name].at]
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
@@ -239,7 +235,7 @@ def assert_close(given: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sensible_places_are_proposed(name: str) -> None:
+def test_sensible_slots_are_proposed(name: str) -> None:
     model, x = make(name)
     before, wanted = state_of(model), evaluate(model, x)
     found = esper.find_slots(model, x)
@@ -253,11 +249,11 @@ def test_sensible_places_are_proposed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_unsuitable_place_is_rejected_with_a_reason(name: str) -> None:
+def test_an_unsuitable_block_is_rejected_with_a_reason(name: str) -> None:
     model, x = make(name)
-    for place, said in CASES[name].refused.items():
-        with pytest.raises(SlotError, match=f"{place!r} cannot have a slot: .*({said})"):
-            esper.add_slots(model, [place], x)
+    for block, reason in CASES[name].rejected.items():
+        with pytest.raises(SlotError, match=f"{block!r} .*({reason})"):
+            esper.add_slots(model, [block], x)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -274,16 +270,18 @@ def test_empty_slots_do_not_change_the_model(name: str) -> None:
     assert list(state_of(model)) == list(before)
 
 
-@pytest.mark.parametrize(("name", "slot"), PLACES)
+@pytest.mark.parametrize(("name", "slot"), SLOTS)
 def test_every_blueprint_passes_through_all_stages(name: str, slot: str, tmp_path: Path) -> None:
     original, x = make(name)
     esper.add_slots(original, [slot], x)
     for blueprint in fitting_blueprints(esper.slots(original)[slot].site, esper.blueprint_names()):
-        live(copy.deepcopy(original), CASES[name], slot, blueprint, x, tmp_path / blueprint)
+        check_life(copy.deepcopy(original), CASES[name], slot, blueprint, x, tmp_path / blueprint)
 
 
-def live(model: nn.Module, case: Case, slot: str, blueprint: str, x: Any, folder: Path) -> None:
-    """Take one seed through all stages, training in each, and check every guarantee on the way."""
+def check_life(
+    model: nn.Module, case: Case, slot: str, blueprint: str, x: Any, folder: Path
+) -> None:
+    """Take a seed through all stages, training in each, and check every guarantee."""
     slots = esper.slots(model)
     wanted, learned = evaluate(model, x), outputs(copy.deepcopy(model).train(), x)
     gradients = gradients_of(copy.deepcopy(model).train(), x)
@@ -300,21 +298,21 @@ def live(model: nn.Module, case: Case, slot: str, blueprint: str, x: Any, folder
         host = {name: gradient for name, gradient in given.items() if ".seed." not in name}
         assert same_state(host, gradients), blueprint
         assert len(given) == len(host) + len(slots[slot].seed_parameters()), blueprint
-        # What the seed learns by itself does not show either.
-        learn_seed(model, x, slots[slot].seed_parameters())
-    learn(model, x, optimizer)
+        # Training the seed alone does not change the output either.
+        train_seed(model, x, slots[slot].seed_parameters())
+    train_epoch(model, x, optimizer)
 
     assert slots.advance(slot).was_done
-    learn(model, x, optimizer)
+    train_epoch(model, x, optimizer)
     assert slots[slot].stage == Stage.BLENDING
     esper.save(model, folder)
     assert same_bits(evaluate(esper.load(folder, case.build), x), evaluate(model, x)), blueprint
     assert_close(evaluate(esper.export(model), x), evaluate(model, x))
     while not slots.advance(slot).was_done:
-        learn(model, x, optimizer)
-    learn(model, x, optimizer)
+        train_epoch(model, x, optimizer)
+    train_epoch(model, x, optimizer)
     assert slots.fossilize(slot).was_done
-    learn(model, x, optimizer)
+    train_epoch(model, x, optimizer)
     assert_exports(model, x)
     assert not find_leftovers(model, optimizer)
 
@@ -326,14 +324,14 @@ def assert_exports(model: nn.Module, x: Any) -> None:
     assert_close(evaluate(plain, x), evaluate(model, x))
 
 
-def learn(model: nn.Module, x: Any, optimizer: torch.optim.Optimizer) -> None:
+def train_epoch(model: nn.Module, x: Any, optimizer: torch.optim.Optimizer) -> None:
     """Take a training step and end the epoch."""
     gradients_of(model.train(), x)
     optimizer.step()
     esper.slots(model).tick()
 
 
-def learn_seed(model: nn.Module, x: Any, parameters: list[nn.Parameter]) -> None:
+def train_seed(model: nn.Module, x: Any, parameters: list[nn.Parameter]) -> None:
     """Train the seed alone, in evaluation mode so that no running statistic changes."""
     gradients_of(model.eval(), x)
     with torch.no_grad():
@@ -353,15 +351,15 @@ def test_seeds_can_grow_in_all_slots_at_once(name: str, tmp_path: Path) -> None:
         while slots[slot].stage != Stage.FOSSILIZED:
             act = slots.fossilize if slots[slot].stage == Stage.HOLDING else slots.advance
             act(slot)
-            learn(model, x, optimizer)
+            train_epoch(model, x, optimizer)
     esper.save(model, tmp_path)
     assert same_bits(evaluate(esper.load(tmp_path, CASES[name].build), x), evaluate(model, x))
     assert_exports(model, x)
     assert not find_leftovers(model, optimizer)
 
 
-@pytest.mark.parametrize(("name", "slot"), PLACES)
-def test_pruning_returns_the_original_function(name: str, slot: str) -> None:
+@pytest.mark.parametrize(("name", "slot"), SLOTS)
+def test_pruning_restores_the_original_model(name: str, slot: str) -> None:
     model, x = make(name)
     slots, n_changed = esper.slots(esper.add_slots(model, [slot], x)), 0
     before, wanted, n_parameters = state_of(model), evaluate(model, x), count_parameters(model)
@@ -370,10 +368,10 @@ def test_pruning_returns_the_original_function(name: str, slot: str) -> None:
         slots.advance(slot)
         seed = slots[slot].seed_parameters()
         while slots[slot].stage != Stage.HOLDING:
-            learn_seed(model, x, seed)
+            train_seed(model, x, seed)
             slots.tick()
             slots.advance(slot)
-        # A seed of very few units may answer to no sample, and then has nothing to learn.
+        # No unit of a very small seed may be active for any sample; then it gets no gradient.
         is_changed = not torch.equal(evaluate(model, x), wanted)
         assert seed or not is_changed, blueprint
         n_changed += is_changed

@@ -1,4 +1,4 @@
-"""A schedule grows what it says, as early as the rules allow."""
+"""A fixed schedule grows its seeds as early as the rules allow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_seed_is_committed_at_the_earliest_epoch() -> None:
     assert hosts.lives[0]["b"].blueprint == "widen_small"
 
 
-def test_a_planting_says_how_its_seed_is_blended() -> None:
+def test_a_planting_determines_how_its_seed_is_blended() -> None:
     planting = Planting(
         slot="a",
         blueprint="norm",
@@ -58,7 +58,7 @@ def test_a_planting_says_how_its_seed_is_blended() -> None:
     assert (life.style, life.tempo_epochs, life.alpha) == (BlendStyle.LEARNED_GATE, 5, 0.7)
 
 
-def test_the_oldest_seed_comes_first_and_a_second_waits_for_its_turn() -> None:
+def test_the_oldest_seed_comes_first() -> None:
     plantings = [Planting(slot=slot, blueprint="norm") for slot in ("b", "a")]
     log = SimulatedHosts(SLOTS).run(FixedSchedule(LAYOUT, plantings), 11)
     # While b trains nothing may germinate; in epoch 4 both could go on, and b is older.
@@ -77,7 +77,7 @@ def test_the_oldest_seed_comes_first_and_a_second_waits_for_its_turn() -> None:
     ]
 
 
-def test_a_seed_that_a_gate_refuses_tries_again_and_holds_up_no_other() -> None:
+def test_a_refused_seed_is_tried_again_without_delaying_others() -> None:
     hosts = SimulatedHosts(SLOTS)
     hosts.keeper.n_refusals = 2
     log = hosts.run(grow_once(LAYOUT), 5)
@@ -99,7 +99,7 @@ def test_a_seed_that_a_gate_refuses_tries_again_and_holds_up_no_other() -> None:
     assert held.stages() == [Stage.FOSSILIZED, Stage.FOSSILIZED]
 
 
-def test_a_seed_that_the_governor_pruned_is_not_planted_again() -> None:
+def test_a_seed_pruned_by_the_governor_is_not_planted_again() -> None:
     hosts, schedule = SimulatedHosts(SLOTS), grow_once(LAYOUT)
     schedule.start(1)
     for epoch in range(12):
@@ -110,7 +110,7 @@ def test_a_seed_that_the_governor_pruned_is_not_planted_again() -> None:
     assert hosts.stages()[0] == Stage.DORMANT
 
 
-def test_a_limit_on_seeds_delays_a_planting() -> None:
+def test_a_seed_limit_delays_a_planting() -> None:
     limited = SlotConfig(("a", "b"), seed_limit=1)
     schedule = grow_everywhere(ObservationLayout(limited), blueprint="norm", every=1)
     log = SimulatedHosts(limited).run(schedule, 8)
@@ -121,7 +121,7 @@ def test_a_limit_on_seeds_delays_a_planting() -> None:
     ]
 
 
-def test_hosts_start_episodes_of_their_own() -> None:
+def test_hosts_start_episodes_independently() -> None:
     hosts = SimulatedHosts(SLOTS, 2)
     schedule = grow_once(LAYOUT, epoch=2)
     schedule.start(2)
@@ -131,12 +131,12 @@ def test_hosts_start_episodes_of_their_own() -> None:
     assert [log.index("germinate a") for log in hosts.log] == [2, 4]
 
 
-def test_a_schedule_may_end_the_training() -> None:
+def test_a_schedule_can_finish_a_host() -> None:
     schedule = FixedSchedule(LAYOUT, [Planting(slot="a", blueprint="norm")], finish_after=2)
     assert SimulatedHosts(SLOTS).run(schedule, 3) == ["germinate a", "advance a", "finish"]
 
 
-def test_the_preferred_blueprint_that_fits_is_grown() -> None:
+def test_the_first_preferred_blueprint_that_fits_is_used() -> None:
     layout = ObservationLayout(SlotConfig(("a", "b", "c"), fits={"a": [], "b": ["norm", "noop"]}))
     once = grow_once(layout)
     assert [(p.slot, p.blueprint, p.epoch) for p in once.plantings] == [("b", "noop", 0)]
@@ -148,7 +148,7 @@ def test_the_preferred_blueprint_that_fits_is_grown() -> None:
     assert set(PREFERRED_BLUEPRINTS) <= set(BUILTIN_BLUEPRINTS)
 
 
-def test_plantings_that_cannot_be_are_named() -> None:
+def test_invalid_plantings_are_rejected() -> None:
     picky = ObservationLayout(
         SlotConfig(("a", "b"), fits={"a": ["norm"]}, enabled=frozenset({"a"}))
     )
@@ -157,19 +157,19 @@ def test_plantings_that_cannot_be_are_named() -> None:
         FixedSchedule(picky, plantings)
 
     norm = Planting(slot="a", blueprint="norm")
-    with pytest.raises(UnknownSlotError, match="there is no slot 'c'"):
+    with pytest.raises(UnknownSlotError, match="slot 'c'"):
         plant(Planting(slot="c", blueprint="norm"))
-    with pytest.raises(UnknownSlotError, match=r"no blueprint 'norms'.* Did you mean 'norm'\?"):
+    with pytest.raises(UnknownSlotError, match=r"'norms'.* 'norm'\?"):
         plant(Planting(slot="a", blueprint="norms"))
-    with pytest.raises(SlotError, match="'noop' does not fit slot 'a'; there fit norm"):
+    with pytest.raises(SlotError, match=r"'noop' does not fit slot 'a'; .* norm"):
         plant(Planting(slot="a", blueprint="noop"))
     with pytest.raises(SlotError, match="slot 'b' is not enabled"):
         plant(Planting(slot="b", blueprint="norm"))
-    with pytest.raises(SlotError, match="two plantings are in slot 'a'"):
+    with pytest.raises(SlotError, match=r"two plantings .* 'a'"):
         plant(norm, norm)
-    with pytest.raises(UnknownSlotError, match="there is no slot 'z'"):
+    with pytest.raises(UnknownSlotError, match="slot 'z'"):
         grow_once(picky, slot="z")
-    with pytest.raises(SlotError, match="'noop' may grow in none of the slots a, b"):
+    with pytest.raises(SlotError, match=r"'noop' .* none of the slots a, b"):
         grow_everywhere(picky, blueprint="noop")
     with pytest.raises(ConfigError, match="every is -1"):
         grow_everywhere(picky, every=-1)
@@ -178,12 +178,14 @@ def test_plantings_that_cannot_be_are_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epoch": -1}, "epoch is -1; it must be a whole number of at least 0"),
-        ({"tempo_epochs": 4}, "tempo_epochs is 4; it must be one of 3, 5, 8"),
-        ({"alpha_target": 0.9}, r"alpha_target is 0\.9; it must be one of 0\.5, 0\.7, 1\.0"),
-        ({"style": "add"}, "style is 'add'; it must be one of BlendStyle.ADD_LINEAR"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"tempo_epochs": 4}, "tempo_epochs is 4"),
+        ({"alpha_target": 0.9}, r"alpha_target is 0\.9"),
+        ({"style": "add"}, "style is 'add'"),
     ],
 )
-def test_settings_of_a_planting_are_checked(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_of_a_planting_are_rejected(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Planting(slot="a", blueprint="norm", **settings)  # type: ignore[arg-type]
