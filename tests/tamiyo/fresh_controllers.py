@@ -1,4 +1,4 @@
-"""Saved controllers with fresh weights, which grow what they can."""
+"""Untrained controllers that tend to grow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh_controller(
     n_epochs: int = 16,
     growth: GrowthConfig | None = None,
 ) -> SavedController:
-    """Return a controller that has learned nothing and wishes to grow, whatever it sees."""
+    """Return an untrained controller that prefers to grow."""
     generator = torch.Generator().manual_seed(seed)
     policy = SlotPolicy(SlotConfig(("slot",), blueprints=blueprints), SIZES, generator=generator)
     torch.nn.init.normal_(policy.outputs.weight, std=0.5, generator=generator)

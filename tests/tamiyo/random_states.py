@@ -1,4 +1,4 @@
-"""Hosts in random states, and the rules of the package asked about one action.
+"""Hosts in random states, and the legality of one action.
 
 Shapes: B = hosts, S = slots.
 """
@@ -33,7 +33,7 @@ class States:
 
 
 def draw_config(rng: np.random.Generator) -> SlotConfig:
-    """Return any slot configuration: few slots or many, limits, blueprints that do not fit."""
+    """Return a random slot configuration with limits and blueprints that do not fit."""
     slots = tuple(f"slot {index}" for index in range(rng.integers(1, 6)))
     enabled = frozenset(slot for slot in slots if rng.random() < 0.7)
     fits = {
@@ -52,7 +52,7 @@ def draw_config(rng: np.random.Generator) -> SlotConfig:
 
 
 def draw_states(rng: np.random.Generator, n_hosts: int, n_slots: int) -> States:
-    """Return states of which a third allow germinating, as far as stages go."""
+    """Return random states, a third of which allow germinate by their stages."""
     shape = (n_hosts, n_slots)
     stage = rng.integers(0, len(Stage), shape)
     free = rng.choice([Stage.DORMANT, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED], shape)
@@ -61,7 +61,7 @@ def draw_states(rng: np.random.Generator, n_hosts: int, n_slots: int) -> States:
 
 
 def may_apply_one(row: np.ndarray, states: States, host: int, config: SlotConfig) -> bool:
-    """Return what the rules of the package say to one action."""
+    """Return whether Esper's rules allow an action."""
     chosen = dict(zip(HEAD_NAMES, row.tolist(), strict=True))
     op, slot = Op(chosen["op"]), config.slot_ids[chosen["slot"]]
     slot_states = [

@@ -1,4 +1,4 @@
-"""The controller that comes with Esper is small, whole, and grows a model it has never seen."""
+"""The controller that ships with Esper loads, is small, and grows an unknown model."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.growing.own_models import MLP, digits
 MEGABYTE = 2**20
 
 
-def test_it_is_whole_and_small() -> None:
+def test_it_loads_and_is_small() -> None:
     shipped = load_shipped()
     files = {path.name: path.stat().st_size for path in SHIPPED_FOLDER.iterdir()}
     assert files.keys() == {"controller.safetensors", "controller.json", "CARD.md"}
@@ -21,12 +21,12 @@ def test_it_is_whole_and_small() -> None:
     assert kinds == {torch.float32, torch.int64}  # weights, and how much was counted
 
 
-def test_its_card_tells_how_it_was_trained() -> None:
+def test_its_card_names_the_training_command() -> None:
     card = (SHIPPED_FOLDER / "CARD.md").read_text()
     assert read_facts(SHIPPED_FOLDER)["origin"]["command"] in card
 
 
-def test_it_grows_a_model_that_it_has_never_seen(tmp_path: Path) -> None:
+def test_it_grows_an_unknown_model(tmp_path: Path) -> None:
     grown = esper.grow(MLP(3), *digits(), learning_rate=3e-3)
     assert grown.summary.after >= grown.summary.before
     assert grown.summary.budget_epochs == load_shipped().budget.n_epochs

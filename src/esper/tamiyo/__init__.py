@@ -1,4 +1,4 @@
-"""The decision-maker: it looks at how a host's training goes and chooses what to grow."""
+"""Controllers, which observe the training of hosts and decide what to grow."""
 
 from esper.config.controllers import HeuristicConfig
 from esper.tamiyo.controllers import (

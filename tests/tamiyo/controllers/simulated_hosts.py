@@ -1,4 +1,4 @@
-"""Hosts whose seeds live by the real rules and whose training is made up.
+"""Hosts whose seeds follow the real rules but whose training is simulated.
 
 Shapes: N = hosts, S = slots.
 """
@@ -23,7 +23,7 @@ from esper.tamiyo.policy.observations import HostFacts, ObservationLayout, SlotF
 
 
 class Keeper:
-    """Holds no modules; refuses to let a seed start as often as it is told to."""
+    """Holds no modules; refuses a given number of times to let a seed start."""
 
     def __init__(self) -> None:
         self.n_refusals = 0
@@ -46,7 +46,7 @@ class Keeper:
 
 
 class SimulatedHosts:
-    """Hosts that a controller can steer, one action and one epoch at a time."""
+    """Hosts for a controller, one action and one epoch at a time."""
 
     def __init__(self, slot_config: SlotConfig, n_hosts: int = 1, **growth: int) -> None:
         self.layout = ObservationLayout(slot_config)
@@ -61,7 +61,7 @@ class SimulatedHosts:
         self.host_facts |= {"n_epochs": 16, "n_classes": 10, "gradient_norm": 1.0}
         self.slot_facts: dict[str, Any] = {"gradient_norm": 1.0, "is_measured": True}
         self.log: list[list[str]] = [[] for _ in range(n_hosts)]
-        """What was done to each host, epoch by epoch; a question mark where a gate refused."""
+        """The op of each epoch of each host; a question mark where a gate refused."""
 
     @property
     def n_hosts(self) -> int:
@@ -79,7 +79,7 @@ class SimulatedHosts:
         return compute_array_masks(*map(torch.from_numpy, arrays), self.config)
 
     def step(self, rows: np.ndarray) -> None:
-        """Act on each host and let an epoch pass."""
+        """Perform an action and an epoch on each host."""
         refused = np.zeros(self.n_hosts, np.bool_)
         for host, row in enumerate(rows):
             action = decode_action(row.tolist(), self.config)
@@ -93,13 +93,13 @@ class SimulatedHosts:
         self.host_facts["epoch"] = self.host_facts["epoch"] + 1
 
     def restore(self, host: int = 0) -> None:
-        """Do what the governor does to a host in danger: prune what grows in it."""
+        """Prune everything that grows in a host, as a rollback by the governor does."""
         for slot, life in self.lives[host].items():
             if life.is_growing:
                 self.lives[host].abandon(slot, self.keeper)
 
     def run(self, controller: Controller, n_epochs: int) -> list[str]:
-        """Steer the hosts from the start of an episode; return what was done to the first."""
+        """Run an episode and return the ops of the first host."""
         controller.start(self.n_hosts)
         for epoch in range(n_epochs):
             starts = np.full(self.n_hosts, epoch == 0)
@@ -114,7 +114,7 @@ class SimulatedHosts:
 
 
 def _fill(kind: type[Any], shape: tuple[int, ...], known: dict[str, Any]) -> Any:
-    """Return facts that are zero but for those known."""
+    """Return facts that are zero except for those given."""
     dtypes = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
     return kind(
         **{

@@ -1,4 +1,4 @@
-"""Every controller acts legally whatever it sees, and forgets an episode when the next starts."""
+"""Every controller acts legally on any observation and resets between episodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OP = HEAD_NAMES.index("op")
 
 
 def make_all(layout: ObservationLayout, rng: np.random.Generator) -> list[Controller]:
-    """Return one controller of each kind; the schedule wants to grow in every slot it may."""
+    """Return one controller of each kind; the schedule grows in every possible slot."""
     config = layout.slot_config
     plantings = [
         Planting(slot=slot, blueprint=rng.choice(fitting))
@@ -62,14 +62,14 @@ def make_all(layout: ObservationLayout, rng: np.random.Generator) -> list[Contro
 def draw_observations(
     rng: np.random.Generator, layout: ObservationLayout, n_hosts: int
 ) -> np.ndarray:
-    """Return anything that an observation can be, half of the features at their ends."""
+    """Return random observations with half of the features at their limits."""
     low = layout.low
     seen = low + (1.0 - low) * rng.random((n_hosts, layout.size))
     ends = np.where(rng.random(seen.shape) < 0.5, low, 1.0)
     return np.where(rng.random(seen.shape) < 0.5, ends, seen).astype(np.float32)
 
 
-def test_no_controller_does_anything_illegal_in_any_state() -> None:
+def test_controllers_act_legally_in_every_state() -> None:
     rng, n_hosts = np.random.default_rng(0), 30
     did = {index: np.zeros(len(Op), np.int64) for index in range(8)}
     for _ in range(25):
@@ -110,7 +110,7 @@ def show_stages(seen: np.ndarray, layout: ObservationLayout, stages: np.ndarray)
 
 # All but the random controller, whose streams go on.
 @pytest.mark.parametrize("index", [0, 1, 3, 4, 5, 6, 7])
-def test_an_episode_that_starts_is_like_the_first(index: int) -> None:
+def test_every_episode_starts_like_the_first(index: int) -> None:
     def steer(n_before: int) -> list[np.ndarray]:
         rng = np.random.default_rng(3)
         controller = make_all(LAYOUT, rng)[index]
@@ -133,28 +133,28 @@ def test_an_episode_that_starts_is_like_the_first(index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(8))
-def test_a_controller_is_started_for_the_hosts_that_it_steers(index: int) -> None:
+def test_the_number_of_hosts_must_be_the_one_it_was_started_for(index: int) -> None:
     controller = make_all(LAYOUT, np.random.default_rng(0))[index]
     hosts, starts = SimulatedHosts(SLOTS, 3), np.ones(3, np.bool_)
-    with pytest.raises(ShapeError, match=r"there are 3 observations .* started for 0 hosts"):
+    with pytest.raises(ShapeError, match=r"3 observations .* 0 hosts"):
         controller.act(hosts.observe(), hosts.masks(), starts)
     controller.start(2)
-    with pytest.raises(ShapeError, match=r"started for 2 hosts\. Call start\(3\)"):
+    with pytest.raises(ShapeError, match=r"2 hosts; .* start\(3\)"):
         controller.act(hosts.observe(), hosts.masks(), starts)
     for wrong in (0, "a", 2.0):
-        with pytest.raises(ConfigError, match=f"n_hosts is {wrong!r}; it must be a whole number"):
+        with pytest.raises(ConfigError, match=f"n_hosts is {wrong!r}"):
             controller.start(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["wait", "fixed", "heuristic"])
-def test_masks_of_one_host_alone_are_refused(name: str) -> None:
+def test_masks_must_have_a_batch_dimension(name: str) -> None:
     controller, hosts = make_controller(name, LAYOUT), SimulatedHosts(SLOTS, 1)
     controller.start(1)
-    with pytest.raises(ShapeError, match="masks of a batch of 1 hosts are needed"):
+    with pytest.raises(ShapeError, match="batch of 1 hosts"):
         controller.act(hosts.observe(), hosts.masks().of_host(0), np.ones(1, np.bool_))
 
 
-def test_waiting_trains_a_host_as_it_is_and_may_stop_it() -> None:
+def test_the_wait_controller_can_finish_early() -> None:
     assert SimulatedHosts(SLOTS).run(WaitController(), 3) == ["wait"] * 3
     assert SimulatedHosts(SLOTS).run(WaitController(finish_after=2), 3) == ["wait"] * 2 + ["finish"]
     forbidden = SlotConfig(("a",), allow_finish=False)
@@ -163,7 +163,7 @@ def test_waiting_trains_a_host_as_it_is_and_may_stop_it() -> None:
         WaitController(finish_after=-1)
 
 
-def test_controllers_are_made_by_name() -> None:
+def test_controllers_are_created_by_name() -> None:
     kinds = [type(make_controller(name, LAYOUT)) for name in controller_names()]
     assert kinds == [WaitController, RandomController, FixedSchedule, Heuristic]
     assert [make_controller(name, LAYOUT).name for name in ("wait", "random", "heuristic")] == [
@@ -192,7 +192,7 @@ def test_controllers_are_made_by_name() -> None:
         ("heuristic", {"config": EAGER}),
     ],
 )
-def test_a_controller_of_any_kind_can_be_given_a_name(kind: str, options: dict[str, Any]) -> None:
+def test_every_controller_can_be_given_a_name(kind: str, options: dict[str, Any]) -> None:
     controller = make_controller(kind, LAYOUT, name="mine", **options)
     assert controller.name == "mine"
     if kind == "heuristic":
@@ -200,8 +200,8 @@ def test_a_controller_of_any_kind_can_be_given_a_name(kind: str, options: dict[s
 
 
 @pytest.mark.parametrize("wrong", [None, 5, SLOTS, "layout"])
-def test_what_is_no_layout_is_refused(wrong: Any) -> None:
-    message = f"layout is a {type(wrong).__name__}; it must be an ObservationLayout, such as the at"
+def test_an_invalid_layout_is_rejected(wrong: Any) -> None:
+    message = f"layout is a {type(wrong).__name__}"
     for name in controller_names():
         with pytest.raises(ConfigError, match=message):
             make_controller(name, wrong)
@@ -213,31 +213,31 @@ def test_what_is_no_layout_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("heuristics", {}, r"no controller 'heuristics'; .* Did you mean 'heuristic'\?"),
-        ("wait", {"finish": 3}, r"'wait' has no option 'finish'; .* Did you mean 'finish_after'\?"),
-        ("random", {"op_weight": {}}, r"its options are op_weights, name\."),
-        ("fixed", {"plantings": [], "every": 3}, "'fixed' has no option 'every'"),
-        ("heuristic", {"config": 5}, "config is 5; it must be a HeuristicConfig, or None"),
-        ("heuristic", {"config": EAGER, "max_prunes": 3}, "has no option 'max_prunes'; .* config"),
-        ("heuristic", {"blueprints": 5}, "blueprints is 5; a tuple of names is needed"),
+        ("heuristics", {}, r"'heuristics'; .* 'heuristic'\?"),
+        ("wait", {"finish": 3}, r"'wait' .* 'finish'; .* 'finish_after'\?"),
+        ("random", {"op_weight": {}}, r"'op_weight'; .* op_weights, name\."),
+        ("fixed", {"plantings": [], "every": 3}, "'fixed' .* 'every'"),
+        ("heuristic", {"config": 5}, "config is 5"),
+        ("heuristic", {"config": EAGER, "max_prunes": 3}, "'max_prunes'; .* config"),
+        ("heuristic", {"blueprints": 5}, "blueprints is 5"),
         (
             "heuristic",
             {"blueprints": [["norm"]]},
-            r"blueprints\[0\] is \['norm'\]; it must be a na",
+            r"blueprints\[0\] is \['norm'\]",
         ),
-        ("fixed", {"plantings": 5}, r"plantings is 5; it must be a list of Planting\(slot"),
-        ("fixed", {"plantings": [1]}, r"plantings\[0\] is 1; it must be a Planting\(slot"),
-        ("fixed", {"plantings": "a"}, "plantings is 'a'; it must be a list of Planting"),
-        ("random", {"op_weights": 5}, "op_weights is 5; a mapping of ops to numbers is needed"),
-        ("heuristic", {"plateau": 1.0}, r"no option 'plateau'; .* Did you mean 'plateau_rise'\?"),
+        ("fixed", {"plantings": 5}, "plantings is 5"),
+        ("fixed", {"plantings": [1]}, r"plantings\[0\] is 1"),
+        ("fixed", {"plantings": "a"}, "plantings is 'a'"),
+        ("random", {"op_weights": 5}, "op_weights is 5"),
+        ("heuristic", {"plateau": 1.0}, r"'plateau'; .* 'plateau_rise'\?"),
     ],
 )
-def test_what_cannot_be_made_is_named(name: str, options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_rejected(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_controller(name, LAYOUT, **options)
 
 
-def test_a_host_in_which_nothing_can_grow_has_no_default_schedule() -> None:
+def test_a_host_without_usable_slots_has_no_default_schedule() -> None:
     closed = ObservationLayout(SlotConfig(("a",), enabled=frozenset()))
-    with pytest.raises(SlotError, match="any blueprint may grow in none of the slots a"):
+    with pytest.raises(SlotError, match="none of the slots a"):
         make_controller("fixed", closed)

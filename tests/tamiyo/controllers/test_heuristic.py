@@ -1,4 +1,4 @@
-"""The heuristic grows on a plateau, keeps what helps, prunes what does not, and stops in time."""
+"""The heuristic grows on a plateau, keeps seeds that help and prunes the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     slot: dict[str, Any] | None = None,
     **settings: Any,
 ) -> SimulatedHosts:
-    """Return a host that was steered; its score stands still unless something else is said."""
+    """Return a host after an episode; its score is constant unless told otherwise."""
     hosts = SimulatedHosts(slots)
     hosts.host_facts |= host or {}
     hosts.slot_facts |= slot or {}
@@ -34,7 +34,7 @@ def run(
     return hosts
 
 
-def test_a_seed_that_helps_is_committed_and_the_next_slot_follows_while_there_is_time() -> None:
+def test_seeds_that_help_are_committed_one_slot_after_another() -> None:
     hosts = run(TWO, 15, slot={"contribution": 0.01})
     # Of 16 epochs 8 are left in epoch 8: six decisions to commit a seed, and two to profit.
     assert hosts.log[0] == [
@@ -46,12 +46,12 @@ def test_a_seed_that_helps_is_committed_and_the_next_slot_follows_while_there_is
     assert {life.blueprint for _, life in hosts.lives[0].items()} == {"widen_large"}
 
 
-def test_more_seeds_may_live_at_once() -> None:
+def test_several_seeds_can_be_alive_at_once() -> None:
     log = run(TWO, 6, slot={"contribution": 0.01}, max_live_seeds=2).log[0]
     assert log[2:] == ["germinate a", "advance a", "advance a", "germinate b"]
 
 
-def test_no_seed_is_started_that_could_not_be_committed_in_time() -> None:
+def test_no_seed_germinates_too_late_to_be_committed() -> None:
     assert "germinate b" not in run(TWO, 14, host={"n_epochs": 15}, slot={"contribution": 1}).log[0]
     assert "germinate a" in run(ONE, 3, host={"n_epochs": 10}).log[0]
     late = run(ONE, 5, host={"n_epochs": 9}, finish_patience=None).log[0]
@@ -62,7 +62,7 @@ def test_no_seed_is_started_that_could_not_be_committed_in_time() -> None:
 
 @pytest.mark.parametrize("n_epochs", [1000, 1001, 5000, 300_000])
 @pytest.mark.parametrize(("left", "grows"), [(8, True), (7, False)])
-def test_long_budgets_leave_as_many_epochs_as_they_do(
+def test_the_remaining_epochs_of_long_budgets_are_estimated(
     n_epochs: int, left: int, grows: bool
 ) -> None:
     hosts = SimulatedHosts(ONE)
@@ -83,20 +83,20 @@ def test_a_seed_that_does_not_help_is_pruned(contribution: float) -> None:
     assert hosts.lives[0]["a"].alpha == 0.0
 
 
-def test_a_seed_must_help_more_than_the_threshold() -> None:
+def test_a_contribution_at_the_threshold_is_not_enough() -> None:
     for contribution, end in ((0.02, "prune a"), (0.021, "fossilize a")):
         hosts = run(ONE, 9, slot={"contribution": contribution}, min_contribution=0.02)
         assert end in hosts.log[0]
 
 
-def test_a_seed_is_held_as_long_as_the_settings_say() -> None:
+def test_a_seed_is_held_for_the_configured_epochs() -> None:
     log = run(ONE, 11, slot={"contribution": 1.0}, holding_epochs=3, judging_epochs=4).log[0]
     assert log[6:10] == ["advance a", "wait", "wait", "fossilize a"]
     log = run(ONE, 11, slot={"contribution": -1.0}, holding_epochs=3, judging_epochs=4).log[0]
     assert log[6:] == ["advance a", "wait", "wait", "wait", "prune a"]
 
 
-def test_after_a_pruned_seed_comes_the_next_blueprint_and_then_an_end() -> None:
+def test_each_pruned_seed_is_followed_by_the_next_blueprint() -> None:
     slots = SlotConfig(("a",), fits={"a": ["norm", "widen_small", "mlp_large"]})
     hosts = SimulatedHosts(slots)
     hosts.host_facts["n_epochs"] = 40
@@ -115,13 +115,13 @@ def test_after_a_pruned_seed_comes_the_next_blueprint_and_then_an_end() -> None:
     assert hosts.log[0][-1] == "finish"
 
 
-def test_nothing_is_grown_while_the_score_rises() -> None:
+def test_nothing_germinates_while_the_score_rises() -> None:
     for rise, grows in ((0.019, True), (0.021, False), (0.5, False)):
         log = run(ONE, 4, host={"score": 0.5, "older_score": 0.5 - rise}).log[0]
         assert ("germinate a" in log) == grows
 
 
-def test_a_seed_that_does_not_learn_is_pruned() -> None:
+def test_a_seed_with_a_vanishing_gradient_is_pruned() -> None:
     log = run(ONE, 9, slot={"gradient_norm": 0.002}).log[0]
     assert log[2:] == ["germinate a", "advance a", "wait", "wait", "wait", "prune a", "wait"]
     assert run(ONE, 5, slot={"gradient_norm": 0.004}).log[0][4] == "advance a"
@@ -143,7 +143,7 @@ def test_a_seed_is_not_blended_in_while_the_loss_rises() -> None:
 def steer(
     hosts: SimulatedHosts, n_epochs: int, restored_after: set[int], **settings: Any
 ) -> list[str]:
-    """Steer a host that the governor restores in some epochs; return what was planted in it."""
+    """Return the blueprints planted in a host that the governor rolls back in some epochs."""
     heuristic = Heuristic(hosts.layout, HeuristicConfig(**settings))
     heuristic.start(1)
     planted = []
@@ -163,7 +163,7 @@ RANKED = SlotConfig(("a",), fits={"a": ["norm", "widen_small", "mlp_large"]})
 
 # A seed is germinated in epoch 2; the governor may come in that epoch or in any later one.
 @pytest.mark.parametrize("epoch", [2, 3, 4, 6])
-def test_a_seed_that_the_governor_took_counts_as_pruned(epoch: int) -> None:
+def test_a_seed_removed_by_the_governor_counts_as_pruned(epoch: int) -> None:
     hosts = SimulatedHosts(RANKED)
     hosts.host_facts["n_epochs"] = 40
     hosts.slot_facts["contribution"] = 1.0
@@ -172,7 +172,7 @@ def test_a_seed_that_the_governor_took_counts_as_pruned(epoch: int) -> None:
     assert hosts.stages() == [Stage.FOSSILIZED]
 
 
-def test_after_as_many_losses_as_are_allowed_nothing_more_is_grown() -> None:
+def test_nothing_germinates_after_max_prunes_losses() -> None:
     hosts = SimulatedHosts(RANKED)
     hosts.host_facts["n_epochs"] = 40
     assert steer(hosts, 20, {3}, max_prunes=1) == ["widen_small"]
@@ -180,7 +180,7 @@ def test_after_as_many_losses_as_are_allowed_nothing_more_is_grown() -> None:
     assert "prune a" not in hosts.log[0]
 
 
-def test_a_seed_is_lost_once_and_a_committed_one_never() -> None:
+def test_a_loss_is_counted_once_and_never_for_a_committed_seed() -> None:
     # The heuristic prunes in epoch 8, in which the governor steps in as well.
     hosts = SimulatedHosts(RANKED)
     hosts.host_facts["n_epochs"] = 40
@@ -195,7 +195,7 @@ def test_a_seed_is_lost_once_and_a_committed_one_never() -> None:
     assert planted == ["widen_large", "widen_large", "widen_medium"]
 
 
-def test_losses_of_an_episode_are_forgotten_when_the_next_starts() -> None:
+def test_losses_are_reset_between_episodes() -> None:
     hosts = SimulatedHosts(RANKED)
     hosts.host_facts["n_epochs"] = 40
     heuristic = Heuristic(hosts.layout, HeuristicConfig(max_prunes=1, warmup_epochs=0))
@@ -211,7 +211,7 @@ def test_losses_of_an_episode_are_forgotten_when_the_next_starts() -> None:
     assert Op.GERMINATE not in ops[1:7]
 
 
-def test_a_seed_that_lived_when_its_episode_ended_is_not_lost_in_the_next() -> None:
+def test_a_seed_alive_at_the_end_of_an_episode_is_not_a_loss() -> None:
     heuristic = Heuristic(SimulatedHosts(RANKED).layout, HeuristicConfig(warmup_epochs=0))
     heuristic.start(1)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_a_seed_that_lived_when_its_episode_ended_is_not_lost_in_the_next() -> N
         assert hosts.lives[0]["a"].blueprint == "widen_small"
 
 
-def test_a_host_is_finished_only_when_it_is_stuck_and_there_is_nothing_to_grow() -> None:
+def test_a_host_is_finished_when_it_is_stuck_and_nothing_can_grow() -> None:
     closed = SlotConfig(("a",), enabled=frozenset())
     assert run(closed, 8, finish_patience=4).log[0].index("finish") == 2 + 3
     assert "finish" not in run(closed, 15, finish_patience=None).log[0]
@@ -231,7 +231,7 @@ def test_a_host_is_finished_only_when_it_is_stuck_and_there_is_nothing_to_grow()
     assert "finish" not in run(ONE, 8, slot={"contribution": 1.0}).log[0]
 
 
-def test_an_episode_that_starts_is_not_stuck_yet() -> None:
+def test_the_patience_is_reset_between_episodes() -> None:
     hosts = SimulatedHosts(SlotConfig(("a",), enabled=frozenset()))
     heuristic = Heuristic(hosts.layout, HeuristicConfig(warmup_epochs=0, finish_patience=4))
     heuristic.start(1)
@@ -240,7 +240,7 @@ def test_an_episode_that_starts_is_not_stuck_yet() -> None:
     assert hosts.log[0] == ["wait"] * 6 + ["finish"]
 
 
-def test_each_host_is_judged_by_itself() -> None:
+def test_hosts_are_independent() -> None:
     hosts = SimulatedHosts(ONE, 3)
     hosts.slot_facts["contribution"] = np.array([[0.1], [-0.1], [0.0]])
     hosts.host_facts["older_score"] = np.array([0.0, 0.0, -0.5])
@@ -254,27 +254,27 @@ def test_each_host_is_judged_by_itself() -> None:
     ("settings", "message"),
     [
         ({"warmup_epochs": -1}, "warmup_epochs is -1"),
-        ({"training_epochs": 0}, "training_epochs is 0; .* at least 1"),
-        ({"training_patience": 2, "training_epochs": 3}, "training_patience is 2; .* at least 3"),
+        ({"training_epochs": 0}, "training_epochs is 0"),
+        ({"training_patience": 2, "training_epochs": 3}, "training_patience is 2; .* 3"),
         ({"holding_epochs": 0}, "holding_epochs is 0"),
-        ({"judging_epochs": 0}, "judging_epochs is 0; .* at least 1"),
+        ({"judging_epochs": 0}, "judging_epochs is 0"),
         ({"finish_patience": 0}, "finish_patience is 0"),
-        ({"finish_rise": 0.03}, r"finish_rise is 0\.03; it must be .* at most 0\.02"),
+        ({"finish_rise": 0.03}, r"finish_rise is 0\.03; .* 0\.02"),
         ({"min_gradient_ratio": -1.0}, r"min_gradient_ratio is -1\.0"),
         ({"max_loss_rise": float("nan")}, "max_loss_rise is nan"),
         ({"max_live_seeds": 0}, "max_live_seeds is 0"),
         ({"max_prunes": 1.5}, r"max_prunes is 1\.5"),
-        ({"blueprints": "norm"}, "blueprints is 'norm'; a tuple of names is needed"),
+        ({"blueprints": "norm"}, "blueprints is 'norm'"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HeuristicConfig(**settings)
 
 
-def test_settings_that_do_not_fit_the_host_are_named() -> None:
+def test_settings_that_do_not_fit_the_host_are_rejected() -> None:
     layout = SimulatedHosts(ONE).layout
-    with pytest.raises(ConfigError, match="tempo_epochs is 4; it must be one of 3, 5, 8"):
+    with pytest.raises(ConfigError, match="tempo_epochs is 4"):
         Heuristic(layout, HeuristicConfig(tempo_epochs=4))
-    with pytest.raises(ConfigError, match=r"no blueprint 'widen'; .* Did you mean 'widen_"):
+    with pytest.raises(ConfigError, match=r"'widen'; .* 'widen_"):
         Heuristic(layout, HeuristicConfig(blueprints=("widen",)))

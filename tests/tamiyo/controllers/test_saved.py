@@ -1,4 +1,4 @@
-"""A saved controller comes back as it was, for any number of slots, or is refused in one line."""
+"""A saved controller is restored exactly, for any number of slots, or rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tamiyo.random_states import draw_states
 
 
 def decisions(controller: Controller, slots: SlotConfig, *, seed: int = 0) -> np.ndarray:
-    """Return what a controller does with 16 hosts over 6 steps of random sights."""
+    """Return a controller's actions for 16 hosts over 6 random observations."""
     rng, layout = np.random.default_rng(seed), ObservationLayout(slots)
     controller.start(16, seed=seed)
     rows = []
@@ -44,7 +44,7 @@ def decisions(controller: Controller, slots: SlotConfig, *, seed: int = 0) -> np
 
 @pytest.mark.parametrize("n_slots", [1, 3, 12])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_loaded_controller_does_what_the_saved_one_did(
+def test_a_loaded_controller_acts_like_the_saved_one(
     n_slots: int, deterministic: bool, tmp_path: Path
 ) -> None:
     growth = GrowthConfig(min_training_epochs=2) if deterministic else None
@@ -58,14 +58,14 @@ def test_a_loaded_controller_does_what_the_saved_one_did(
         assert getattr(loaded, name) == getattr(saved, name)
 
 
-def test_how_it_acts_can_be_chosen_anew() -> None:
+def test_deterministic_actions_can_be_chosen_when_it_is_made() -> None:
     slots, saved = SlotConfig(("a", "b")), fresh_controller()
     greedy = decisions(saved.make(slots, deterministic=True), slots)
     assert np.array_equal(greedy, decisions(replace(saved, deterministic=True).make(slots), slots))
     assert not np.array_equal(greedy, decisions(saved.make(slots), slots))
 
 
-def test_the_weights_can_be_read_by_anyone(tmp_path: Path) -> None:
+def test_the_files_can_be_read_without_esper(tmp_path: Path) -> None:
     saved = fresh_controller()
     save_controller(saved, tmp_path, card="# What it is\n")
     weights = safetensors.torch.load_file(tmp_path / "controller.safetensors")
@@ -113,36 +113,36 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a list": (
         lambda folder: (folder / "controller.json").write_text("[]"),
-        "is not a table of facts",
+        "not a JSON object",
     ),
-    "another format": (_change(format=2), "has format 2; this version of Esper reads 1"),
-    "another byte": (_flip, "is not the file that controller.json was written for"),
+    "another format": (_change(format=2), "format 2"),
+    "another byte": (_flip, "sha256"),
     "a feature more": (
         _change(slot_features=lambda names: [*names, "colour"]),
-        "the slot features of .* are not those of this version of Esper",
+        "slot features of .*controller.json",
     ),
     "another choice": (
         _change(heads=lambda heads: heads | {"tempo": [3, 5, 9]}),
-        "the heads of .* are not those of this version of Esper",
+        "heads of .*controller.json",
     ),
     "other sizes": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
-        "are not those of a policy with 17 blueprints",
+        "17 blueprints",
     ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
-        "are not those of a policy with 16 blueprints",
+        "16 blueprints",
     ),
     "a blueprint twice": (
         _change(blueprints=lambda names: [*names[1:], names[1]]),
-        "holds no controller",
+        "holds no valid controller",
     ),
     "an unknown size": (
         _change(policy=lambda sizes: sizes | {"depth": 2}),
-        "missing or unknown: depth",
+        "settings: depth",
     ),
-    "no budget": (_change(budget={}), "missing or unknown: flop_price, n_epochs"),
-    "a size that is none": (
+    "no budget": (_change(budget={}), "settings: flop_price, n_epochs"),
+    "a negative size": (
         _change(policy=lambda sizes: sizes | {"lstm_size": -1}),
         "lstm_size is -1",
     ),
@@ -152,54 +152,52 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_damaged_or_of_another_version_is_refused_in_one_line(
-    damage: str, tmp_path: Path
-) -> None:
+def test_a_damaged_or_incompatible_controller_is_rejected(damage: str, tmp_path: Path) -> None:
     spoil, message = DAMAGE[damage]
     save_controller(fresh_controller(), tmp_path)
     spoil(tmp_path)
-    with pytest.raises(ControllerError, match=message) as refused:
+    with pytest.raises(ControllerError, match=message) as caught:
         load_saved(tmp_path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_weights_that_are_not_numbers_are_not_saved(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     saved = fresh_controller()
     weights = dict(saved.weights)
     weights["outputs.bias"] = torch.full_like(weights["outputs.bias"], float("nan"))
-    with pytest.raises(ControllerError, match="are not all finite"):
+    with pytest.raises(ControllerError, match="'fresh' are not all finite"):
         save_controller(replace(saved, weights=weights), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="choose another folder"):
+    with pytest.raises(StorageError, match="kept cannot be written"):
         save_controller(fresh_controller(), tmp_path / "file" / "kept")
 
 
-def test_a_package_without_a_controller_says_so(
+def test_a_missing_shipped_controller_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
-    with pytest.raises(ControllerError, match=r"has no controller in .*shipped; install"):
+    with pytest.raises(ControllerError, match=r"no controller in .*shipped"):
         load_shipped()
     save_controller(fresh_controller(), tmp_path / "shipped")
     assert load_shipped().name == "fresh"
 
 
-def test_hosts_that_offer_nothing_it_knows_are_refused() -> None:
+def test_hosts_without_known_blueprints_are_rejected() -> None:
     saved = fresh_controller(blueprints=("widen_large", "conv_light"))
     slots = SlotConfig(("a",), blueprints=BUILTIN_BLUEPRINTS, fits={"a": ["norm", "noop"]})
-    with pytest.raises(ControllerError, match=r"knows widen_large, conv_light\. Train one"):
+    with pytest.raises(ControllerError, match="widen_large, conv_light"):
         saved.make(slots)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a", [], [[]], {}, {"a": 1}])
 @pytest.mark.parametrize("name", ["policy", "budget", "blueprints", "deterministic"])
-def test_facts_of_any_other_kind_are_refused(name: str, wrong: object, tmp_path: Path) -> None:
+def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path: Path) -> None:
     save_controller(fresh_controller(), tmp_path)
     _change(**{name: wrong})(tmp_path)
-    with pytest.raises(ControllerError) as refused:
+    with pytest.raises(ControllerError) as caught:
         load_saved(tmp_path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)

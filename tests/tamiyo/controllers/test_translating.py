@@ -1,7 +1,6 @@
-"""A controller knows blueprints by name, whatever their numbers, and grows none that it does not.
+"""A controller matches blueprints by name and never uses unknown ones.
 
-The hosts' own numbers and the controller's are two ways to write one thing, so that a controller
-in its own numbers is what the translated one is compared with.
+A translated controller is compared with the same controller on hosts that use its own numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OP, BLUEPRINT = HEAD_NAMES.index("op"), HEAD_NAMES.index("blueprint")
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[SlotConfig, tuple[str, ...]]:
-    """Return slots of hosts, and what a controller knows, at least one of which fits."""
+    """Return random slots and a controller's blueprints, at least one of which fits."""
     offered = tuple(draw(st.permutations(NAMES))[: draw(st.integers(1, 6))])
     known = tuple(draw(st.permutations(NAMES))[: draw(st.integers(1, 6))])
     slots = tuple(f"slot {i}" for i in range(draw(st.integers(1, 4))))
@@ -38,7 +37,7 @@ def pairs(draw: st.DrawFn) -> tuple[SlotConfig, tuple[str, ...]]:
 
 @settings(max_examples=60, deadline=None)
 @given(pairs(), st.integers(0, 1000))
-def test_a_controller_does_the_same_by_name_whatever_the_numbers(
+def test_actions_do_not_depend_on_blueprint_numbers(
     pair: tuple[SlotConfig, tuple[str, ...]], seed: int
 ) -> None:
     hosts, known = pair
@@ -72,7 +71,7 @@ def test_a_controller_does_the_same_by_name_whatever_the_numbers(
 
 @settings(max_examples=60, deadline=None)
 @given(pairs(), st.integers(0, 1000))
-def test_masks_within_other_blueprints_are_those_of_the_states(
+def test_masks_with_other_blueprints_equal_those_of_the_states(
     pair: tuple[SlotConfig, tuple[str, ...]], seed: int
 ) -> None:
     hosts, known = pair

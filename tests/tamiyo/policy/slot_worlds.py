@@ -1,4 +1,4 @@
-"""Policies for growth and observations of random hosts that several tests share."""
+"""Slot policies and random observations for several tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_slots(n_slots: int) -> SlotConfig:
 
 
 def make_policy(n_slots: int, seed: int = 0, config: PolicyConfig = SIZES) -> SlotPolicy:
-    """Return a policy far from its start, whose answers hardly depend on the input."""
+    """Return a policy with large weights, unlike a fresh one, whose outputs hardly vary."""
     generator = torch.Generator().manual_seed(seed)
     policy = SlotPolicy(make_slots(n_slots), config, generator=generator)
     for tensor in (policy.outputs.weight, policy.outputs.bias, policy.encode.bias):
@@ -31,7 +31,7 @@ def make_policy(n_slots: int, seed: int = 0, config: PolicyConfig = SIZES) -> Sl
 
 
 def draw_observations(n_slots: int, *shape: int, seed: int = 1) -> Tensor:
-    """Return observations in which the blueprints of slots are categories."""
+    """Return random observations with valid blueprint categories."""
     generator = torch.Generator().manual_seed(seed)
     layout = ObservationLayout(make_slots(n_slots))
     observations = 2 * torch.rand(*shape, layout.size, generator=generator) - 1
@@ -41,7 +41,7 @@ def draw_observations(n_slots: int, *shape: int, seed: int = 1) -> Tensor:
 
 
 def permute_slots(observations: Tensor, order: list[int]) -> Tensor:
-    """Return observations ``[..., D]`` with the slots in another order."""
+    """Return observations ``[..., D]`` with permuted slots."""
     host, slots = observations[..., :N_HOST], observations[..., N_HOST:]
     slots = slots.unflatten(-1, (len(order), N_SLOT))[..., order, :]
     return torch.cat([host, slots.flatten(-2)], dim=-1)
@@ -63,7 +63,7 @@ def run_step_by_step(
 
 
 def lay_out_all(policy: SlotPolicy, n_steps: int) -> object:
-    """Return masks of steps at which every choice is legal."""
+    """Return masks that allow every choice."""
     masks = policy.spec.pad_masks(
         [torch.ones(n_steps, size, dtype=torch.bool) for size in policy.spec.sizes]
     )

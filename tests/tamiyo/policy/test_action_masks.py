@@ -1,4 +1,4 @@
-"""Masks say what legality says, for one host, for many and from arrays, with the same tensors."""
+"""Masks agree with the rules of legality, for one host, for many and from arrays."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def as_arrays(hosts: list[Host]) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 @given(populations())
-def test_a_batch_equals_its_hosts_one_by_one(drawn: tuple[SlotConfig, list[Host]]) -> None:
+def test_batch_masks_equal_those_of_single_hosts(drawn: tuple[SlotConfig, list[Host]]) -> None:
     config, hosts = drawn
     batch = compute_batch_masks(hosts, config)
     for row, host in enumerate(hosts):
@@ -67,7 +67,7 @@ def test_a_batch_equals_its_hosts_one_by_one(drawn: tuple[SlotConfig, list[Host]
 
 
 @given(populations())
-def test_arrays_give_the_same_masks_as_objects(drawn: tuple[SlotConfig, list[Host]]) -> None:
+def test_array_masks_equal_those_of_objects(drawn: tuple[SlotConfig, list[Host]]) -> None:
     config, hosts = drawn
     objects, arrays = (
         compute_batch_masks(hosts, config),
@@ -77,7 +77,7 @@ def test_arrays_give_the_same_masks_as_objects(drawn: tuple[SlotConfig, list[Hos
 
 
 @given(populations())
-def test_masks_are_what_legality_says(drawn: tuple[SlotConfig, list[Host]]) -> None:
+def test_masks_agree_with_legality(drawn: tuple[SlotConfig, list[Host]]) -> None:
     config, hosts = drawn
     for host in hosts:
         masks = compute_action_masks(host, config)
@@ -97,7 +97,7 @@ def test_masks_are_what_legality_says(drawn: tuple[SlotConfig, list[Host]]) -> N
 
 
 class CountTensors(TorchDispatchMode):
-    """Counts the tensors that operations return."""
+    """Counts the tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class CountTensors(TorchDispatchMode):
         return result
 
 
-def test_a_larger_batch_makes_no_more_tensors() -> None:
+def test_the_number_of_tensors_does_not_depend_on_the_batch() -> None:
     config = SlotConfig(("a", "b", "c"))
     host: Host = [
         SlotMaskState(Stage.HOLDING, 4, True),
@@ -129,7 +129,7 @@ def test_a_larger_batch_makes_no_more_tensors() -> None:
     assert counts[0] == counts[1] > 0
 
 
-def test_dormant_host_can_germinate_anywhere_or_wait() -> None:
+def test_a_dormant_host_can_germinate_anywhere_or_wait() -> None:
     masks = compute_action_masks([None, None], SlotConfig(("a", "b")))
     legal_ops = {op.name for op in Op if masks["op"][op]}
     assert legal_ops == {"WAIT", "GERMINATE", "FINISH"}
@@ -145,9 +145,9 @@ def test_masks_are_a_mapping() -> None:
     assert "op=(7,)" in repr(masks)
 
 
-def test_bad_states_are_refused_by_host_and_slot() -> None:
+def test_invalid_states_are_rejected() -> None:
     config = SlotConfig(("a", "b"))
-    with pytest.raises(SlotError, match="host 1 has 1 slot states"):
+    with pytest.raises(SlotError, match="host 1 has 1"):
         compute_batch_masks([[None, None], [None]], config)
     with pytest.raises(SlotError, match="empty"):
         compute_batch_masks([], config)
@@ -168,10 +168,10 @@ def test_bad_states_are_refused_by_host_and_slot() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 9])
-def test_a_stage_that_does_not_exist_is_named(value: int) -> None:
+def test_an_unknown_stage_is_rejected(value: int) -> None:
     stage = torch.zeros(3, 2, dtype=torch.int32)
     stage[1, 1] = value
-    with pytest.raises(SlotError, match=f"host 1, slot 'b' is {value}; the stages are 0 to 8"):
+    with pytest.raises(SlotError, match=f"host 1, slot 'b' is {value}"):
         compute_array_masks(
             stage, torch.zeros_like(stage), torch.ones_like(stage).bool(), SlotConfig(("a", "b"))
         )

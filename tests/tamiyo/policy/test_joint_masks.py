@@ -1,4 +1,4 @@
-"""Masks of several designs' hosts are those of each design, side by side."""
+"""Joined masks of several designs equal the masks of each design."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
     return rows
 
 
-def test_heads_and_slots_are_those_of_the_parts() -> None:
+def test_joined_masks_concatenate_the_parts() -> None:
     parts = [dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)]
     masks = ActionMasks.join(parts)
     assert list(masks) == list(parts[0])
@@ -42,7 +42,7 @@ def test_heads_and_slots_are_those_of_the_parts() -> None:
         assert torch.equal(masks[name], torch.cat([part[name] for part in parts])), name
 
 
-def test_the_choices_of_a_host_are_those_of_its_design() -> None:
+def test_each_host_has_the_choices_of_its_design() -> None:
     masks = joint()
     for host, config in enumerate([DENSE, DENSE, DENSE, IMAGE, IMAGE, FREE]):
         alone = dormant(config, 1).of_host(0)
@@ -53,7 +53,7 @@ def test_the_choices_of_a_host_are_those_of_its_design() -> None:
         masks.of_host(6)
 
 
-def test_some_of_the_hosts_are_those_of_the_parts_they_are_in() -> None:
+def test_a_range_of_hosts_can_be_selected() -> None:
     masks = joint()
     for first in range(6):
         for end in range(first + 1, 7):
@@ -64,7 +64,7 @@ def test_some_of_the_hosts_are_those_of_the_parts_they_are_in() -> None:
             assert torch.equal(fits, masks.blueprint_fits[first:end])
 
 
-def test_a_combination_is_legal_if_it_is_for_its_own_design() -> None:
+def test_legality_follows_the_design_of_each_host() -> None:
     rng, masks, n_legal = np.random.default_rng(0), joint(), 0
     for _ in range(200):
         rows = germinations(rng, 6)
@@ -78,19 +78,19 @@ def test_a_combination_is_legal_if_it_is_for_its_own_design() -> None:
     assert 0 < n_legal < 1200
 
 
-@pytest.mark.parametrize("way", ["sampled", "likeliest", "random"])
-def test_what_is_drawn_is_legal_for_each_design(way: str) -> None:
+@pytest.mark.parametrize("method", ["sampled", "likeliest", "random"])
+def test_drawn_actions_are_legal_for_each_design(method: str) -> None:
     masks, spec = joint(), growth_action_spec(DENSE)
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     seen: set[tuple[int, int, int]] = set()
     for _ in range(300):
         logits = torch.randn(6, sum(spec.sizes), generator=generator)
-        if way == "random":
+        if method == "random":
             weights = np.ones(len(Op))
             rows = draw_rows(masks, weights, rng.random((6, spec.n_heads)))
         else:
             choices = as_choice_masks(spec, masks, logits)
-            source = generator if way == "sampled" else None
+            source = generator if method == "sampled" else None
             rows = draw_actions(spec, logits, choices, source)[0].numpy()
         assert masks.are_legal(rows).all()
         germinated = np.flatnonzero(rows[:, _OP] == Op.GERMINATE)
@@ -99,7 +99,7 @@ def test_what_is_drawn_is_legal_for_each_design(way: str) -> None:
     assert len(seen) > 0.7 * fitting
 
 
-def test_hosts_of_one_design_are_drawn_as_by_themselves() -> None:
+def test_other_designs_do_not_change_the_draws_of_one() -> None:
     spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
     parts = ActionMasks.join([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
     logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
@@ -113,7 +113,7 @@ def test_hosts_of_one_design_are_drawn_as_by_themselves() -> None:
         assert torch.equal(own, other)
 
 
-def test_parts_that_one_controller_cannot_steer_are_refused() -> None:
+def test_designs_with_different_head_sizes_are_rejected() -> None:
     with pytest.raises(ShapeError, match="slots and blueprints"):
         ActionMasks.join([dormant(DENSE, 1), compute_batch_masks([[None]], SlotConfig(("a",)))])
     with pytest.raises(ConfigError, match="several designs"):

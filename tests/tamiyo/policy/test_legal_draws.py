@@ -1,4 +1,4 @@
-"""The policy draws no illegal combination, whatever state the hosts are in.
+"""The policy never samples an illegal action.
 
 Shapes: B = hosts, S = slots.
 """
@@ -24,7 +24,7 @@ N_BATCHES, BATCH = 100, 1000
 
 
 def is_legal(actions: np.ndarray, states: States, config: SlotConfig) -> np.ndarray:
-    """Return which actions are legal by the table of the design, written out once more."""
+    """Return which actions are legal, by an independent implementation of the rules."""
     chosen = dict(zip(HEAD_NAMES, actions.T, strict=True))
     host = np.arange(len(actions))
     slot = chosen["slot"]
@@ -54,7 +54,7 @@ def is_legal(actions: np.ndarray, states: States, config: SlotConfig) -> np.ndar
     return table[chosen["op"], host]
 
 
-def test_no_illegal_combination_in_100_000_draws() -> None:
+def test_100_000_samples_contain_no_illegal_action() -> None:
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     counts = np.zeros(len(Op), np.int64)
     for _ in range(N_BATCHES):
@@ -84,7 +84,7 @@ def test_no_illegal_combination_in_100_000_draws() -> None:
     assert counts.min() > 1000
 
 
-def test_the_two_judges_agree_on_actions_of_any_kind() -> None:
+def test_both_implementations_of_legality_agree() -> None:
     rng = np.random.default_rng(1)
     n_legal = 0
     for _ in range(20):

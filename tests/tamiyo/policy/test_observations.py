@@ -41,7 +41,7 @@ RANGES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def make_facts(about: type[Any], shape: tuple[int, ...], **given: Any) -> Any:
-    """Return facts that are zero but for those given."""
+    """Return facts that are zero except for those given."""
     arrays: dict[str, np.ndarray] = {}
     for field in dataclasses.fields(about):
         dtype = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}[str(field.type)]
@@ -66,7 +66,7 @@ def facts(draw: st.DrawFn, kind: type[Any]) -> dict[str, Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(host=facts(HostFacts), slot=facts(SlotFacts))
-def test_whatever_is_known_the_observation_is_within_its_space(
+def test_observations_are_always_within_their_space(
     host: dict[str, Any], slot: dict[str, Any]
 ) -> None:
     observation = encode(host, slot)
@@ -135,20 +135,20 @@ SLOT_EXTREMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", [name for name in HOST_FEATURES if name in HOST_EXTREMES])
-def test_each_feature_of_a_host_reaches_both_ends(name: str) -> None:
+def test_each_host_feature_reaches_both_limits(name: str) -> None:
     low, high = HOST_EXTREMES[name]
     greatest = 0.0 if name == "below_best" else 1.0
     assert LAYOUT.host(encode(low, {}), name)[0] == pytest.approx(HOST_FEATURES[name][0], abs=1e-6)
     assert LAYOUT.host(encode(high, {}), name)[0] == pytest.approx(greatest, abs=1e-6)
 
 
-def test_features_that_follow_from_others_are_the_only_ones_without_ends() -> None:
+def test_only_derived_features_have_no_limits_of_their_own() -> None:
     assert HOST_FEATURES.keys() - HOST_EXTREMES.keys() == {"parameters_added", "task_slots"}
     assert SLOT_FEATURES.keys() - SLOT_EXTREMES.keys() == {"position"}
 
 
 @pytest.mark.parametrize("name", [name for name in SLOT_FEATURES if name in SLOT_EXTREMES])
-def test_each_feature_of_a_slot_reaches_both_ends(name: str) -> None:
+def test_each_slot_feature_reaches_both_limits(name: str) -> None:
     low, high = SLOT_EXTREMES[name]
     least = LAYOUT.slot(encode({"gradient_norm": 1.0}, low), name)[0, 1]
     greatest = LAYOUT.slot(encode({"gradient_norm": 1.0}, high), name)[0, 1]
@@ -160,7 +160,7 @@ def test_each_feature_of_a_slot_reaches_both_ends(name: str) -> None:
     ("n_slots", "expected", "task_slots"),
     [(1, [0.0], -1.0), (2, [0.0, 1.0], -2 / 3), (5, [0.0, 0.25, 0.5, 0.75, 1.0], None), (64, 0, 1)],
 )
-def test_slots_are_told_apart_by_their_place_and_counted(
+def test_slots_have_positions_and_are_counted(
     n_slots: int, expected: Any, task_slots: float | None
 ) -> None:
     layout = ObservationLayout(SlotConfig(tuple(f"blocks.{index}" for index in range(n_slots))))
@@ -172,14 +172,14 @@ def test_slots_are_told_apart_by_their_place_and_counted(
         assert layout.host(observations, "task_slots").tolist() == [pytest.approx(task_slots)] * 3
 
 
-def test_sizes_of_slots_are_on_a_scale_of_doublings() -> None:
+def test_slot_sizes_are_on_a_log_scale() -> None:
     observation = encode({}, {"kind": 2, "width": 64, "hidden": [[8, 16]]})
     assert LAYOUT.slot(observation, "width")[0] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert LAYOUT.slot(observation, "hidden")[0] == pytest.approx([-1 / 2, -1 / 3])
     assert LAYOUT.slot(observation, "on_vector")[0].tolist() == [1.0, 1.0]
 
 
-def test_added_parameters_are_those_of_all_slots() -> None:
+def test_added_parameters_are_summed_over_slots() -> None:
     observation = encode({"n_parameters": 100}, {"parameters": 50, "blueprint": 3})
     assert LAYOUT.host(observation, "parameters_added")[0] == pytest.approx(0.5)
     assert LAYOUT.slot(observation, "parameter_share")[0] == pytest.approx([1 / 3, 1 / 3])
@@ -219,7 +219,7 @@ def test_a_worked_example() -> None:
     assert LAYOUT.slot(observation, "contribution")[0, 0] == pytest.approx(2 / 3)
 
 
-def test_stages_and_blueprints_can_be_read_back() -> None:
+def test_stages_and_blueprints_can_be_decoded() -> None:
     for stage in Stage:
         for blueprint in range(-1, N_BLUEPRINTS):
             observation = encode({}, {"stage": int(stage), "blueprint": blueprint})
@@ -241,5 +241,5 @@ def test_names_columns_and_table_agree() -> None:
         assert value == column
     rows = LAYOUT.table().splitlines()
     assert len(rows) == 2 + len(HOST_FEATURES) + len(SLOT_FEATURES)
-    with pytest.raises(UnknownFeatureError, match="Did you mean 'score_trend'"):
+    with pytest.raises(UnknownFeatureError, match="'score_trend'"):
         LAYOUT.host(observation, "score_trnd")

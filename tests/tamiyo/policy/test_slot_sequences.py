@@ -1,4 +1,4 @@
-"""A policy for growth gives the same answers over whole sequences, and the gradients of them."""
+"""The slot policy gives the same outputs for sequences as for steps, and right gradients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_reset_inside_a_sequence_is_a_new_episode(n_slots: int) -> None:
     assert bool((entropies[:, 0] <= math.log(n_slots) + 1e-6).all())
 
 
-def test_sequences_without_resets_give_the_same_answers_as_steps() -> None:
+def test_sequences_without_resets_equal_single_steps() -> None:
     policy, observations = make_policy(3), draw_observations(3, 6, 4)
     actions, log_probs, values = run_step_by_step(
         policy, observations, torch.zeros(6, 4, dtype=torch.bool)
@@ -56,7 +56,7 @@ def test_sequences_without_resets_give_the_same_answers_as_steps() -> None:
     torch.testing.assert_close(got_values, values.flatten(), atol=3e-6, rtol=0)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     policy, observations = make_policy(3).double(), draw_observations(3, 2, 2).double()
     # A rectifier has no derivative at 0, where the silent feature is at every step.
     trained = {name: t for name, t in policy.named_parameters() if "features" not in name}
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 
 class Evaluating(torch.nn.Module):
-    """A policy whose call is its evaluation."""
+    """Evaluates a policy when called."""
 
     def __init__(self, policy: SlotPolicy) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who steers the growth of hosts: baselines that follow rules, and the learned policy."""
+"""Controllers: rule-based baselines and the learned policy."""
 
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.factory import controller_names, make_controller

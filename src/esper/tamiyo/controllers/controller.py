@@ -1,4 +1,7 @@
-"""The one interface of all controllers, learned or not. Shapes: N = hosts, D = features."""
+"""The interface of controllers, and parts they share.
+
+Shapes: N = hosts, S = slots, H = heads, D = features.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,24 @@ from esper.tamiyo.policy.observations import ObservationLayout
 
 
 class Controller(Protocol):
-    """Steers hosts by what it sees of them: observations and masks, and nothing else."""
+    """Chooses actions for hosts, given only their observations and masks."""
 
     name: str
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts, all at the start of an episode."""
+        """Reset the controller for hosts that all start an episode."""
         ...
 
     def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
-        """Choose an action for each host; never an illegal combination.
+        """Choose a legal action for each host.
 
         Args:
             observations: ``[N, D]`` in the order of the layout.
-            masks: What is legal, of a batch of N hosts.
-            starts: ``[N]`` hosts whose episode starts with this observation.
+            masks: The legal actions of a batch of N hosts.
+            starts: ``[N]`` whether each host's episode starts with this observation.
 
         Returns:
-            ``[N, 8]``, one choice for each head in the order of ``HEAD_NAMES``.
+            ``[N, H]``, one choice for each head in the order of ``HEAD_NAMES``.
         """
         ...
 
@@ -47,12 +50,12 @@ class EpochCounter:
         self._epochs = np.zeros(0, np.int64)
 
     def start(self, n_hosts: int) -> None:
-        """Count for this many hosts from zero."""
+        """Reset the counters of this many hosts."""
         require_int("n_hosts", n_hosts, least=1)
         self._epochs = np.zeros(n_hosts, np.int64)
 
     def count(self, observations: Features, starts: Flags) -> Integers:
-        """Return the epochs ``[N]`` that came before this decision, and count the decision."""
+        """Return the epochs ``[N]`` before this decision, and count the decision."""
         require_hosts(len(self._epochs), observations, starts)
         self._epochs[starts] = 0
         epochs = self._epochs.copy()
@@ -61,21 +64,21 @@ class EpochCounter:
 
 
 def require_hosts(n_hosts: int, observations: Features, starts: Flags) -> None:
-    """Refuse what is seen of another number of hosts than a controller was started for."""
+    """Reject observations of a different number of hosts than the controller was started for."""
     if len(observations) != n_hosts or starts.shape != (n_hosts,):
         n_seen = len(observations)
         raise ShapeError(
-            f"there are {n_seen} observations and starts of shape {starts.shape}; the controller "
-            f"was started for {n_hosts} hosts. Call start({n_seen}) and give one of each per host."
+            f"there are {n_seen} observations and starts of shape {starts.shape}, but the "
+            f"controller was started for {n_hosts} hosts; call start({n_seen}) first."
         )
 
 
 def require_layout(layout: object) -> None:
-    """Refuse anything but the layout of observations."""
+    """Reject anything but an observation layout."""
     if not isinstance(layout, ObservationLayout):
         raise ConfigError(
-            f"layout is a {type(layout).__name__}; it must be an ObservationLayout, such as the "
-            "attribute layout of an environment."
+            f"layout is a {type(layout).__name__}; it must be an ObservationLayout, such as "
+            "env.layout."
         )
 
 
@@ -86,16 +89,16 @@ _OP, _SLOT = COLUMNS["op"], COLUMNS["slot"]
 
 
 class ActionRows:
-    """One action for each host: wait, until the host is given something else to do, once.
+    """One action per host: wait, unless another op is chosen, at most once per host.
 
-    Heads that an action does not read show their first legal choice.
+    Heads that an op does not read hold their first legal choice.
     """
 
     def __init__(self, masks: ActionMasks, n_hosts: int) -> None:
         if masks.choices.ndim != 3 or len(masks.choices) != n_hosts:
             raise ShapeError(
-                f"the masks have shape {tuple(masks.choices.shape)}; masks of a batch of "
-                f"{n_hosts} hosts are needed, as compute_array_masks gives them."
+                f"the masks have shape {tuple(masks.choices.shape)}; they must be of a batch of "
+                f"{n_hosts} hosts, as from compute_batch_masks."
             )
         self._slot_by_op: Flags = masks.slot_by_op.cpu().numpy()
         choices: Flags = masks.choices.cpu().numpy()
@@ -104,14 +107,14 @@ class ActionRows:
         """``[N, H]``."""
         self.rows[:, _OP] = Op.WAIT
         self.is_free: Flags = np.ones(n_hosts, np.bool_)
-        """``[N]`` hosts that have nothing to do so far."""
+        """``[N]`` hosts for which no op has been chosen yet."""
 
     def may(self, op: Op) -> Flags:
-        """Return the slots ``[N, S]`` that an op may be applied to, in hosts that are free."""
+        """Return the slots ``[N, S]`` of free hosts to which an op may be applied."""
         return self._slot_by_op[:, op] & self.is_free[:, None]
 
     def finish(self, wanted: Flags) -> Flags:
-        """End the runs of hosts ``[N]`` where that is legal; return where it was."""
+        """Finish the wanted hosts ``[N]`` where that is legal; return which did."""
         taken = wanted & self.is_free & self._may_finish
         self.rows[taken, _OP] = Op.FINISH
         self.is_free &= ~taken
@@ -120,13 +123,12 @@ class ActionRows:
     def choose(
         self, op: Op | Integers, wanted: Flags, *, oldest: np.ndarray | None = None
     ) -> Flags:
-        """Apply an op to one slot of each host where that is wanted and legal.
+        """Apply an op to one slot of each free host, where that is wanted and legal.
 
         Args:
             op: The op, or one for each slot ``[N, S]``.
             wanted: ``[N, S]`` slots to choose from.
-            oldest: ``[N, S]`` numbers of at least 0, the slot with the largest of which is chosen;
-                the first slot if not given.
+            oldest: ``[N, S]`` non-negative ages; the oldest slot is chosen. None for the first.
 
         Returns:
             ``[N]`` hosts that took the op.
@@ -149,7 +151,7 @@ class ActionRows:
         return taken
 
     def fill(self, taken: Flags, head: str, choice: int | Integers) -> None:
-        """Set a head of the hosts ``[N]`` that took an op: one choice, or one for each host."""
+        """Set a head of the hosts ``[N]`` that took an op, to one choice or one per host."""
         column = self.rows[:, COLUMNS[head]]
         column[taken] = choice if isinstance(choice, int) else choice[taken]
 
@@ -157,10 +159,10 @@ class ActionRows:
 def rank_blueprints(
     slot_config: SlotConfig, slot: str, preferred: Sequence[str] = PREFERRED_BLUEPRINTS
 ) -> list[str]:
-    """Return the blueprints that fit a slot: the preferred ones first, then as they are numbered.
+    """Return the blueprints that fit a slot, the preferred ones first.
 
     Raises:
-        ConfigError: If a preferred blueprint is neither the host's nor one that Esper has.
+        ConfigError: If a preferred blueprint is neither the host's nor built in.
     """
     known = {*slot_config.blueprints, *BUILTIN_BLUEPRINTS}
     for name in preferred:

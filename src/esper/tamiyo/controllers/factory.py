@@ -1,4 +1,4 @@
-"""Making controllers by name."""
+"""Creating controllers by name."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Made = TypeVar("Made")
 
 
 def controller_names() -> tuple[str, ...]:
-    """Return the controllers that :func:`make_controller` knows."""
+    """Return the names that :func:`make_controller` accepts."""
     return ("wait", "random", "fixed", "heuristic")
 
 
 def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> Controller:
-    """Return a controller by its name.
+    """Create a controller by its name.
 
     Args:
         name: ``"wait"``, ``"random"``, ``"fixed"`` or ``"heuristic"``.
-        layout: What the observations mean.
-        **options: What the controller takes. ``fixed`` takes the plantings of
-            :class:`FixedSchedule`, and without them what :func:`grow_everywhere` takes;
-            ``heuristic`` takes a ``config`` or the settings of :class:`HeuristicConfig`.
+        layout: The layout of the observations.
+        **options: Options of the controller. ``fixed`` takes those of :class:`FixedSchedule` if
+            ``plantings`` is given, else those of :func:`grow_everywhere`; ``heuristic`` takes a
+            ``config`` or the settings of :class:`HeuristicConfig`.
 
     Raises:
-        ConfigError: If there is no such controller, or it has no such option.
+        ConfigError: If the controller or one of its options is unknown.
     """
     require_layout(layout)
     match name:
@@ -59,7 +59,7 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
 
 
 def _call(name: str, make: Callable[..., Made], options: dict[str, Any]) -> Made:
-    """Call a maker with options; name an option that it does not have."""
+    """Call a function with options, rejecting unknown ones."""
     allowed = list(inspect.signature(make).parameters)
     for option in options:
         if option not in allowed:

@@ -1,6 +1,6 @@
-"""The controller that grows by simple rules: what an engineer would do without learning anything.
+"""The heuristic controller: rules that an engineer would write by hand.
 
-Shapes: N = hosts, S = slots, T = attempts, that is seeds that came to nothing before this one.
+Shapes: N = hosts, S = slots, A = attempts, one for each seed lost before and one more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout, log_scale, squash
 
 MOST_EPOCHS = 1000.0
-"""Where the scale ends on which observations show the epochs of a budget."""
+"""The upper end of the logarithmic scale of ``task_epochs`` in observations."""
 
 _IS_LIVE = np.array([stage in LIVE_STAGES for stage in Stage])
 _IS_COOLING = np.array([stage in COOLING_STAGES for stage in Stage])
@@ -42,39 +42,37 @@ _IS_COOLING = np.array([stage in COOLING_STAGES for stage in Stage])
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _View:
-    """What the rules read of observations."""
+    """The features that the rules use, ``[N, S]`` of slots and ``[N]`` of hosts."""
 
     stage: Integers
-    """``[N, S]``, as all of the slots' are."""
     age: Features
     stage_age: Features
     alpha_at_rest: Flags
     contribution: Features
     gradient_health: Features
     slow_trend: Features
-    """``[N]``, as all of the hosts' are."""
     loss_trend: Features
     epochs_left: Integers
 
 
 class Heuristic:
-    """Germinates on a plateau, advances what is healthy, commits what helps, prunes what does not.
+    """Germinates on a plateau, keeps seeds that help and prunes the others.
 
-    At each epoch the first of these that applies:
+    At each epoch it applies the first rule that matches:
 
     1. fossilize a held seed whose contribution is above ``min_contribution``;
-    2. prune a seed that was held for ``judging_epochs`` and does not contribute that much, or that
-       trained for ``training_patience`` epochs and is still not healthy;
-    3. advance a seed: a germinated one at once; a training one after ``training_epochs``, if its
-       gradient is not too small and the loss not rising; a blending one when alpha is at rest;
-    4. germinate in the first slot that is free, if the score is on a plateau, fewer than
-       ``max_live_seeds`` live and the budget leaves time to commit the seed: the first of
-       ``blueprints`` that fits, after each lost seed the next, added with alpha 1;
-    5. finish, if the score has not risen for ``finish_patience`` epochs and there is nothing more
-       to grow: no seed lives, and no time, slot or attempt is left.
+    2. prune a seed that has been held for ``judging_epochs`` without contributing that much, or
+       that has trained for ``training_patience`` epochs and is still not healthy;
+    3. advance a seed: a germinated one at once; a training one after ``training_epochs`` if its
+       gradient is large enough and the loss is not rising; a blending one once alpha is at rest;
+    4. germinate in the first free slot, if the score is on a plateau, fewer than
+       ``max_live_seeds`` are alive and the budget leaves time to commit the seed. It uses the
+       first of ``blueprints`` that fits, after each lost seed the next, with alpha 1;
+    5. finish, if the score has not risen for ``finish_patience`` epochs and nothing more can be
+       grown: no seed is alive, and no time, slot or attempt is left.
 
-    Among seeds the oldest comes first. A seed is lost if it is pruned, by a rule or by the governor
-    when it restores the host: ``max_prunes`` counts both.
+    The oldest seed comes first. A seed is lost if a rule prunes it or the governor rolls its host
+    back; ``max_prunes`` counts both.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class Heuristic:
         *,
         name: str = "heuristic",
     ) -> None:
-        """Make the controller for hosts whose observations have this layout."""
+        """Create the controller for hosts whose observations have this layout."""
         require_layout(layout)
         if config is not None and not isinstance(config, HeuristicConfig):
             raise ConfigError(f"config is {config!r}; it must be a HeuristicConfig, or None.")
@@ -99,10 +97,10 @@ class Heuristic:
         self._epochs_stuck: Integers = np.zeros(0, np.int64)
         self._n_lost: Integers = np.zeros(0, np.int64)
         self._grows: Flags = np.zeros((0, layout.n_slots), np.bool_)
-        """``[N, S]`` slots whose seed is to live on after the last action."""
+        """``[N, S]`` slots whose seed should still be alive after the last action."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts; nothing here is drawn."""
+        """Reset the controller; it ignores the seed."""
         self._epochs.start(n_hosts)
         self._epochs_stuck = np.zeros(n_hosts, np.int64)
         self._n_lost = np.zeros(n_hosts, np.int64)
@@ -115,7 +113,7 @@ class Heuristic:
         self._epochs_stuck[starts] = 0
         self._n_lost[starts] = 0
         self._grows[starts] = False
-        actions, seen = ActionRows(masks, len(epochs)), self._look(observations, epochs)
+        actions, seen = ActionRows(masks, len(epochs)), self._read(observations, epochs)
         self._count_losses(seen)
         is_warm = epochs >= self.config.warmup_epochs
         is_stuck = is_warm & (seen.slow_trend < _scaled(self.config.finish_rise / SCORE_STEP))
@@ -130,7 +128,7 @@ class Heuristic:
         return actions.rows
 
     def _count_losses(self, seen: _View) -> None:
-        """Count the seeds that only the governor can have taken, and note which live now."""
+        """Count the seeds that the governor removed, and note which are alive."""
         is_live = _IS_LIVE[seen.stage]
         is_lost = self._grows & ~is_live & (seen.stage != Stage.FOSSILIZED)
         self._n_lost += is_lost.sum(1)
@@ -143,7 +141,7 @@ class Heuristic:
         is_training = seen.stage == Stage.TRAINING
         helps = seen.contribution > _scaled(config.min_contribution / SCORE_STEP)
         is_healthy = seen.gradient_health >= self._least_health
-        # Loss trends are seen in tenths of the loss of guessing.
+        # The observed loss trend is in tenths of the loss of guessing.
         is_calm = seen.loss_trend >= _scaled(-config.max_loss_rise / 0.1)
         is_healthy = is_healthy & is_calm[:, None]
         useless = is_held & ~helps & _has_lasted(seen, config.judging_epochs)
@@ -182,13 +180,13 @@ class Heuristic:
         is_done = ~has_seed & ~(may_try & has_slot)
         actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
 
-    def _look(self, observations: Features, epochs: Integers) -> _View:
-        """Read observations of hosts that have trained for so many epochs, ``[N]``."""
+    def _read(self, observations: Features, epochs: Integers) -> _View:
+        """Return the features that the rules use, given the epochs ``[N]`` of training so far."""
         layout = self.layout
         progress = layout.host(observations, "progress").astype(np.float64)
         log_epochs = layout.host(observations, "task_epochs").astype(np.float64)
         n_epochs = np.rint(MOST_EPOCHS ** ((log_epochs + 1.0) / 2.0))
-        # The logarithm ends at 1,000; longer budgets show in how little an epoch is of them.
+        # The scale ends at 1,000 epochs; a longer budget follows from the progress per epoch.
         is_longer = (n_epochs >= MOST_EPOCHS) & (epochs > 0) & (progress > 0.0)
         by_progress = epochs / np.where(is_longer, progress, 1.0)
         left = (1.0 - progress) * np.where(is_longer, by_progress, n_epochs)
@@ -205,7 +203,7 @@ class Heuristic:
         )
 
     def _rank_by_slot(self) -> Integers:
-        """Return the blueprint for each attempt and slot, ``[T, S]``; -1 where nothing may grow."""
+        """Return the blueprint of each attempt in each slot, ``[A, S]``; -1 in disabled slots."""
         slot_config = self.layout.slot_config
         table = np.full((max(self.config.max_prunes, 1), self.layout.n_slots), -1, np.int64)
         for column, slot in enumerate(slot_config.slot_ids):
@@ -219,12 +217,12 @@ class Heuristic:
 
 
 def _has_lasted(seen: _View, n_epochs: int) -> Flags:
-    """Return which slots ``[N, S]`` have been in their stage for so many epochs."""
-    # The stage's age is seen squashed, in units of three epochs; halfway leaves room for rounding.
+    """Return which slots ``[N, S]`` have been in their stage for ``n_epochs``."""
+    # Observations show the age squashed, in units of three epochs; half an epoch allows rounding.
     return seen.stage_age > _scaled((n_epochs - 0.5) / 3.0)
 
 
 @lru_cache(maxsize=64)
 def _scaled(threshold: float) -> np.float32:
-    """Return a threshold on the scale and in the precision of observations."""
+    """Return a threshold squashed to the scale of observations."""
     return np.float32(squash(np.asarray(threshold)))

@@ -1,4 +1,4 @@
-"""The controller that asks a trained policy. Shapes: N = hosts, D = features."""
+"""The controller that follows a trained policy. Shapes: N = hosts, D = features."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from esper.tamiyo.policy.observations import ObservationLayout
 
 
 class LearnedController:
-    """Draws actions from a recurrent policy, or takes its likeliest, and keeps its memory."""
+    """Samples actions from a recurrent policy, or takes the most likely ones."""
 
     def __init__(
         self, policy: RecurrentTrunk, *, deterministic: bool = False, name: str = "learned"
     ) -> None:
-        """Make the controller.
+        """Create the controller.
 
         Args:
-            policy: What decides; it is not changed.
-            deterministic: Take the likeliest op, then the likeliest of every head given it.
-            name: What the controller is called in comparisons.
+            policy: The policy, which is not changed.
+            deterministic: Take the most likely op, then the most likely choice of each head.
+            name: The controller's name in comparisons.
         """
         if not isinstance(policy, RecurrentTrunk):
             raise ConfigError(
-                f"policy is a {type(policy).__name__}; it must be a RecurrentPolicy or a "
-                "SlotPolicy, which esper.tamiyo.policy has."
+                f"policy is a {type(policy).__name__}; it must be a SlotPolicy or another "
+                "recurrent policy of esper.simic."
             )
         require_bool("deterministic", deterministic)
         self.policy = policy
@@ -42,7 +42,7 @@ class LearnedController:
         self._generator: torch.Generator | None = None
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts, drawing from this seed."""
+        """Reset the controller, with the seed of its samples."""
         require_int("n_hosts", n_hosts, least=1)
         require_int("seed", seed, least=0)
         weight = self.policy.features.weight
@@ -63,19 +63,18 @@ class LearnedController:
         return actions.cpu().numpy()
 
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
-        """Refuse hosts that the policy was not made for."""
-        advice = "steer hosts with the slots and blueprints that it was made for."
+        """Reject hosts that the policy was not created for."""
+        advice = "create the policy for the slots and blueprints of these hosts."
         seen, known = observations.shape[1], self.policy.observation_size
         if seen != known:
             raise ConfigError(
-                f"observations have {seen} numbers and the policy was made for {known}; {advice}"
+                f"observations have {seen} features but the policy expects {known}; {advice}"
             )
         for head, choices in zip(self.policy.spec.names, self.policy.spec.sizes, strict=True):
             legal = masks[head].shape[-1]
             if legal != choices:
                 raise ConfigError(
-                    f"head {head!r} has {legal} choices and the policy was made for {choices}; "
-                    f"{advice}"
+                    f"head {head!r} has {legal} choices but the policy expects {choices}; {advice}"
                 )
 
 
@@ -83,9 +82,9 @@ _BLUEPRINT = HEAD_NAMES.index("blueprint")
 
 
 def with_blueprints(slot_config: SlotConfig, blueprints: tuple[str, ...]) -> SlotConfig:
-    """Return a host's slots as a controller sees them that knows these blueprints.
+    """Return a host's slots with the blueprints of a controller.
 
-    A blueprint that the host does not have fits nowhere.
+    A blueprint that the host does not have fits no slot.
     """
     return SlotConfig(
         slot_config.slot_ids,
@@ -105,15 +104,15 @@ def with_blueprints(slot_config: SlotConfig, blueprints: tuple[str, ...]) -> Slo
 
 
 class TranslatedController:
-    """Steers hosts whose blueprints are numbered otherwise than its controller's."""
+    """Translates between the blueprint numbers of hosts and those of a controller."""
 
     def __init__(self, controller: Controller, own: SlotConfig, hosts: SlotConfig) -> None:
-        """Make the controller.
+        """Wrap a controller.
 
         Args:
-            controller: What decides, in its own numbers.
-            own: The hosts' slots as the controller sees them.
-            hosts: The hosts' slots as they are.
+            controller: The controller, which uses its own blueprint numbers.
+            own: The hosts' slots with the controller's blueprints.
+            hosts: The hosts' slots with their own blueprints.
         """
         self.controller = controller
         self.name = controller.name
@@ -121,14 +120,14 @@ class TranslatedController:
         self._seen, self._shown = ObservationLayout(hosts), ObservationLayout(own)
         ours = [_index(name, own.blueprints) for name in hosts.blueprints]
         self._to_own = np.array([*ours, -1], np.int64)
-        """The controller's number of each of the hosts' blueprints, -1 for none; last that of no
-        blueprint."""
+        """The controller's number of each blueprint of the hosts, -1 if it has none. The last
+        entry maps -1, no blueprint, to itself."""
         theirs = [_index(name, hosts.blueprints) for name in own.blueprints]
-        # A blueprint that hosts do not have is never germinated, so its number is never read.
+        # A blueprint that the hosts lack is never germinated, so its number does not matter.
         self._to_hosts = np.maximum(np.array(theirs, np.int64), 0)
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts."""
+        """Reset the controller."""
         self.controller.start(n_hosts, seed=seed)
 
     def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:

@@ -1,8 +1,8 @@
-"""A learned controller by itself: kept in a folder, and made for the slots of any host.
+"""Learned controllers in a folder, usable for hosts with any slots.
 
-controller.safetensors  the weights of its policy
-controller.json         what they mean: sizes, blueprints, features and heads by name, its origin
-CARD.md                 the same for people, and what it was shown to do
+controller.safetensors  the weights of the policy
+controller.json         its sizes, blueprints, features, heads and origin
+CARD.md                 the model card
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.slot_config import SlotConfig
-from esper.storage.files import write_atomic
+from esper.storage.files import read_json, write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
     LearnedController,
@@ -46,44 +46,44 @@ from esper.version import __version__
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedController:
-    """A trained policy, with all that is needed to steer hosts of any number of slots by it."""
+    """A trained policy and everything needed to use it for hosts with any slots."""
 
     name: str
-    """What it is called in comparisons."""
+    """Its name in comparisons."""
     weights: Mapping[str, Tensor]
-    """Of its :class:`SlotPolicy`, by name."""
+    """The weights of its :class:`SlotPolicy` by name."""
     policy: PolicyConfig
     """The sizes of the policy."""
     blueprints: tuple[str, ...]
-    """What it can grow, in the order of its blueprint head's choices."""
+    """The blueprints that it knows, in the order of its blueprint head."""
     deterministic: bool = False
-    """Whether it takes the likeliest action instead of drawing one."""
+    """Whether it takes the most likely action instead of sampling one."""
     budget: Budget = field(default_factory=Budget)
-    """The budget of the hosts that it learned with."""
+    """The budget it was trained with."""
     growth: GrowthConfig | None = None
-    """How long seeds stayed in their stages while it learned; None for the usual."""
+    """How long seeds stayed in their stages during training; None for the defaults."""
     origin: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Where it comes from, in plain values by name."""
+    """How it was trained, as plain values by name."""
 
     def make(self, slot_config: SlotConfig, *, deterministic: bool | None = None) -> Controller:
-        """Return the controller, ready for hosts with these slots.
+        """Return the controller for hosts with these slots.
 
-        Blueprints are known by name. One that the controller does not know, it never grows; one
-        that the hosts do not have, it never sees offered.
+        Blueprints are matched by name. The controller never uses blueprints that it does not know
+        or that the hosts do not have.
 
         Args:
-            slot_config: The slots of the hosts, and what fits them.
-            deterministic: Whether it takes the likeliest action; None for its own way.
+            slot_config: The slots of the hosts, and the blueprints that fit them.
+            deterministic: Whether to take the most likely action; None for its own setting.
 
         Raises:
-            ControllerError: If the weights are not those of such a policy, or it knows no
-                blueprint that fits any of the slots.
+            ControllerError: If the weights do not fit the policy, or it knows no blueprint that
+                fits any of the slots.
         """
         own = with_blueprints(slot_config, self.blueprints)
         if not any(own.fits[slot] for slot in own.slot_ids):
             raise ControllerError(
                 f"controller {self.name!r} knows no blueprint that fits a slot of this host; it "
-                f"knows {', '.join(self.blueprints)}. Train one with what the host can grow."
+                f"knows {', '.join(self.blueprints)}. Train a controller on such hosts."
             )
         is_greedy = self.deterministic if deterministic is None else deterministic
         controller = LearnedController(
@@ -94,20 +94,20 @@ class SavedController:
         return TranslatedController(controller, own, slot_config)
 
     def make_policy(self, slot_config: SlotConfig) -> SlotPolicy:
-        """Return its policy for slots whose blueprints are numbered as its own.
+        """Return its policy for slots with the same blueprints.
 
         Raises:
-            ControllerError: If the weights are not those of such a policy.
+            ControllerError: If the weights do not fit the policy.
         """
-        with torch.random.fork_rng(devices=[]):  # layers draw first weights, which are replaced
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             policy = SlotPolicy(slot_config, self.policy)
         try:
             policy.load_state_dict(dict(self.weights))
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise ControllerError(
-                f"the weights of controller {self.name!r} are not those of a policy with "
-                f"{len(self.blueprints)} blueprints and its sizes ({reason}); export it again."
+                f"the weights of controller {self.name!r} do not fit a policy of its sizes with "
+                f"{len(self.blueprints)} blueprints ({reason}); export it again."
             ) from error
         if not all(torch.isfinite(tensor).all() for tensor in policy.state_dict().values()):
             raise ControllerError(
@@ -121,7 +121,7 @@ WEIGHTS_FILE = "controller.safetensors"
 FACTS_FILE = "controller.json"
 CARD_FILE = "CARD.md"
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
-"""Where the controller is that comes with Esper."""
+"""The folder of the controller that ships with Esper."""
 
 
 def save_controller(
@@ -130,93 +130,93 @@ def save_controller(
     """Save a controller and return the folder.
 
     Args:
-        controller: What to save.
-        folder: Where; a controller that is there is replaced.
-        card: The text of CARD.md; without one the file is left as it is.
+        controller: The controller.
+        folder: The folder; a controller in it is replaced.
+        card: The text of CARD.md; if empty, the file is left unchanged.
 
     Raises:
-        ControllerError: If the controller could not be used again.
+        ControllerError: If the controller is invalid.
         StorageError: If it cannot be written.
     """
-    place = Path(folder)
-    _try(controller, str(place))
+    path = Path(folder)
+    _validate(controller, path)
     weights = {name: t.detach().cpu().contiguous() for name, t in controller.weights.items()}
     content = safetensors.torch.save(weights)
     facts = json.dumps(facts_of(controller) | {"sha256": _hash(content)}, indent=1) + "\n"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        write_atomic(place / WEIGHTS_FILE, content)
-        write_atomic(place / FACTS_FILE, facts)
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / WEIGHTS_FILE, content)
+        write_atomic(path / FACTS_FILE, facts)
         if card:
-            write_atomic(place / CARD_FILE, card)
+            write_atomic(path / CARD_FILE, card)
     except OSError as error:
         raise StorageError(
-            f"{place} cannot be written: {error.strerror or error}; choose another folder."
+            f"{path} cannot be written: {error.strerror or error}; choose another folder."
         ) from error
-    return place
+    return path
 
 
 def load_saved(folder: str | os.PathLike[str]) -> SavedController:
-    """Return a controller that was saved.
+    """Load a saved controller.
 
     Raises:
         ControllerError: If there is none, it is damaged, or it is of another version of Esper.
     """
-    place = Path(folder)
-    facts = read_facts(place)
+    path = Path(folder)
+    facts = read_facts(path)
     try:
-        content = (place / WEIGHTS_FILE).read_bytes()
+        content = (path / WEIGHTS_FILE).read_bytes()
     except OSError as error:
         reason = error.strerror or error
         raise ControllerError(
-            f"{place / WEIGHTS_FILE} cannot be read: {reason}; {_AGAIN}"
+            f"{path / WEIGHTS_FILE} cannot be read: {reason}; {_ADVICE}"
         ) from error
     if facts.get("sha256") != _hash(content):
         raise ControllerError(
-            f"{place / WEIGHTS_FILE} is not the file that {FACTS_FILE} was written for; {_AGAIN}"
+            f"{path / WEIGHTS_FILE} does not match the sha256 in {FACTS_FILE}; {_ADVICE}"
         )
     try:
         weights = safetensors.torch.load(content)
         controller = _controller_from(facts, weights)
     except (SafetensorError, EsperError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ControllerError(f"{place} holds no controller ({reason}); {_AGAIN}") from error
-    _try(controller, str(place))
+        raise ControllerError(f"{path} holds no valid controller ({reason}); {_ADVICE}") from error
+    _validate(controller, path)
     return controller
 
 
 def load_shipped() -> SavedController:
-    """Return the controller that comes with Esper.
+    """Load the controller that ships with Esper.
 
     Raises:
         ControllerError: If this installation has none, or it is damaged.
     """
     if not holds_controller(SHIPPED_FOLDER):
         raise ControllerError(
-            f"this installation of Esper has no controller in {SHIPPED_FOLDER}; install it again, "
-            "or name another: a run's folder, a saved controller's, or heuristic."
+            f"this installation of Esper has no controller in {SHIPPED_FOLDER}; reinstall it, or "
+            "use another controller: the folder of a run or of a saved one, or heuristic."
         )
     return load_saved(SHIPPED_FOLDER)
 
 
 def holds_controller(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a controller was saved in a folder."""
+    """Return whether a folder holds a saved controller."""
     return (Path(folder) / FACTS_FILE).is_file()
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return what ``controller.json`` says, if this version of Esper can use it.
+    """Return the content of ``controller.json``, if this version of Esper can use it.
 
     Raises:
         ControllerError: If it cannot be read, or is of another version.
     """
     path = folder / FACTS_FILE
     try:
-        facts = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ControllerError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+        facts = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ControllerError(f"{path} cannot be read ({error}); {_ADVICE}") from error
     if not isinstance(facts, dict):
-        raise ControllerError(f"{path} is not a table of facts; {_AGAIN}")
+        raise ControllerError(f"{path} is not a JSON object; {_ADVICE}")
     found = cast(dict[str, Any], facts)
     if found.get("format") != FORMAT:
         raise ControllerError(
@@ -225,14 +225,14 @@ def read_facts(folder: Path) -> dict[str, Any]:
     for name, wanted in _meanings().items():
         if found.get(name) != wanted:
             raise ControllerError(
-                f"the {name.replace('_', ' ')} of {path} are not those of this version of Esper "
-                f"({__version__}; it was saved by {found.get('esper')}); train a controller again."
+                f"the {name.replace('_', ' ')} of {path}, saved by Esper {found.get('esper')}, "
+                f"are not those of this version ({__version__}); train the controller again."
             )
     return found
 
 
 def facts_of(controller: SavedController) -> dict[str, Any]:
-    """Return what is known of a controller as plain values, without its weights."""
+    """Return a controller as plain values, without its weights."""
     return {
         "format": FORMAT,
         "esper": __version__,
@@ -247,11 +247,11 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
     }
 
 
-_AGAIN = "save the controller again."
+_ADVICE = "save the controller again."
 
 
 def _meanings() -> dict[str, Any]:
-    """Return what the numbers of observations and actions mean, apart from slots and blueprints."""
+    """Return the names of features and choices, which a controller's weights depend on."""
     heads = {
         "style": [style.name.lower() for style in STYLES],
         "tempo": list(TEMPO_EPOCHS),
@@ -287,20 +287,20 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
 
 
 def _settings(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all settings of a dataclass; refuse if some are missing or too many."""
+    """Return the settings of a dataclass, which must be exactly its fields."""
     known = {each.name for each in fields(kind)}
     if set(values) != known:
         names = ", ".join(sorted(known.symmetric_difference(values)))
-        raise ValueError(f"settings that are missing or unknown: {names}")
+        raise ValueError(f"missing or unknown settings: {names}")
     return dict(values)
 
 
-def _try(controller: SavedController, place: str) -> None:
-    """Refuse a controller whose weights do not fit what is said of it."""
+def _validate(controller: SavedController, path: Path) -> None:
+    """Reject a controller whose weights do not fit its description."""
     try:
         controller.make_policy(SlotConfig(("slot",), blueprints=controller.blueprints))
     except ControllerError as error:
-        raise ControllerError(f"{place}: {error}") from error
+        raise ControllerError(f"{path}: {error}") from error
 
 
 def _hash(content: bytes) -> str:

@@ -1,7 +1,4 @@
-"""The controller that follows a plan, whatever happens.
-
-Shapes: N = hosts, S = slots, P = plantings.
-"""
+"""The controller that follows a fixed schedule. Shapes: N = hosts, S = slots, P = plantings."""
 
 from __future__ import annotations
 
@@ -31,13 +28,13 @@ from esper.tamiyo.policy.observations import ObservationLayout
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """A seed that a schedule grows."""
+    """One seed of a schedule."""
 
     slot: str
-    """Where it grows."""
+    """The slot."""
 
     blueprint: str
-    """What it is built from."""
+    """The blueprint of the seed."""
 
     epoch: int = 0
     """Epochs of training before it germinates."""
@@ -46,10 +43,10 @@ class Planting:
     """How it is blended in."""
 
     tempo_epochs: int = TEMPO_EPOCHS[0]
-    """Epochs that alpha takes to its target."""
+    """Epochs of the first ramp of alpha."""
 
     alpha_target: float = ALPHA_TARGETS[-1]
-    """Where alpha goes."""
+    """The target of alpha."""
 
     def __post_init__(self) -> None:
         require_int("epoch", self.epoch, least=0)
@@ -59,8 +56,8 @@ class Planting:
         make_numbers_plain(self)
 
 
-def require_plantings(plantings: object) -> None:
-    """Refuse anything but a sequence of plantings."""
+def _require_plantings(plantings: object) -> None:
+    """Reject anything but a sequence of plantings."""
     if not isinstance(plantings, Sequence) or isinstance(plantings, str):
         raise ConfigError(
             f"plantings is {plantings!r}; it must be a list of Planting(slot=..., blueprint=...)."
@@ -73,8 +70,10 @@ def require_plantings(plantings: object) -> None:
             )
 
 
-def read_heads(plantings: Sequence[Planting], slot_config: SlotConfig) -> dict[str, Integers]:
-    """Return the choices ``[P]`` of each head that germinating reads."""
+def _germinate_choices(
+    plantings: Sequence[Planting], slot_config: SlotConfig
+) -> dict[str, Integers]:
+    """Return the choices ``[P]`` of each head that germinate reads."""
     choices = {
         "slot": [slot_config.slot_index(planting.slot) for planting in plantings],
         "blueprint": [slot_config.blueprint_index(planting.blueprint) for planting in plantings],
@@ -85,8 +84,8 @@ def read_heads(plantings: Sequence[Planting], slot_config: SlotConfig) -> dict[s
     return {head: np.array(column, np.int64) for head, column in choices.items()}
 
 
-def check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
-    """Refuse plantings in slots or of blueprints that do not exist or cannot be used."""
+def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
+    """Reject plantings whose slot or blueprint is unknown or cannot be used."""
     taken: set[str] = set()
     for planting in plantings:
         slot, blueprint = planting.slot, planting.blueprint
@@ -95,14 +94,12 @@ def check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> N
         if not slot_config.does_fit(blueprint, slot):
             fitting = ", ".join(rank_blueprints(slot_config, slot)) or "none"
             raise SlotError(
-                f"blueprint {blueprint!r} does not fit slot {slot!r}; there fit {fitting}."
+                f"blueprint {blueprint!r} does not fit slot {slot!r}; those that fit: {fitting}."
             )
         if not slot_config.is_enabled(slot):
-            raise SlotError(f"slot {slot!r} is not enabled; plant in another, or enable it.")
+            raise SlotError(f"slot {slot!r} is not enabled; enable it or use another.")
         if slot in taken:
-            raise SlotError(
-                f"two plantings are in slot {slot!r}; a committed seed stays, so plant one there."
-            )
+            raise SlotError(f"two plantings are in slot {slot!r}; a slot can hold only one.")
         taken.add(slot)
 
 
@@ -110,12 +107,12 @@ _CAN_ADVANCE = np.array([stage in ADVANCEABLE_STAGES for stage in Stage])
 
 
 class FixedSchedule:
-    """Grows the seeds of a plan, each as fast as it is legal, and commits them all.
+    """Grows the seeds of a schedule, each as fast as is legal, and fossilizes them all.
 
-    At each epoch it does one thing. The oldest seed that can go on goes on: it advances, out of
-    blending only when alpha is at rest, and is fossilized when it is held. If there is none, the
-    first planting that is due germinates. A seed that a gate has just refused stands back behind
-    all of this and then tries again. A seed that the governor pruned is not planted again.
+    At each epoch it does one thing: it advances the oldest seed that can advance (a blending one
+    only once alpha is at rest), or fossilizes it if it is held; otherwise it germinates the first
+    planting that is due. A seed that a gate has just refused is tried last. A seed that the
+    governor pruned is not planted again.
     """
 
     def __init__(
@@ -126,14 +123,13 @@ class FixedSchedule:
         finish_after: int | None = None,
         name: str = "fixed",
     ) -> None:
-        """Make the controller.
+        """Create the controller.
 
         Args:
-            layout: What the observations mean.
-            plantings: What is grown, at most one seed in each slot.
-            finish_after: Epochs of training after which a host is finished, where that is legal;
-                None for never.
-            name: What the controller is called in comparisons.
+            layout: The layout of the observations.
+            plantings: The seeds to grow, at most one in each slot.
+            finish_after: Epochs after which to finish a host, if that is legal; None for never.
+            name: The controller's name in comparisons.
 
         Raises:
             SlotError: If a slot or blueprint is unknown or cannot be used.
@@ -141,20 +137,20 @@ class FixedSchedule:
         if finish_after is not None:
             require_int("finish_after", finish_after, least=0)
         require_layout(layout)
-        require_plantings(plantings)
+        _require_plantings(plantings)
         self.layout = layout
         self.plantings = tuple(sorted(plantings, key=lambda planting: planting.epoch))
-        check_plantings(self.plantings, layout.slot_config)
+        _check_plantings(self.plantings, layout.slot_config)
         self.finish_after = finish_after
         self.name = name
         self._due = np.array([planting.epoch for planting in self.plantings], np.int64)
-        self._heads = read_heads(self.plantings, layout.slot_config)
+        self._choices = _germinate_choices(self.plantings, layout.slot_config)
         self._epochs = EpochCounter()
         self._is_planted: Flags = np.zeros((0, len(self.plantings)), np.bool_)
         self._last_slots: Integers = np.zeros(0, np.int64)
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts; nothing here is drawn."""
+        """Reset the controller; it ignores the seed."""
         self._epochs.start(n_hosts)
         self._is_planted = np.zeros((n_hosts, len(self.plantings)), np.bool_)
         self._last_slots = np.zeros(n_hosts, np.int64)
@@ -170,13 +166,13 @@ class FixedSchedule:
         stages = self.layout.stages(observations)
         ages = self.layout.slot(observations, "age")
         is_at_rest = self.layout.slot(observations, "alpha_at_rest") > 0.5
-        goes_on = _CAN_ADVANCE[stages] & (is_at_rest | (stages != Stage.BLENDING))
-        goes_on |= stages == Stage.HOLDING
+        is_ready = _CAN_ADVANCE[stages] & (is_at_rest | (stages != Stage.BLENDING))
+        is_ready |= stages == Stage.HOLDING
         ops = np.where(stages == Stage.HOLDING, Op.FOSSILIZE, Op.ADVANCE)
-        stands_back = self._find_refused(observations)
-        actions.choose(ops, goes_on & ~stands_back, oldest=ages)
-        self._plant(actions, epochs)
-        actions.choose(ops, goes_on & stands_back, oldest=ages)
+        was_refused = self._find_refused(observations)
+        actions.choose(ops, is_ready & ~was_refused, oldest=ages)
+        self._germinate(actions, epochs)
+        actions.choose(ops, is_ready & was_refused, oldest=ages)
         self._last_slots = actions.rows[:, COLUMNS["slot"]].copy()
         return actions.rows
 
@@ -186,17 +182,17 @@ class FixedSchedule:
         is_last = np.arange(self.layout.n_slots) == self._last_slots[:, None]
         return was_refused[:, None] & is_last
 
-    def _plant(self, actions: ActionRows, epochs: Integers) -> None:
+    def _germinate(self, actions: ActionRows, epochs: Integers) -> None:
         """Germinate the first planting that is due, where that is legal."""
         if not self.plantings:
             return
         is_due = (epochs[:, None] >= self._due) & ~self._is_planted
-        is_ready = is_due & actions.may(Op.GERMINATE)[:, self._heads["slot"]]
+        is_ready = is_due & actions.may(Op.GERMINATE)[:, self._choices["slot"]]
         first = is_ready.argmax(1)
         is_planting: Flags = np.any(is_ready, axis=1)
-        wanted = np.arange(self.layout.n_slots) == self._heads["slot"][first][:, None]
+        wanted = np.arange(self.layout.n_slots) == self._choices["slot"][first][:, None]
         taken = actions.choose(Op.GERMINATE, wanted & is_planting[:, None])
-        for head, choices in self._heads.items():
+        for head, choices in self._choices.items():
             actions.fill(taken, head, choices[first])
         self._is_planted[taken, first[taken]] = True
 
@@ -209,7 +205,7 @@ def grow_once(
     epoch: int = 0,
     name: str = "grow once",
 ) -> FixedSchedule:
-    """Return a schedule that grows one seed; the first usable slot and its best guess by default.
+    """Return a schedule of one seed, by default in the first usable slot.
 
     Raises:
         SlotError: If the slot or blueprint is unknown or cannot be used.
@@ -226,7 +222,7 @@ def grow_everywhere(
     every: int = 2,
     name: str = "grow everywhere",
 ) -> FixedSchedule:
-    """Return a schedule that grows a seed in each usable slot, one due ``every`` so many epochs.
+    """Return a schedule of one seed in each usable slot, with ``every`` epochs between them.
 
     Raises:
         SlotError: If the blueprint is unknown or fits no slot.
@@ -246,13 +242,13 @@ def _plantings(
         layout.slot_config.slot_index(slot)
         ranked = [blueprint] if blueprint is not None else rank_blueprints(layout.slot_config, slot)
         if not ranked:
-            raise SlotError(f"no blueprint fits slot {slot!r}; plant in another slot.")
+            raise SlotError(f"no blueprint fits slot {slot!r}; use another slot.")
         plantings.append(Planting(slot=slot, blueprint=ranked[0], epoch=epoch))
     return plantings
 
 
 def _usable_slots(slot_config: SlotConfig, blueprint: str | None) -> list[str]:
-    """Return the slots in which a blueprint (any, for None) may grow; refuse if there is none."""
+    """Return the enabled slots that a blueprint fits, or all for None; reject if there is none."""
     if blueprint is not None:
         slot_config.blueprint_index(blueprint)
     usable = [
@@ -264,5 +260,5 @@ def _usable_slots(slot_config: SlotConfig, blueprint: str | None) -> list[str]:
     if not usable:
         what = "any blueprint" if blueprint is None else f"blueprint {blueprint!r}"
         slots = ", ".join(slot_config.slot_ids)
-        raise SlotError(f"{what} may grow in none of the slots {slots}; enable one that it fits.")
+        raise SlotError(f"{what} can be used in none of the slots {slots}; enable one it fits.")
     return usable

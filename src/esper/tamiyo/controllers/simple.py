@@ -1,4 +1,7 @@
-"""Controllers without a plan: wait, replay recorded actions, act at random."""
+"""Simple controllers: wait, replay recorded actions, act at random.
+
+Shapes: N = hosts, T = steps, H = heads, O = ops, K = choices.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,14 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 
 
 class WaitController:
-    """Always waits, so that a host trains as it is; or ends its training after some epochs."""
+    """Never grows a host; optionally finishes its training early."""
 
     def __init__(self, *, finish_after: int | None = None, name: str = "wait") -> None:
-        """Make the controller.
+        """Create the controller.
 
         Args:
-            finish_after: Epochs of training after which a host is finished, where that is legal;
-                None for never.
-            name: What the controller is called in comparisons.
+            finish_after: Epochs after which to finish a host, if that is legal; None for never.
+            name: The controller's name in comparisons.
         """
         if finish_after is not None:
             require_int("finish_after", finish_after, least=0)
@@ -34,7 +36,7 @@ class WaitController:
         self._epochs = EpochCounter()
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts; nothing here is drawn."""
+        """Reset the controller; it ignores the seed."""
         self._epochs.start(n_hosts)
 
     def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
@@ -47,12 +49,12 @@ class WaitController:
 
 
 class Replay:
-    """Repeats recorded actions; -1, what is illegal now and what is beyond the end are waits."""
+    """Repeats recorded actions; waits for an op of -1, an illegal action and after the end."""
 
     name = "replay"
 
     def __init__(self, actions: Integers) -> None:
-        """Replay actions ``[N, T, H]``, one row of T steps for each host."""
+        """Create the controller from the actions ``[N, T, H]`` of each host."""
         self._actions, self._step = np.asarray(actions, np.int64), 0
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
@@ -74,33 +76,32 @@ class Replay:
 OP_WEIGHTS: Mapping[Op, float] = MappingProxyType(
     {Op.SET_ALPHA_TARGET: 0.1, Op.PRUNE: 0.05, Op.FINISH: 0.01}
 )
-"""Weights of the ops that are drawn less often than others if nothing else is said.
+"""Default weights of the ops that are drawn less often than others.
 
-With them about half of the hosts of 16 epochs commit a seed, and 9 of 10 go on to their end. If all
-ops were drawn alike, one in 20 would commit any: most seeds are pruned while they are young, and
-alpha sets out again and again.
+With them, about half of the hosts with 16 epochs commit a seed and 9 of 10 reach their last epoch.
+With equal weights, only one in 20 would commit a seed: most would be pruned young.
 """
 
 _STEPS_AHEAD = 64
 
 
 class RandomController:
-    """Draws an op among the legal ones, then every other head given what was drawn before.
+    """Draws a legal op, then every other head given the earlier ones.
 
-    Each host has a stream of its own, which depends on the seed, the host's number and how many
-    decisions came before; not on how many other hosts there are, nor on what was legal.
+    Each host has its own random stream, which depends on the seed, the host's number and the
+    number of decisions before, but not on other hosts or on what was legal.
     """
 
     def __init__(
         self, *, op_weights: Mapping[Op, float] | None = None, name: str = "random"
     ) -> None:
-        """Make the controller.
+        """Create the controller.
 
         Args:
-            op_weights: How often each op is drawn, relative to the others that are legal. An op
-                that is not named has weight 1, but set_alpha_target 0.1, prune 0.05 and finish
-                0.01. An op of weight 0 is drawn only if no other is legal.
-            name: What the controller is called in comparisons.
+            op_weights: How often each op is drawn, relative to the other legal ones. The default
+                is 0.1 for set_alpha_target, 0.05 for prune, 0.01 for finish and 1 for all others.
+                An op of weight 0 is drawn only if no other is legal.
+            name: The controller's name in comparisons.
         """
         self.op_weights = _read_weights({} if op_weights is None else op_weights)
         self.name = name
@@ -109,7 +110,7 @@ class RandomController:
         self._step = 0
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts, each with its own stream."""
+        """Reset the controller, with the seed of the hosts' random streams."""
         require_int("n_hosts", n_hosts, least=1)
         require_int("seed", seed, least=0)
         self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
@@ -121,7 +122,7 @@ class RandomController:
         return draw_rows(masks, self.op_weights, self._draw())
 
     def _draw(self) -> NDArray[np.float64]:
-        """Return uniform numbers ``[N, H]``, drawn for many steps at once."""
+        """Return uniform numbers ``[N, H]``, which are drawn for many steps at once."""
         ahead = self._step % _STEPS_AHEAD
         if ahead == 0:
             shape = (_STEPS_AHEAD, len(HEAD_NAMES))
@@ -136,9 +137,9 @@ def draw_rows(
     """Draw legal actions ``[N, H]``.
 
     Args:
-        masks: What is legal, of a batch of N hosts.
-        op_weights: ``[O]`` how often each op is drawn, relative to the others that are legal.
-        uniform: ``[N, H]`` numbers in [0, 1), which decide the draws.
+        masks: The legal actions of a batch of N hosts.
+        op_weights: ``[O]`` how often each op is drawn, relative to the other legal ones.
+        uniform: ``[N, H]`` uniform numbers in [0, 1) that determine the actions.
     """
     choices = masks.for_policy()
     weights = choices.legal.cpu().numpy().astype(np.float64)
@@ -164,25 +165,25 @@ def draw_rows(
 
 
 def pick(weights: NDArray[np.float64], uniform: NDArray[np.float64]) -> Integers:
-    """Return where uniform numbers ``[...]`` fall among weights ``[..., K]``, in proportion.
+    """Return choices drawn in proportion to weights ``[..., K]`` by uniform numbers ``[...]``.
 
     A choice of weight 0 is never returned; some weight must be positive.
     """
-    heights = weights.cumsum(-1)
-    # A number below 1 times the total is below the total, rounded or not: some height is above it.
-    points = uniform * heights[..., -1]
-    return (heights > points[..., None]).argmax(-1)
+    cumulative = weights.cumsum(-1)
+    # A number below 1 times the total is below the total even after rounding.
+    points = uniform * cumulative[..., -1]
+    return (cumulative > points[..., None]).argmax(-1)
 
 
 def _read_weights(given: Mapping[Op, float]) -> NDArray[np.float64]:
     """Return the weight of each op, ``[O]``."""
     if not isinstance(given, Mapping):
-        raise ConfigError(f"op_weights is {given!r}; a mapping of ops to numbers is needed.")
+        raise ConfigError(f"op_weights is {given!r}; it must be a mapping of ops to numbers.")
     weights = np.ones(len(Op))
     for op, weight in {**OP_WEIGHTS, **given}.items():
         if not isinstance(op, Op):
             names = ", ".join(f"Op.{member.name}" for member in Op)
-            raise ConfigError(f"op_weights names {op!r}; the ops are {names}.")
+            raise ConfigError(f"op_weights contains {op!r}; the ops are {names}.")
         require_number(f"op_weights[Op.{op.name}]", weight, least=0.0)
         weights[op] = weight
     return weights

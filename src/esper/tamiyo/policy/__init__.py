@@ -1,1 +1,1 @@
-"""What the controller sees, what it may do, and the network that decides."""
+"""Observations, action masks and the policy network of the learned controller."""

@@ -82,7 +82,7 @@ class ActionMasks(Mapping[str, Tensor]):
         sizes = [part._tables.spec.sizes for part in parts]
         if any(own != sizes[0] for own in sizes):
             raise ShapeError(
-                f"the heads have sizes {sizes}; designs that one controller steers need the same "
+                f"the heads have sizes {sizes}; all designs of one controller need the same "
                 "numbers of slots and blueprints."
             )
         fits = [part.blueprint_fits.expand(len(part.choices), -1, -1) for part in parts]
@@ -139,17 +139,17 @@ class ActionMasks(Mapping[str, Tensor]):
         return ActionMasks(self.choices[rows], self.slot_by_op[rows], self._tables, fits)
 
     def within(self, slot_config: SlotConfig) -> ActionMasks:
-        """Return the masks ``[B, ...]`` of the same hosts for other blueprints of their slots.
+        """Return the masks ``[B, ...]`` of the same hosts with other blueprints.
 
-        Nothing germinates in a slot that none of them fits.
+        A slot that no blueprint fits does not allow germinate.
 
         Raises:
             ConfigError: If the hosts are of several designs.
         """
         if self.blueprint_fits.ndim == 3:
             raise ConfigError(
-                "these hosts are of several designs, and the other blueprints are for the slots "
-                f"{', '.join(slot_config.slot_ids)} of one; steer each design separately."
+                "the hosts are of several designs, but the blueprints are for the slots "
+                f"{', '.join(slot_config.slot_ids)} of one; use a controller for each design."
             )
         tables = mask_tables(slot_config, self.choices.device)
         slot_by_op = self.slot_by_op.clone()
@@ -157,7 +157,7 @@ class ActionMasks(Mapping[str, Tensor]):
         return _add_head_masks(tables, slot_by_op)
 
     def for_policy(self) -> ChoiceMasks:
-        """Return the masks in the form a policy draws from: op, then slot, then the rest."""
+        """Return the masks in the form that a policy samples from: op, then slot, then the rest."""
         tables, spec = self._tables, self._tables.spec
         choices, slot_by_op = self.choices, self.slot_by_op
         if choices.ndim == 2:
@@ -179,10 +179,10 @@ def compute_action_masks(
     Args:
         slot_states: The state of each slot, in the order of ``slot_config``; None when dormant.
         slot_config: The host's slots.
-        device: Where the masks are made.
+        device: The device of the masks.
 
     Raises:
-        SlotError: If the states are not one for each slot.
+        SlotError: If the number of states is not the number of slots.
     """
     batch = compute_batch_masks([slot_states], slot_config, device)
     return batch.of_host(0)
@@ -198,14 +198,14 @@ def compute_batch_masks(
     Args:
         batch_slot_states: For each host, what :func:`compute_action_masks` takes.
         slot_config: The hosts' slots.
-        device: Where the masks are made.
+        device: The device of the masks.
 
     Raises:
-        SlotError: If there are no hosts, or a host's states are not one for each slot.
+        SlotError: If there are no hosts, or a host has a wrong number of states.
     """
     n_slots = slot_config.max_slots
     if not batch_slot_states:
-        raise SlotError("batch_slot_states is empty; the states of at least one host are needed.")
+        raise SlotError("batch_slot_states is empty; it must have at least one host.")
     for host, states in enumerate(batch_slot_states):
         if len(states) != n_slots:
             raise SlotError(
@@ -306,7 +306,7 @@ def _masks_of_codes(tables: MaskTables, codes: Tensor) -> ActionMasks:
 
 
 def _add_head_masks(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
-    """Return masks with the legal choices of each head, from the slots of each op ``[B, O, S]``."""
+    """Return the masks with the legal choices of each head added to ``slot_by_op``."""
     spec = tables.spec
     slot = slot_by_op.index_select(1, tables.ops_that_read_slot).any(1)
     masks = {"slot": slot | ~slot.any(-1, keepdim=True), "op": slot_by_op.any(-1)}
@@ -325,8 +325,8 @@ def _check_arrays(stage: Tensor, age: Tensor, at_rest: Tensor, slot_config: Slot
     shape, device = stage.shape, stage.device
     if len(shape) != 2 or shape[1] != slot_config.max_slots or shape[0] == 0:
         raise ShapeError(
-            f"stage has shape {tuple(shape)}; [batch, {slot_config.max_slots}] is needed, "
-            "with at least one host."
+            f"stage has shape {tuple(shape)}; it must be [batch, {slot_config.max_slots}] with at "
+            "least one host."
         )
     for name, tensor in (("stage", stage), ("age_epochs", age), ("alpha_at_rest", at_rest)):
         if tensor.shape != shape:
@@ -335,9 +335,9 @@ def _check_arrays(stage: Tensor, age: Tensor, at_rest: Tensor, slot_config: Slot
             raise DeviceError(f"{name} is on {tensor.device}; stage is on {device}.")
         if name == "alpha_at_rest":
             if tensor.dtype is not torch.bool:
-                raise DtypeError(f"{name} has dtype {tensor.dtype}; torch.bool is needed.")
+                raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be torch.bool.")
         elif tensor.dtype not in _INTEGERS:
-            raise DtypeError(f"{name} has dtype {tensor.dtype}; an integer dtype is needed.")
+            raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be an integer dtype.")
 
 
 def _raise_bad_stage(index: int, stage: Tensor, slot_config: SlotConfig) -> None:

@@ -1,10 +1,9 @@
-"""What the controller sees of a host: named features, all finite and between -1 and 1.
+"""Observations: named features of a host, all finite and between -1 and 1.
 
-Shapes: N = hosts, S = slots, D = features of an observation.
+Shapes: N = hosts, S = slots, F = features of a host or slot, D = features of an observation.
 
-An observation is the host's features, then each slot's, slot by slot. The tables of
-:mod:`observation_facts` say what each feature means; :meth:`ObservationLayout.table` prints them
-with their columns.
+An observation holds the features of the host, then those of each slot. :data:`HOST_FEATURES` and
+:data:`SLOT_FEATURES` describe them; :meth:`ObservationLayout.table` prints them by column.
 """
 
 from __future__ import annotations
@@ -23,87 +22,93 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 
 SCORE_STEP = 0.05
-"""A change of the score that counts as 1 before it is squashed."""
+"""The unit of score differences in observations."""
 
 STYLE_NAMES = tuple(f"style_{style.name.lower()}" for style in STYLES)
 OP_NAMES = tuple(f"did_{op.name.lower()}" for op in Op)
 STAGE_NAMES = tuple(f"is_{stage.name.lower()}" for stage in Stage)
 
 TENSOR_KINDS = ("feature_map", "sequence", "vector")
-"""The kinds of tensor that slots sit on, in the order of their numbers."""
+"""The kinds of tensor at slots, in the order of their numbers."""
 
 KIND_NAMES = tuple(f"on_{kind}" for kind in TENSOR_KINDS)
 
 HOST_FEATURES: dict[str, tuple[float, str]] = {
-    "progress": (0.0, "epochs done, as a share of the budget's"),
-    "train_loss": (0.0, "x / (1 + x) of the training loss over that of guessing"),
-    "validation_loss": (0.0, "x / (1 + x) of the validation loss over that of guessing"),
-    "loss_gap": (-1.0, "squashed validation loss minus training loss, over that of guessing"),
-    "loss_trend": (-1.0, "squashed fall of the validation loss in the last epoch, in tenths"),
+    "progress": (0.0, "epochs trained, as a share of the budget"),
+    "train_loss": (0.0, "squashed training loss, relative to guessing"),
+    "validation_loss": (0.0, "squashed validation loss, relative to guessing"),
+    "loss_gap": (-1.0, "squashed validation loss minus training loss, relative to guessing"),
+    "loss_trend": (
+        -1.0,
+        "squashed decrease of the validation loss in the last epoch, in tenths of guessing",
+    ),
     "score": (-1.0, "validation score (accuracy, or the share of bits saved)"),
-    "score_trend": (-1.0, "squashed rise of the score in the last epoch, in steps of 0.05"),
+    "score_trend": (-1.0, "squashed increase of the score in the last epoch, in units of 0.05"),
     "score_trend_slow": (-1.0, "the same over the last four epochs"),
-    "below_best": (-1.0, "the same from the best score so far; 0 at the best"),
-    "gradient_norm": (-1.0, "norm of the gradient, by logarithm from 1e-4 to 1e2"),
-    "gradient_trend": (-1.0, "squashed change of the logarithm of that norm in the last epoch"),
-    "flops_used": (0.0, "x / (1 + x) of the FLOPs spent over those of a reference run"),
-    "parameters_added": (0.0, "x / (1 + x) of the seeds' parameters over the host's"),
-    "was_restored": (0.0, "1 if the governor stepped in in the last epoch"),
+    "below_best": (-1.0, "the same relative to the best score so far; 0 at the best"),
+    "gradient_norm": (-1.0, "gradient norm, on a log scale from 1e-4 to 1e2"),
+    "gradient_trend": (-1.0, "squashed change of the log gradient norm in the last epoch"),
+    "flops_used": (0.0, "squashed FLOPs spent, relative to a reference run"),
+    "parameters_added": (0.0, "squashed parameters of the seeds, relative to the host's"),
+    "was_restored": (0.0, "1 if the governor rolled the host back in the last epoch"),
     "was_refused": (0.0, "1 if a gate turned the last action into a wait"),
-    **dict.fromkeys(OP_NAMES, (0.0, "1 if it was the last op")),
-    "task_classes": (-1.0, "classes, by logarithm from 2 to 1,000"),
-    "task_samples": (-1.0, "training samples, by logarithm from 10 to 100,000"),
-    "task_learning_rate": (-1.0, "learning rate, by logarithm from 1e-5 to 1"),
-    "task_host_size": (-1.0, "parameters of the host, by logarithm from 100 to 1e8"),
-    "task_slots": (-1.0, "slots of the host, by logarithm from 1 to 64"),
-    "task_epochs": (-1.0, "epochs of the budget, by logarithm from 1 to 1,000"),
-    "task_flop_price": (0.0, "x / (1 + x) of ten times the price of a reference run"),
+    **dict.fromkeys(OP_NAMES, (0.0, "1 if this was the last op")),
+    "task_classes": (-1.0, "number of classes, on a log scale from 2 to 1,000"),
+    "task_samples": (-1.0, "training samples, on a log scale from 10 to 100,000"),
+    "task_learning_rate": (-1.0, "learning rate, on a log scale from 1e-5 to 1"),
+    "task_host_size": (-1.0, "parameters of the host, on a log scale from 100 to 1e8"),
+    "task_slots": (-1.0, "slots of the host, on a log scale from 1 to 64"),
+    "task_epochs": (-1.0, "epochs of the budget, on a log scale from 1 to 1,000"),
+    "task_flop_price": (0.0, "squashed FLOP price, times ten"),
 }
-"""Each feature of a host: its least value (the greatest is 1) and what it means."""
+"""Each host feature: its smallest value (the largest is 1) and its meaning."""
 
 SLOT_FEATURES: dict[str, tuple[float, str]] = {
     **dict.fromkeys(STAGE_NAMES, (0.0, "1 in this stage")),
-    "age": (0.0, "epochs since the seed germinated, as a share of the budget's, at most 1"),
-    "stage_age": (0.0, "x / (1 + x) of the epochs in this stage over 3"),
-    "alpha": (0.0, "how strongly the seed counts"),
-    "alpha_target": (0.0, "where alpha goes, or will go on its first ramp"),
-    "alpha_at_rest": (0.0, "1 if alpha is not on its way"),
-    "ramp_left": (0.0, "epochs until alpha is at rest, over 8, at most 1"),
-    "curve": (0.0, "the curve of the ramp: 0 linear to 1 sigmoid sharp"),
-    **dict.fromkeys(STYLE_NAMES, (0.0, "1 if the seed is blended like this")),
-    "contribution": (-1.0, "squashed score with the seed minus without, in steps of 0.05"),
+    "age": (0.0, "epochs since germination, as a share of the budget, at most 1"),
+    "stage_age": (0.0, "squashed epochs in this stage, in units of 3"),
+    "alpha": (0.0, "how strongly the seed is blended in"),
+    "alpha_target": (0.0, "target of alpha"),
+    "alpha_at_rest": (0.0, "1 if alpha has reached its target"),
+    "ramp_left": (0.0, "epochs until alpha reaches its target, in units of 8, at most 1"),
+    "curve": (0.0, "curve of the ramp, from 0 (linear) to 1 (sigmoid sharp)"),
+    **dict.fromkeys(STYLE_NAMES, (0.0, "1 if the seed is blended in this style")),
+    "contribution": (-1.0, "squashed score with the seed minus without, in units of 0.05"),
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
-    "parameter_share": (0.0, "x / (1 + x) of the seed's parameters over the host's"),
-    "gradient_health": (-1.0, "norm of the seed's gradient over the host's, from 1e-3 to 1e1"),
-    "position": (0.0, "0 for the host's first slot to 1 for its last; 0 for a single one"),
-    **dict.fromkeys(KIND_NAMES, (0.0, "1 if this is what passes here")),
-    "width": (-1.0, "channels or features that pass here, by logarithm from 1 to 4,096"),
-    "hidden": (-1.0, "hidden units of the host's block, the same; -1 if there are none known"),
-    "blueprint": (0.0, "1 + number of the blueprint, over how many there are; 0 without a seed"),
+    "parameter_share": (0.0, "squashed parameters of the seed, relative to the host's"),
+    "gradient_health": (
+        -1.0,
+        "gradient norm of the seed relative to the host's, on a log scale from 1e-3 to 10",
+    ),
+    "position": (0.0, "0 for the host's first slot, 1 for its last; 0 if there is only one"),
+    **dict.fromkeys(KIND_NAMES, (0.0, "1 if the slot sees this kind of tensor")),
+    "width": (-1.0, "channels or features at the slot, on a log scale from 1 to 4,096"),
+    "hidden": (-1.0, "hidden units of the host's block, on the same scale; -1 if unknown"),
+    "blueprint": (0.0, "(1 + index of the blueprint) / number of blueprints; 0 without a seed"),
 }
-"""Each feature of a slot: its least value (the greatest is 1) and what it means."""
+"""Each slot feature: its smallest value (the largest is 1) and its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostFacts:
-    """What is known of each host, ``[N]``, in its own units."""
+    """The unscaled quantities of each host, ``[N]``."""
 
     epoch: Integers
     n_epochs: Integers
     train_loss: Floats
-    """Of the last epoch; NaN before the first."""
+    """In the last epoch; NaN before the first."""
     validation_loss: Floats
     previous_validation_loss: Floats
-    """One epoch before; NaN if there was none."""
+    """One epoch earlier; NaN if there was none."""
     score: Floats
     previous_score: Floats
     older_score: Floats
-    """Four epochs before, or the first."""
+    """Four epochs earlier, or the first."""
     best_score: Floats
     gradient_norm: Floats
     previous_gradient_norm: Floats
     flops_used: Floats
-    """As a share of a reference run's."""
+    """Relative to a reference run."""
     was_restored: Flags
     was_refused: Flags
     last_op: Integers
@@ -117,7 +122,7 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlotFacts:
-    """What is known of each slot of each host, ``[N, S]``, in its own units."""
+    """The unscaled quantities of each slot, ``[N, S]``."""
 
     stage: Integers
     age_epochs: Integers
@@ -129,56 +134,56 @@ class SlotFacts:
     curve: Integers
     style: Integers
     contribution: Floats
-    """Score with the seed minus without; the last that was measured, 0 if never."""
+    """Score with the seed minus without, as last measured; 0 if never measured."""
     is_measured: Flags
     parameters: Integers
-    """Of the seed; 0 without one."""
+    """Parameters of the seed; 0 without one."""
     gradient_norm: Floats
     blueprint: Integers
     """-1 without a seed."""
     kind: Integers
-    """The number of what passes there in :data:`TENSOR_KINDS`."""
+    """Index into :data:`TENSOR_KINDS`."""
     width: Integers
     """Channels or features of the block's output."""
     hidden: Integers
-    """Units between the block's two layers; 0 if they were not recognised."""
+    """Units between the block's two layers; 0 if unknown."""
 
 
 def squash(values: Floats, *, missing: float = 0.0) -> Floats:
-    """Return ``x / (1 + |x|)``, in [-1, 1]: 0.5 at 1, 1 at infinity; ``missing`` where NaN."""
+    """Return ``x / (1 + |x|)``, in [-1, 1]; ``missing`` for NaN."""
     limited = np.minimum(np.maximum(values, -1e300), 1e300)
     ratios = limited / (1.0 + np.abs(limited))
     return np.where(np.isnan(values), missing, ratios)
 
 
 def clip(values: Floats, low: float, high: float, *, missing: float = 0.0) -> Floats:
-    """Return the values limited to [low, high]; ``missing`` where NaN."""
+    """Return the values clipped to [low, high]; ``missing`` for NaN."""
     return np.where(np.isnan(values), missing, np.minimum(np.maximum(values, low), high))
 
 
 def log_scale(
     values: Floats, low: float | Floats, high: float | Floats, *, missing: float = -1.0
 ) -> Floats:
-    """Return where values are between two sizes by their logarithm: -1 at low, 1 at high, limited.
+    """Return values on a log scale that is -1 at ``low`` and 1 at ``high``; ``missing`` for NaN.
 
-    Zero and what is negative count as small; ``missing`` where NaN.
+    Values outside are clipped.
     """
-    inside = np.minimum(np.maximum(values, low), high)
-    scaled = 2.0 * np.log(inside / low) / np.log(high / low) - 1.0
+    clipped = np.minimum(np.maximum(values, low), high)
+    scaled = 2.0 * np.log(clipped / low) / np.log(high / low) - 1.0
     return np.where(np.isnan(values), missing, scaled)
 
 
 def one_hot(numbers: NDArray[np.int64], n: int) -> Floats:
-    """Return ``[n, ...]`` with a 1 where a number is that of its row; zeros for any other."""
+    """Return the one-hot encoding ``[n, ...]`` of numbers; all zeros for -1."""
     rows = np.arange(n).reshape(-1, *(1,) * numbers.ndim)
     return (numbers == rows).astype(np.float64)
 
 
 class _Sheet:
-    """Features on their way into an observation, ``[F, ...]``, many at a time.
+    """A table of features ``[F, ...]`` that is filled several at a time.
 
-    An operation on a few numbers costs as much as on many, so features that are brought to the
-    scale in the same way are brought there together.
+    A NumPy operation costs about as much for one feature as for several, so features with the
+    same kind of scale are scaled together.
     """
 
     def __init__(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
@@ -186,31 +191,31 @@ class _Sheet:
         self.values = np.empty((len(names), *shape))
 
     def fill(self, names: tuple[str, ...], block: NDArray[Any]) -> None:
-        """Take over some features, ``[F, ...]``."""
-        self.values[_places(names, self.names)] = block
+        """Set some features."""
+        self.values[_indices(names, self.names)] = block
 
     def squash(self, raw: dict[str, Floats], *, missing: float = 0.0) -> None:
-        """Take over features of any size."""
+        """Set features from unbounded values."""
         self.fill(tuple(raw), squash(np.array(list(raw.values())), missing=missing))
 
     def clip(self, raw: dict[str, Floats]) -> None:
-        """Take over shares."""
+        """Set features from shares in [0, 1]."""
         self.fill(tuple(raw), clip(np.array(list(raw.values())), 0.0, 1.0))
 
     def log_scale(self, raw: dict[str, tuple[NDArray[Any], float, float]]) -> None:
-        """Take over sizes, each with the sizes that are the ends of its scale."""
+        """Set features from sizes, each with the two ends of its log scale."""
         values, lows, highs = zip(*raw.values(), strict=True)
         shape = (-1, *(1,) * (self.values.ndim - 1))
         ends = (np.array(lows).reshape(shape), np.array(highs).reshape(shape))
         self.fill(tuple(raw), log_scale(np.array(values, np.float64), *ends))
 
     def one_hot(self, names: tuple[str, ...], numbers: Integers) -> None:
-        """Take over a choice among features, the first of which is number 0; -1 is none."""
+        """Set features to the one-hot encoding of numbers; -1 for none."""
         self.fill(names, one_hot(numbers, len(names)))
 
 
 @lru_cache(maxsize=64)
-def _places(names: tuple[str, ...], among: tuple[str, ...]) -> list[int]:
+def _indices(names: tuple[str, ...], among: tuple[str, ...]) -> list[int]:
     return [among.index(name) for name in names]
 
 
@@ -302,7 +307,7 @@ __all__ = [
 
 
 class ObservationLayout:
-    """Which column of an observation means what, for hosts of one design."""
+    """The meaning of each column of an observation, for hosts of one design."""
 
     def __init__(self, slot_config: SlotConfig) -> None:
         self.slot_config = slot_config
@@ -313,7 +318,7 @@ class ObservationLayout:
 
     @property
     def size(self) -> int:
-        """Features of an observation."""
+        """Number of features of an observation."""
         return len(self._host) + self.n_slots * len(self._slot)
 
     @property
@@ -324,14 +329,14 @@ class ObservationLayout:
 
     @property
     def low(self) -> NDArray[np.float32]:
-        """``[D]`` the least value of each column; the greatest is 1 everywhere."""
+        """``[D]`` the smallest value of each column; the largest is always 1."""
         host = [low for low, _ in HOST_FEATURES.values()]
         slot = [low for low, _ in SLOT_FEATURES.values()]
         return np.array([*host, *slot * self.n_slots], np.float32)
 
     @property
     def categories(self) -> dict[int, int]:
-        """Columns that hold a category, with how many there are beside none: ``k / n`` is k."""
+        """The number of categories n of each categorical column, whose values are k / n."""
         first, width = len(self._host) + self._slot["blueprint"], len(self._slot)
         return {first + slot * width: self.n_blueprints for slot in range(self.n_slots)}
 
@@ -354,7 +359,7 @@ class ObservationLayout:
 
     def encode(self, hosts: HostFacts, slots: SlotFacts) -> NDArray[np.float32]:
         """Return the observations ``[N, D]``."""
-        # What is divided by zero or not there is brought to the scale like everything else.
+        # The scales handle the NaN and infinite values of divisions by zero.
         with np.errstate(all="ignore"):
             host = host_columns(hosts, slots)
             slot = slot_columns(hosts, slots, self.n_blueprints)
@@ -364,7 +369,7 @@ class ObservationLayout:
         return observations
 
     def table(self) -> str:
-        """Return the layout as a table in Markdown."""
+        """Return the layout as a Markdown table."""
         rows = ["| columns | feature | range | meaning |", "|---|---|---|---|"]
         for column, (name, (low, meaning)) in enumerate(HOST_FEATURES.items()):
             rows.append(f"| {column} | `{name}` | {low:g} to 1 | {meaning} |")

@@ -1,7 +1,7 @@
-"""The recurrent actor-critic for growth, whose weights are the same for any number of slots.
+"""The recurrent actor-critic for growth, whose weights serve any number of slots.
 
-Shapes: ``N`` steps, ``S`` slots, ``D`` observation size, ``W`` numbers that are made of a slot,
-``F`` feature size, ``M`` LSTM size, ``P`` choices of all heads side by side.
+Shapes: ``N`` steps, ``S`` slots, ``D`` observation size, ``W`` slot embedding size, ``F`` feature
+size, ``M`` LSTM size, ``P`` choices of all heads, concatenated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _N_HOST, _N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
 
 
 class SlotPolicy(RecurrentTrunk):
-    """A recurrent policy and its value for growing hosts, by :class:`ObservationLayout`.
+    """A recurrent policy and value function for observations of :class:`ObservationLayout`.
 
-    One encoder looks at each slot by itself. Their mean and their maximum, beside what is known of
-    the host, are what the LSTM sees; and the LSTM's output gives a *query*, whose product with
-    what is known of each slot is the logit of that slot. So the weights do not depend on how many
-    slots there are, and slots in another order are the same slots.
+    A shared encoder embeds each slot. The LSTM sees the host's features and the mean and maximum
+    of the embeddings. Its output includes a *query*, whose dot product with the embedding of a
+    slot is that slot's logit. The weights therefore do not depend on the number of slots, and
+    permuting the slots permutes their logits.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class SlotPolicy(RecurrentTrunk):
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Make the network.
+        """Create the network.
 
         Args:
-            slot_config: The slots of the hosts; weights fit any with as many blueprints.
+            slot_config: The slots of the hosts; the weights fit any with as many blueprints.
             config: Sizes of the network.
-            generator: Decides the first weights.
+            generator: Draws the initial weights.
         """
         layout = ObservationLayout(slot_config)
         super().__init__(growth_action_spec(slot_config), layout.size)
@@ -63,26 +63,26 @@ class SlotPolicy(RecurrentTrunk):
         self._initialise(generator or torch.Generator().manual_seed(0))
 
     def logit_bias(self, head: str) -> Tensor:
-        """Return what is added to the logits of a head, ``[choices]``; can be changed in place."""
+        """Return the bias of a head's logits, ``[choices]``, which may be changed in place."""
         column = self.spec.index(head)
         if head == "slot":
             raise ConfigError(
-                "head 'slot' has no bias of its own: slots differ by what they are; "
-                f"ask for one of {', '.join(self.spec.names[1:])}."
+                "head 'slot' has no bias, because its logits come from the slots' features; the "
+                f"heads with one are {', '.join(self.spec.names[1:])}."
             )
         first = self.slot_size + sum(self.spec.sizes[1:column])
         return self.outputs.bias.detach()[first : first + self.spec.sizes[column]]
 
     def learn_observations(self, observations: Tensor) -> None:
-        """Take in observations ``[N, D]`` for their running statistics, if it keeps any."""
+        """Update the running statistics with observations ``[N, D]``, if it normalizes them."""
         if self.normalize_host is not None and self.normalize_slot is not None:
             self.normalize_host.learn(observations[:, :_N_HOST])
             self.normalize_slot.learn(observations[:, _N_HOST:].reshape(-1, _N_SLOT))
 
     def _see(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features ``[N, F]``, not rectified, and what is known of slots, ``[S, N, W]``."""
+        """Return features ``[N, F]`` before their ReLU, and slot embeddings ``[S, N, W]``."""
         host, slots = observations[:, :_N_HOST], observations[:, _N_HOST:]
-        # Slots first: whatever is done to all slots alike then runs along all steps.
+        # Slots first, so that operations shared by all slots run over contiguous steps.
         slots = slots.reshape(len(slots), -1, _N_SLOT).transpose(0, 1)
         if self.normalize_host is not None and self.normalize_slot is not None:
             host, slots = self.normalize_host(host), self.normalize_slot(slots)
@@ -113,5 +113,5 @@ class SlotPolicy(RecurrentTrunk):
 
 
 def _point(known: Tensor, query: Tensor) -> Tensor:
-    """Return the logits ``[S, N]`` of slots ``[S, N, W]`` for what is asked for, ``[N, W]``."""
+    """Return the logits ``[S, N]`` of slot embeddings ``[S, N, W]`` for queries ``[N, W]``."""
     return (known * query).sum(2)
