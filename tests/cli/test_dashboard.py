@@ -86,5 +86,5 @@ def test_a_dashboard_that_cannot_start_does_not_stop_the_run(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert main(["train", *TINY, "--quiet", "--dashboard", "--run-dir", "run"]) == 0
     out, err = capfd.readouterr()
-    assert err.startswith("esper: training goes on without the dashboard: ")
+    assert err.startswith("esper: training continues without the dashboard: ")
     assert len(err.splitlines()) == len(out.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Runs and a dashboard that all tests of this folder may ask."""
+"""Runs and a dashboard shared by the tests of this folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,19 +9,19 @@ from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
 
 HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>"
-"""The name of a run, as far as folders allow it."""
+"""A run name with markup, as far as folder names allow."""
 
 
 @pytest.fixture(autouse=True)
 def state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Keep tokens out of the user's own folder."""
+    """Keep tokens out of the user's state folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @pytest.fixture(scope="session")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with two runs; tests that change runs make their own."""
+    """Return a folder with two runs, which tests must not change."""
     place = tmp_path_factory.mktemp("runs")
     make_run(place / "a run")
     make_run(place / HOSTILE, seed=1, rounds=2)
@@ -30,7 +30,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Return a dashboard of those runs."""
+    """Return a dashboard that serves these runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         with serve(runs_dir) as found:

@@ -1,4 +1,4 @@
-"""Folders of runs that were never trained."""
+"""Folders of simulated runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.reports.views.simulation import Simulation
 
 
 def make_run(path: Path, *, rounds: int = 4, seed: int = 0, is_over: bool = True) -> RunFolder:
-    """Write a run of some rounds; without an end if it is not over."""
+    """Write a simulated run, whose session is still open unless it is over."""
     folder = RunFolder.create(path, RunConfig(task="spirals", rounds=9))
     made = Simulation(seed)
     with TelemetryWriter(folder.telemetry_file) as writer:

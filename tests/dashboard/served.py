@@ -1,4 +1,4 @@
-"""A dashboard that listens at a port of this machine, asked by raw requests."""
+"""A dashboard on a local port, queried by raw requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the server said."""
+    """A response of the server."""
 
     status: int
     headers: dict[str, str]
@@ -34,7 +34,7 @@ class Answer:
 
 
 class Served:
-    """A dashboard under way, and a browser that knows its link."""
+    """A running dashboard and a client that is logged in."""
 
     def __init__(self, made: Serving, thread: threading.Thread) -> None:
         self.made = made
@@ -49,7 +49,7 @@ class Served:
     def open(
         self, path: str, method: str = "GET", **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
-        """Give an answer that is not read yet."""
+        """Yield a response whose body is not read yet."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         given = {"host": self.host, "cookie": self.cookie} | headers
@@ -61,7 +61,7 @@ class Served:
             yield response
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Return an answer; a header that is empty is not sent."""
+        """Return a response; empty headers are not sent."""
         with self.open(path, method, **headers) as response:
             found = {name.lower(): value for name, value in response.getheaders()}
             is_stream = found.get("content-type", "").startswith("text/event")
@@ -69,14 +69,14 @@ class Served:
             return Answer(status=response.status, headers=found, body=body)
 
     def end(self) -> float:
-        """End the server, and return how many seconds that took."""
+        """Stop the server, and return the seconds it took."""
         start = time.monotonic()
-        self.made.server.end()
+        self.made.server.stop()
         self._thread.join(TIMEOUT)
         return time.monotonic() - start
 
     def paths(self, run: str = "a run") -> list[str]:
-        """Return an address of each route of the application, and some that lead nowhere."""
+        """Return a path for each route, and some that do not exist."""
         given = {"run": run.replace(" ", "%20"), "env": "0", "episode": "0"}
         found = [
             "/nowhere",
@@ -98,12 +98,12 @@ class Served:
 
 @contextmanager
 def serve(runs_dir: Path, **options: Any) -> Iterator[Served]:
-    """Serve a folder of runs while the context lasts."""
+    """Serve a folder of runs within the context."""
     with serving(runs_dir, port=0, tell=print, **options) as made:
         thread = threading.Thread(target=made.run)
         thread.start()
         try:
             yield Served(made, thread)
         finally:
-            made.server.end()
+            made.server.stop()
             thread.join()

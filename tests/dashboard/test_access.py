@@ -1,4 +1,4 @@
-"""Secrets are private, made anew, and open what they should."""
+"""Tokens, tickets and cookies are random, private and checked."""
 
 import stat
 from pathlib import Path
@@ -18,28 +18,28 @@ def test_secrets_are_long_and_differ() -> None:
     found = {one.token for one in made} | {one.set_cookie for one in made}
     found |= {one.make_ticket() for one in made}
     assert len(found) == 60
-    assert all(len(one.token) == 43 for one in made)  # 32 bytes, six bits in a letter
+    assert all(len(one.token) == 43 for one in made)  # 32 bytes, six bits per character
     assert all(one.token not in one.set_cookie for one in made)
 
 
-def test_the_token_opens_again_and_a_ticket_once() -> None:
+def test_the_token_is_accepted_repeatedly_and_a_ticket_once() -> None:
     access = Access(1)
     ticket = access.make_ticket()
-    assert not access.is_key(f"{ticket}x")
-    assert not access.is_key("")
-    assert [access.is_key(ticket) for _ in range(3)] == [True, False, False]
-    assert [access.is_key(access.token) for _ in range(3)] == [True] * 3
+    assert not access.accepts(f"{ticket}x")
+    assert not access.accepts("")
+    assert [access.accepts(ticket) for _ in range(3)] == [True, False, False]
+    assert [access.accepts(access.token) for _ in range(3)] == [True] * 3
 
 
-def test_a_ticket_is_good_for_a_minute() -> None:
+def test_a_ticket_expires() -> None:
     now = [0.0]
     access = Access(1, clock=lambda: now[0])
     ticket = access.make_ticket()
     now[0] = TICKET_SECONDS + 1
-    assert not access.is_key(ticket)
+    assert not access.accepts(ticket)
 
 
-def test_the_file_is_private_and_gone_afterwards(state_home: Path) -> None:
+def test_the_token_file_is_private_and_removed(state_home: Path) -> None:
     state_home.mkdir()
     with token_file("secret", 8765) as path:
         assert path == state_folder() / "dashboard-8765.token"
@@ -49,7 +49,7 @@ def test_the_file_is_private_and_gone_afterwards(state_home: Path) -> None:
     assert not path.exists()
 
 
-def test_what_another_left_is_replaced_and_made_private(state_home: Path) -> None:
+def test_a_stale_token_file_is_replaced_and_made_private(state_home: Path) -> None:
     folder = state_home / "esper"
     folder.mkdir(parents=True, mode=0o755)
     left = folder / "dashboard-1.token"
@@ -58,11 +58,11 @@ def test_what_another_left_is_replaced_and_made_private(state_home: Path) -> Non
     with token_file("secret", 1) as path:
         assert path == left
         assert (mode(path), mode(folder)) == (0o600, 0o700)
-        path.write_text("of a later start")
-    assert path.read_text() == "of a later start"
+        path.write_text("from a later start")
+    assert path.read_text() == "from a later start"
 
 
-def test_a_link_in_its_place_is_not_followed(state_home: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_its_place_is_not_followed(state_home: Path, tmp_path: Path) -> None:
     (state_home / "esper").mkdir(parents=True)
     target = tmp_path / "target"
     target.write_text("mine")
@@ -72,22 +72,22 @@ def test_a_link_in_its_place_is_not_followed(state_home: Path, tmp_path: Path) -
     assert target.read_text() == "mine"
 
 
-def test_a_folder_that_is_a_link_is_refused(state_home: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_symbolic_link_is_rejected(state_home: Path, tmp_path: Path) -> None:
     state_home.mkdir()
     (state_home / "esper").symlink_to(tmp_path)
     with pytest.raises(StorageError, match="XDG_STATE_HOME"), token_file("secret", 1):
         pass
 
 
-def test_without_a_place_it_is_said_in_a_line(state_home: Path) -> None:
+def test_a_missing_folder_is_reported_in_one_line(state_home: Path) -> None:
     state_home.write_text("a file")
-    with pytest.raises(StorageError, match="cannot be written") as told, token_file("secret", 1):
+    with pytest.raises(StorageError, match="XDG_STATE_HOME") as raised, token_file("secret", 1):
         pass
-    assert "secret" not in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_the_place_is_below_the_home_by_default(
+def test_the_default_folder_is_in_the_home_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The API answers what the views make of the same telemetry, and says in a line what it cannot."""
+"""The API returns the views of a run's telemetry, and errors in one line."""
 
 import json
 import os
@@ -39,39 +39,39 @@ ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "make"), ASKED, ids=[path for path, _ in ASKED])
-def test_routes_answer_with_their_views(
+def test_routes_return_their_views(
     served: Served, runs_dir: Path, path: str, make: Callable[[RunTelemetry], Any]
 ) -> None:
     with open_run(runs_dir / "a run") as telemetry:
         expected = json.loads(json.dumps(make(telemetry)))
     assert expected
-    for _ in range(2):  # read, then kept
+    for _ in range(2):  # read, then cached
         answer = served.ask(f"{RUN}/{path}")
         assert (answer.status, answer.json) == (200, expected)
 
 
-def test_one_run_is_told_with_its_overview(served: Served, runs_dir: Path) -> None:
-    told = served.ask(RUN).json
+def test_a_run_is_returned_with_its_overview(served: Served, runs_dir: Path) -> None:
+    found = served.ask(RUN).json
     with open_run(runs_dir / "a run") as telemetry:
-        assert told["overview"] == json.loads(json.dumps(views.overview(telemetry)))
-        assert told["evaluations"] == json.loads(json.dumps(views.evaluations(telemetry)))
+        assert found["overview"] == json.loads(json.dumps(views.overview(telemetry)))
+        assert found["evaluations"] == json.loads(json.dumps(views.evaluations(telemetry)))
         headline = json.loads(json.dumps(views.headline(telemetry)))
-    assert {key: told[key] for key in headline} == headline
-    assert (told["id"], told["state"], told["problem"]) == ("a run", "done", None)
-    assert told["comparison"] is None
+    assert {key: found[key] for key in headline} == headline
+    assert (found["id"], found["state"], found["problem"]) == ("a run", "done", None)
+    assert found["comparison"] is None
 
 
-def test_the_list_has_every_run_the_oldest_first(tmp_path: Path) -> None:
+def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
     for age, name in enumerate(("young", "middle", "old")):
         folder = make_run(tmp_path / name, rounds=age)
         os.utime(folder.config_file, (1e9 - age, 1e9 - age))
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
     with serve(tmp_path) as served:
-        told = served.ask("/api/runs").json
-    assert told["runs_dir"] == str(tmp_path)
-    assert [run["name"] for run in told["runs"]] == ["old", "middle", "young"]
-    assert [run["rounds_done"] for run in told["runs"]] == [2, 1, 0]
+        found = served.ask("/api/runs").json
+    assert found["runs_dir"] == str(tmp_path)
+    assert [run["name"] for run in found["runs"]] == ["old", "middle", "young"]
+    assert [run["rounds_done"] for run in found["runs"]] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_list_has_every_run_the_oldest_first(tmp_path: Path) -> None:
         ("episodes?order=%3Cscript%3E%0A", "order"),
     ],
 )
-def test_a_bad_query_is_refused_in_a_line(served: Served, query: str, name: str) -> None:
+def test_a_bad_query_is_rejected_in_one_line(served: Served, query: str, name: str) -> None:
     answer = served.ask(f"{RUN}/{query}")
     assert answer.status == 400
     message = answer.json["error"]
@@ -103,12 +103,12 @@ def test_a_bad_query_is_refused_in_a_line(served: Served, query: str, name: str)
 
 
 @pytest.mark.parametrize("place", ["0/99", "99/0", "x/0", "0/-1", "0/1.5", "0/" + "9" * 400])
-def test_an_episode_that_there_is_not_is_not_found(served: Served, place: str) -> None:
+def test_a_missing_episode_is_not_found(served: Served, place: str) -> None:
     answer = served.ask(f"{RUN}/episodes/{place}")
-    assert (answer.status, answer.json) == (404, {"error": "there is no such episode."})
+    assert (answer.status, answer.json) == (404, {"error": "no such episode."})
 
 
-def test_a_run_that_has_recorded_nothing_is_shown(tmp_path: Path) -> None:
+def test_a_run_without_records_is_listed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "begun")
     folder.telemetry_file.unlink()
     make_run(tmp_path / "empty file").telemetry_file.write_bytes(b"")
@@ -116,12 +116,12 @@ def test_a_run_that_has_recorded_nothing_is_shown(tmp_path: Path) -> None:
         for run in served.ask("/api/runs").json["runs"]:
             facts = (run["state"], run["task"], run["rounds_done"], run["rounds"], run["problem"])
             assert facts == ("empty", "spirals", 0, 9, None)
-        told = served.ask("/api/runs/begun").json
-        assert (told["overview"], told["evaluations"], told["comparison"]) == (None, [], None)
+        found = served.ask("/api/runs/begun").json
+        assert (found["overview"], found["evaluations"], found["comparison"]) == (None, [], None)
         assert served.ask("/api/runs/begun/metrics").status == 404
 
 
-def test_a_run_that_is_damaged_says_so_and_others_are_shown(tmp_path: Path) -> None:
+def test_a_damaged_run_is_reported_and_others_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "whole")
     make_run(tmp_path / "no database").telemetry_file.write_bytes(b"something else" * 100)
     make_run(tmp_path / "no settings").config_file.write_text("rounds = [")
@@ -136,7 +136,7 @@ def test_a_run_that_is_damaged_says_so_and_others_are_shown(tmp_path: Path) -> N
         assert served.ask("/api/runs/no%20database/health").status == 404
 
 
-def test_a_run_whose_records_are_not_understood_is_one_of_the_list(
+def test_a_run_with_malformed_records_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "odd")
@@ -150,7 +150,7 @@ def test_a_run_whose_records_are_not_understood_is_one_of_the_list(
     assert "KeyError('flavour')" in row["problem"]
 
 
-def test_a_run_that_is_deleted_is_gone_without_a_trace(tmp_path: Path) -> None:
+def test_a_deleted_run_disappears(tmp_path: Path) -> None:
     make_run(tmp_path / "left")
     make_run(tmp_path / "gone")
     with serve(tmp_path) as served:
@@ -160,7 +160,7 @@ def test_a_run_that_is_deleted_is_gone_without_a_trace(tmp_path: Path) -> None:
         assert served.ask("/api/runs/gone/metrics").status == 404
 
 
-def test_runs_that_come_go_and_are_taken_back_meanwhile_give_no_error(tmp_path: Path) -> None:
+def test_runs_that_appear_and_disappear_while_read_cause_no_error(tmp_path: Path) -> None:
     steady = make_run(tmp_path / "runs" / "steady", is_over=False)
     make_run(tmp_path / "model")
     reader, is_done = RunReader(RunListing(tmp_path / "runs")), threading.Event()
@@ -196,14 +196,14 @@ def test_runs_that_come_go_and_are_taken_back_meanwhile_give_no_error(tmp_path: 
     assert [row["state"] for row in reader.rows()] == ["killed"]
 
 
-def test_a_folder_that_vanishes_shows_no_runs(tmp_path: Path) -> None:
+def test_a_deleted_folder_has_no_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "one")
     with serve(tmp_path / "runs") as served:
         shutil.rmtree(tmp_path / "runs")
         assert served.ask("/api/runs").json["runs"] == []
 
 
-def test_what_is_kept_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "one", is_over=False)
     reader = RunReader(RunListing(tmp_path))
     opened: list[object] = []
@@ -233,7 +233,7 @@ def test_what_is_kept_follows_the_files(tmp_path: Path, monkeypatch: pytest.Monk
         assert look() == (before[0] + 1, before[1] + 1)
 
 
-def test_nothing_is_kept_of_a_run_that_is_worked_on(tmp_path: Path) -> None:
+def test_a_run_in_use_is_not_cached(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     for file in folder.path.iterdir():
         os.utime(file, (1e9, 1e9))
@@ -248,10 +248,10 @@ def test_nothing_is_kept_of_a_run_that_is_worked_on(tmp_path: Path) -> None:
     assert first is second
 
 
-def test_few_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in make_run(tmp_path / "one").path.iterdir():
         os.utime(file, (1e9, 1e9))
-    monkeypatch.setattr(reading, "MOST_KEPT", 3)
+    monkeypatch.setattr(reading, "MOST_CACHED", 3)
     reader, made = RunReader(RunListing(tmp_path)), list[int]()
 
     def ask(key: int) -> None:
@@ -262,7 +262,7 @@ def test_few_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert made == [1, 2, 3, 4, 1]
 
 
-def test_a_defect_of_ours_is_told_on_both_sides(
+def test_a_bug_is_reported_to_the_client_and_on_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "one")
@@ -274,15 +274,15 @@ def test_a_defect_of_ours_is_told_on_both_sides(
     with serve(tmp_path) as served:
         answer = served.ask("/api/runs/one/health?secret=x")
         assert answer.status == 500
-        assert "defect" in answer.json["error"]
+        assert "internal error" in answer.json["error"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert served.ask("/api/runs").status == 200
-    told = capsys.readouterr().err
-    assert "ZeroDivisionError: seven" in told
-    assert "secret" not in told
+    found = capsys.readouterr().err
+    assert "ZeroDivisionError: seven" in found
+    assert "secret" not in found
 
 
-def test_files_of_the_page_are_looked_up_again_only_when_they_change(served: Served) -> None:
+def test_static_files_are_revalidated_by_etag(served: Served) -> None:
     first = served.ask("/static/main.js")
     assert first.headers["content-type"].startswith("text/javascript")
     assert first.headers["cache-control"] == "no-cache"

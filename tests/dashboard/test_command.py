@@ -1,4 +1,4 @@
-"""The command serves until a signal, says in a line why it cannot, and keeps its secret."""
+"""``esper dashboard`` serves until a signal, reports errors in one line and hides its token."""
 
 import os
 import re
@@ -24,7 +24,7 @@ TIMEOUT = 60
 
 
 class Browser:
-    """Follows links, and keeps cookies as a browser does."""
+    """Follows links and keeps cookies like a browser."""
 
     def __init__(self) -> None:
         jar = urllib.request.HTTPCookieProcessor(CookieJar())
@@ -40,7 +40,7 @@ class Browser:
 
 @contextmanager
 def command(*words: str, python: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """Give the command as a process that is killed in the end if it is still there."""
+    """Yield the command as a process, which is killed at the end if it is still running."""
     process = subprocess.Popen(
         [sys.executable, *python, "-m", "esper", *words],
         stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ def read_link(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_serves_until_a_signal_and_leaves_nothing(
+def test_it_serves_until_a_signal_and_cleans_up(
     tmp_path: Path, state_home: Path, number: signal.Signals
 ) -> None:
     make_run(tmp_path / "runs" / "one")
@@ -110,7 +110,7 @@ def test_it_starts_without_numpy() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "set()")
 
 
-def test_the_token_is_another_at_each_start(tmp_path: Path) -> None:
+def test_every_start_has_a_new_token(tmp_path: Path) -> None:
     links: list[str] = []
     for _ in range(2):
         with command("dashboard", str(tmp_path), "--port", "0") as process:
@@ -118,39 +118,38 @@ def test_the_token_is_another_at_each_start(tmp_path: Path) -> None:
     assert links[0] != links[1]
 
 
-def test_a_signal_right_after_the_link_ends_it_as_well(tmp_path: Path) -> None:
+def test_a_signal_right_after_the_link_stops_it(tmp_path: Path) -> None:
     with command("dashboard", str(tmp_path), "--port", "0") as process:
         read_link(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 0
 
 
-def test_the_usual_port_gives_way_and_a_given_one_does_not(
+def test_only_the_default_port_falls_back_to_a_free_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["dashboard", str(tmp_path), "--port", str(port)]) == 2
-        told = capsys.readouterr().err
-        assert told == (
-            f"esper: error: port {port} of 127.0.0.1 is taken; choose another with --port.\n"
-        )
+        printed = capsys.readouterr().err
+        assert f"port {port} is taken" in printed
+        assert len(printed.splitlines()) == 1
         monkeypatch.setattr(addresses, "DEFAULT_PORT", port)
         with addresses.open_socket("127.0.0.1", None, allow_remote=False) as other:
             assert other.getsockname()[1] not in (0, port)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
-def test_other_machines_are_let_in_only_when_that_is_said(
+def test_remote_access_needs_allow_remote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     assert main(["dashboard", str(tmp_path), "--host", host, "--port", "0"]) == 2
-    told = capsys.readouterr().err
-    assert "--allow-remote" in told
-    assert len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "--allow-remote" in printed
+    assert len(printed.splitlines()) == 1
 
 
-def test_a_dashboard_for_other_machines_knows_its_own_address(tmp_path: Path) -> None:
+def test_a_remote_dashboard_accepts_its_own_address(tmp_path: Path) -> None:
     words = ("dashboard", str(tmp_path), "--host", "0.0.0.0", "--allow-remote", "--port", "0")
     with command(*words) as process:
         link = read_link(process)
@@ -172,16 +171,16 @@ def test_a_dashboard_for_other_machines_knows_its_own_address(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
-        (["nowhere"], "there is no folder 'nowhere'; name one that holds runs"),
-        ([], "there is no folder 'runs'; start a run with"),
-        ([".", "--port", "70000"], "--port is 70000; it must be a whole number from 0 to 65535"),
-        ([".", "--port", "x"], "--port is 'x'; it must be"),
-        ([".", "--host", "no such host"], "--host is 'no such host', which is no address"),
+        (["nowhere"], "no folder 'nowhere'"),
+        ([], "no folder 'runs'"),
+        ([".", "--port", "70000"], "--port is 70000"),
+        ([".", "--port", "x"], "--port is 'x'"),
+        ([".", "--host", "no such host"], "--host is 'no such host'"),
         ([".", "--host", ""], "--host is ''"),
         ([".", "--hots", "x"], "Did you mean '--host'?"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
+def test_usage_errors_are_reported_in_one_line(
     words: list[str],
     piece: str,
     tmp_path: Path,
@@ -191,12 +190,12 @@ def test_mistakes_are_told_in_a_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_RUNS", raising=False)
     assert main(["dashboard", *words]) == 2
-    told = capsys.readouterr().err
-    assert piece in told
-    assert len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert piece in printed
+    assert len(printed.splitlines()) == 1
 
 
-def test_a_place_for_the_token_that_is_not_private_is_refused(
+def test_a_folder_for_the_token_that_is_not_private_is_rejected(
     tmp_path: Path, state_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state_home.write_text("a file")
@@ -223,13 +222,13 @@ def test_a_browser_is_opened_with_a_ticket(tmp_path: Path, monkeypatch: pytest.M
         assert "<title>" in Browser().get(link)
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognized() -> None:
     assert [addresses.is_loopback(a) for a in ("127.0.0.1", "127.1.2.3", "::1")] == [True] * 3
     others = ("0.0.0.0", "::", "10.0.0.1", "192.168.1.1", "fe80::1", "::ffff:10.0.0.1")
     assert not any(addresses.is_loopback(address) for address in others)
 
 
-def test_links_are_as_browsers_take_them() -> None:
+def test_links_are_valid_urls() -> None:
     assert addresses.link_host("localhost", "127.0.0.1") == "127.0.0.1"
     assert addresses.link_host("box.lan", "10.0.0.5") == "box.lan"
     assert addresses.link_host("::1", "::1") == "::1"
@@ -237,7 +236,7 @@ def test_links_are_as_browsers_take_them() -> None:
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"), reason="IPv6")
-def test_it_listens_at_the_newer_kind_of_address(tmp_path: Path) -> None:
+def test_it_listens_on_ipv6(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

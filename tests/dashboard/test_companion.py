@@ -1,4 +1,4 @@
-"""A dashboard beside a training run has a process of its own, which ends with the run's."""
+"""The dashboard of a training run is a separate process that ends with the run."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from esper.dashboard import companion
-from esper.dashboard.companion import dashboard_beside
+from esper.dashboard.companion import companion_dashboard
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.test_command import Browser
 
@@ -36,11 +36,11 @@ def wait_for(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_it_serves_while_the_context_lasts(tmp_path: Path, state_home: Path) -> None:
+def test_it_serves_within_the_context(tmp_path: Path, state_home: Path) -> None:
     make_run(tmp_path / "runs" / "one")
-    told: list[str] = []
-    with dashboard_beside(tmp_path / "runs", told.append):
-        (line,) = told
+    messages: list[str] = []
+    with companion_dashboard(tmp_path / "runs", messages.append):
+        (line,) = messages
         link = line.split()[2]
         browser = Browser()
         assert "<title>" in browser.get(link)
@@ -50,10 +50,10 @@ def test_it_serves_while_the_context_lasts(tmp_path: Path, state_home: Path) -> 
     assert list((state_home / "esper").iterdir()) == []
 
 
-def test_runs_that_come_later_are_shown(tmp_path: Path) -> None:
-    told: list[str] = []
-    with dashboard_beside(tmp_path / "runs", told.append):
-        link, browser = told[0].split()[2], Browser()
+def test_later_runs_are_shown(tmp_path: Path) -> None:
+    messages: list[str] = []
+    with companion_dashboard(tmp_path / "runs", messages.append):
+        link, browser = messages[0].split()[2], Browser()
         browser.get(link)
         runs = f"{link.partition('login')[0]}api/runs"
         assert '"runs":[]' in browser.get(runs)
@@ -61,32 +61,32 @@ def test_runs_that_come_later_are_shown(tmp_path: Path) -> None:
         assert '"id":"later"' in browser.get(runs)
 
 
-def test_a_run_goes_on_without_it(
+def test_a_run_continues_without_it(
     tmp_path: Path, state_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     state_home.write_text("a file")
-    with dashboard_beside(tmp_path, told.append):
-        assert told[0].startswith("training goes on without the dashboard: ")
-        assert "XDG_STATE_HOME" in told[0]
+    with companion_dashboard(tmp_path, messages.append):
+        assert messages[0].startswith("training continues without the dashboard: ")
+        assert "XDG_STATE_HOME" in messages[0]
     monkeypatch.setattr(companion, "MODULE", "esper.dashboard.no_such_module")
-    with dashboard_beside(tmp_path, told.append):
-        assert told[1] == "the dashboard could not be started; training goes on without it"
+    with companion_dashboard(tmp_path, messages.append):
+        assert messages[1] == "cannot start the dashboard; training continues without it"
 
 
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from esper.dashboard.companion import dashboard_beside
+from esper.dashboard.companion import companion_dashboard
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-with dashboard_beside(Path(sys.argv[1]), lambda line: print(line, flush=True)):
+with companion_dashboard(Path(sys.argv[1]), lambda line: print(line, flush=True)):
     sys.stdin.read()
 """
 
 
 @contextmanager
 def other_process(runs_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Give a process with a dashboard beside it that goes on until its input ends, and the link."""
+    """Yield a process with a dashboard that runs until its input ends, and the link."""
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(runs_dir)],
         stdin=subprocess.PIPE,
@@ -101,7 +101,7 @@ def other_process(runs_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]
             process.kill()
 
 
-def test_keys_that_interrupt_the_run_do_not_reach_it(tmp_path: Path) -> None:
+def test_ctrl_c_does_not_reach_it(tmp_path: Path) -> None:
     with other_process(tmp_path) as (process, link):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         time.sleep(0.5)
@@ -111,7 +111,7 @@ def test_keys_that_interrupt_the_run_do_not_reach_it(tmp_path: Path) -> None:
         assert not is_there(link)
 
 
-def test_it_does_not_outlive_a_process_that_is_killed(tmp_path: Path, state_home: Path) -> None:
+def test_it_ends_when_the_run_is_killed(tmp_path: Path, state_home: Path) -> None:
     with other_process(tmp_path) as (process, link):
         assert is_there(link)
         process.kill()
@@ -120,7 +120,7 @@ def test_it_does_not_outlive_a_process_that_is_killed(tmp_path: Path, state_home
         wait_for(lambda: not any((state_home / "esper").iterdir()))
 
 
-def test_the_run_loads_nothing_of_the_server() -> None:
+def test_the_run_does_not_import_the_server() -> None:
     script = (
         "import sys, esper.dashboard.companion; print({'uvicorn', 'starlette'} & {*sys.modules})"
     )

@@ -1,4 +1,4 @@
-"""Every route refuses whoever is not the user at this machine, and every answer is guarded."""
+"""Every route rejects strangers, and every response has security headers."""
 
 import re
 from pathlib import Path
@@ -13,14 +13,14 @@ from tests.dashboard.served import Served
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
 
 
-def test_every_route_is_among_those_that_are_asked(served: Served) -> None:
+def test_every_route_is_covered(served: Served) -> None:
     paths = served.paths()
     assert {"/", "/login", "/api/events", "/api/runs", "/api/runs/a%20run"} <= set(paths)
     parts = ("metrics", "episodes", "episodes/0/0", "environments", "health", "learned")
     assert {f"/api/runs/a%20run/{part}" for part in parts} <= set(paths)
 
 
-def test_the_page_on_the_dashboard_lists_every_route(served: Served) -> None:
+def test_the_documentation_lists_every_route(served: Served) -> None:
     text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
     listed = set(re.findall(r"`(/(?:api|login)[^`?]*)", text))
     routes = {getattr(route, "path", "") for route in served.made.dashboard.routes}
@@ -28,7 +28,7 @@ def test_the_page_on_the_dashboard_lists_every_route(served: Served) -> None:
     assert listed == known - {"/", "/static"}
 
 
-def test_with_the_cookie_every_route_answers(served: Served) -> None:
+def test_every_route_accepts_the_cookie(served: Served) -> None:
     answers = {path: served.ask(path).status for path in served.paths()}
     refused = {path for path, status in answers.items() if status != 200}
     nowhere = {"/nowhere", "/api", "/api/nowhere", "/static", "/static/", "/static/no.js"}
@@ -43,7 +43,7 @@ def test_with_the_cookie_every_route_answers(served: Served) -> None:
      "localhost.:{port}", "127.0.0.2:{port}", "0.0.0.0:{port}", "a@127.0.0.1:{port}", "[::]:{port}",
      "127.0.0.1:{port}, evil.example", "2130706433:{port}", ":{port}"],
 )  # fmt: skip
-def test_another_host_is_refused_everywhere(served: Served, host: str) -> None:
+def test_a_foreign_host_is_rejected_everywhere(served: Served, host: str) -> None:
     for path in served.paths():
         for method in ("GET", "HEAD", "POST"):
             answer = served.ask(path, method, host=host.format(port=served.port))
@@ -52,7 +52,7 @@ def test_another_host_is_refused_everywhere(served: Served, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_names_of_this_machine_are_taken(served: Served, host: str) -> None:
+def test_loopback_names_are_accepted(served: Served, host: str) -> None:
     assert served.ask("/api/runs", host=host.format(port=served.port)).status == 200
 
 
@@ -61,7 +61,7 @@ def test_names_of_this_machine_are_taken(served: Served, host: str) -> None:
     ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1",
      "http://localhost:{port}", "http://127.0.0.1:1", "http://127.0.0.1:{port}.evil.example", "x"],
 )  # fmt: skip
-def test_another_origin_is_refused_everywhere(served: Served, origin: str) -> None:
+def test_a_foreign_origin_is_rejected_everywhere(served: Served, origin: str) -> None:
     for path in served.paths():
         for method in ("GET", "HEAD", "POST"):
             answer = served.ask(path, method, origin=origin.format(port=served.port))
@@ -70,20 +70,20 @@ def test_another_origin_is_refused_everywhere(served: Served, origin: str) -> No
             assert_guarded(answer.headers, path)
 
 
-def test_our_own_origin_is_taken(served: Served) -> None:
+def test_the_own_origin_is_accepted(served: Served) -> None:
     assert served.ask("/api/runs", origin=f"http://{served.host}").status == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("dest", ["empty", "script", "image", "iframe", "object"])
-def test_another_site_uses_nothing_of_it(served: Served, site: str, dest: str) -> None:
+def test_other_sites_cannot_embed_anything(served: Served, site: str, dest: str) -> None:
     mode = "navigate" if dest in ("iframe", "object") else "no-cors"
     for path in served.paths():
         answer = served.ask(path, sec_fetch_site=site, sec_fetch_mode=mode, sec_fetch_dest=dest)
         assert answer.status == 403, path
 
 
-def test_another_site_may_link_to_the_page_alone(served: Served) -> None:
+def test_other_sites_may_link_to_the_page_and_the_login_only(served: Served) -> None:
     link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
     link["sec_fetch_dest"] = "document"
     statuses = {path: served.ask(path, **link).status for path in served.paths()}
@@ -91,7 +91,7 @@ def test_another_site_may_link_to_the_page_alone(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "wrong", "the token", "of another port", "empty"])
-def test_without_the_cookie_nothing_is_shown(served: Served, kind: str) -> None:
+def test_every_route_needs_the_cookie(served: Served, kind: str) -> None:
     name, _, value = served.cookie.partition("=")
     cookie = {
         "none": "",
@@ -115,7 +115,7 @@ def test_the_cookie_is_found_among_others(served: Served) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "é", "%00", "%ff", "{token}x", "{short}", "{session}"])
-def test_a_wrong_token_opens_nothing(served: Served, token: str) -> None:
+def test_a_wrong_token_is_rejected(served: Served, token: str) -> None:
     right = served.made.access.token
     session = served.cookie.partition("=")[2]
     given = token.format(token=right, short=right[:-1], session=session)
@@ -124,28 +124,28 @@ def test_a_wrong_token_opens_nothing(served: Served, token: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_the_token_is_exchanged_for_a_strict_cookie_again_and_again(served: Served) -> None:
+def test_the_token_is_exchanged_for_a_strict_cookie_repeatedly(served: Served) -> None:
     token = served.made.access.token
     for _ in range(2):
         answer = served.ask(f"/login?token={token}", cookie="")
         assert answer.status == 303
         assert answer.headers["location"] == "/"
-        value, *ways = answer.headers["set-cookie"].split("; ")
-        assert set(ways) == {"HttpOnly", "SameSite=Strict", "Path=/"}
+        value, *attributes = answer.headers["set-cookie"].split("; ")
+        assert set(attributes) == {"HttpOnly", "SameSite=Strict", "Path=/"}
         assert token not in value
 
 
-def test_a_link_on_another_page_leads_in_over_a_page_of_ours(served: Served) -> None:
+def test_a_login_link_on_another_site_goes_through_the_cookie_page(served: Served) -> None:
     path = f"/login?token={served.made.access.token}"
-    way = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
-    answer = served.ask(path, cookie="", sec_fetch_site="cross-site", **way)
+    headers = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    answer = served.ask(path, cookie="", sec_fetch_site="cross-site", **headers)
     assert answer.status == 200
     assert "set-cookie" in answer.headers
     assert b'content="0; url=/"' in answer.body
     assert served.made.access.token.encode() not in answer.body
 
 
-def test_nothing_but_reading_is_allowed(served: Served) -> None:
+def test_only_get_and_head_are_allowed(served: Served) -> None:
     for path in served.paths():
         for method in METHODS:
             answer = served.ask(path, method)
@@ -154,7 +154,7 @@ def test_nothing_but_reading_is_allowed(served: Served) -> None:
             assert_guarded(answer.headers, path)
 
 
-def test_every_answer_is_guarded_and_without_the_token(served: Served) -> None:
+def test_every_response_has_the_headers_and_never_the_token(served: Served) -> None:
     for path in served.paths():
         for method in ("GET", "HEAD"):
             answer = served.ask(path, method)
@@ -164,7 +164,7 @@ def test_every_answer_is_guarded_and_without_the_token(served: Served) -> None:
             assert "server" not in answer.headers
 
 
-def test_the_policy_of_content_has_no_way_around(served: Served) -> None:
+def test_the_content_security_policy_is_strict(served: Served) -> None:
     policy = served.ask("/").headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
@@ -173,7 +173,7 @@ def test_the_policy_of_content_has_no_way_around(served: Served) -> None:
     assert "*" not in policy
 
 
-def test_the_page_has_nothing_inline(served: Served) -> None:
+def test_the_page_has_no_inline_scripts_or_styles(served: Served) -> None:
     page = served.ask("/").body.decode()
     assert "<style" not in page
     assert " style=" not in page
@@ -185,15 +185,15 @@ def test_the_page_has_nothing_inline(served: Served) -> None:
     ["/static/../../guard.py", "/static/%2e%2e/guard.py", "/static/..%2fguard.py", "/static/%00",
      f"/static/{'x' * 5000}", "/static//etc/passwd", "//etc/passwd", "/static/%2fetc%2fpasswd"],
 )  # fmt: skip
-def test_files_are_those_of_the_page(served: Served, path: str) -> None:
+def test_files_outside_the_static_folder_are_not_found(served: Served, path: str) -> None:
     assert served.ask(path).status == 404
 
 
-def test_a_socket_of_the_web_is_a_request_like_others(served: Served) -> None:
-    way = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13"}
+def test_a_websocket_upgrade_is_treated_like_a_request(served: Served) -> None:
+    headers = {"upgrade": "websocket", "connection": "Upgrade", "sec_websocket_version": "13"}
     key = "dGhlIHNhbXBsZSBub25jZQ=="
-    assert served.ask("/api/runs", cookie="", sec_websocket_key=key, **way).status == 401
-    assert served.ask("/api/runs", sec_websocket_key=key, **way).status == 200
+    assert served.ask("/api/runs", cookie="", sec_websocket_key=key, **headers).status == 401
+    assert served.ask("/api/runs", sec_websocket_key=key, **headers).status == 200
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,14 @@ def test_a_socket_of_the_web_is_a_request_like_others(served: Served) -> None:
     ["..", ".", "%2e%2e", "%2e%2e%2f", "..%2fa%20run", "%00", "a%20run%00", "a%2520run", "x" * 9000,
      "%ff", "a%20run%2f..%2fa%20run", "~", "*", "A%20RUN", "%2fetc"],
 )  # fmt: skip
-def test_only_names_of_the_listing_find_a_run(served: Served, name: str) -> None:
+def test_only_listed_names_find_a_run(served: Served, name: str) -> None:
     for path in (f"/api/runs/{name}", f"/api/runs/{name}/metrics", f"/api/runs/{name}/health"):
         answer = served.ask(path)
         assert answer.status == 404, path
         assert list(answer.json) == ["error"]
 
 
-def test_a_hostile_name_is_data(served: Served) -> None:
+def test_a_hostile_name_is_returned_as_json(served: Served) -> None:
     names = [run["name"] for run in served.ask("/api/runs").json["runs"]]
     assert HOSTILE in names
     answer = served.ask(f"/api/runs/{quote(HOSTILE, safe='')}")
@@ -216,7 +216,7 @@ def test_a_hostile_name_is_data(served: Served) -> None:
     assert answer.json["id"] == HOSTILE
 
 
-def test_hosts_of_other_machines_are_those_that_were_given() -> None:
+def test_host_names_allow_only_given_names_and_the_own_address() -> None:
     names = HostNames(["box.lan", "fe80::1"], 8000, own_address=True)
     scope = {"server": ("10.0.0.5", 8000)}
     assert names.allow("box.lan:8000", scope)
@@ -228,7 +228,7 @@ def test_hosts_of_other_machines_are_those_that_were_given() -> None:
     assert HostNames(["box.lan"], 80).allow("box.lan", {})
 
 
-def test_addresses_are_written_as_links_have_them() -> None:
+def test_addresses_are_written_as_in_urls() -> None:
     given = ("::1", "::ffff:10.0.0.5", "127.0.0.1", "box.lan")
     assert [bracketed(name) for name in given] == ["[::1]", "10.0.0.5", "127.0.0.1", "box.lan"]
 

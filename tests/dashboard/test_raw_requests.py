@@ -1,4 +1,4 @@
-"""Whatever is sent to the port, the server answers or hangs up, stays silent and goes on."""
+"""The server answers or drops any raw request, logs nothing and keeps running."""
 
 import socket
 from pathlib import Path
@@ -11,7 +11,7 @@ HEAD = "GET /api/runs HTTP/1.1\r\nConnection: close\r\nCookie: {cookie}\r\n"
 
 
 def send(served: Served, text: str) -> str:
-    """Return what is answered to the bytes of a text, until the server hangs up."""
+    """Return the response to raw bytes, until the server closes the connection."""
     filled = text.format(host=served.host, cookie=served.cookie, end="Connection: close\r\n\r\n")
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
         connection.sendall(filled.encode("latin-1"))
@@ -41,7 +41,7 @@ def send(served: Served, text: str) -> str:
         (f"{HEAD}Host: {{host}}\r\nCookie: x=y\r\n\r\n", "200"),
     ],
 )
-def test_odd_requests_are_answered_in_order(
+def test_malformed_requests_get_an_error_status(
     tmp_path: Path, text: str, status: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve(tmp_path) as served:
@@ -52,7 +52,7 @@ def test_odd_requests_are_answered_in_order(
     assert capfd.readouterr().err == ""
 
 
-def test_a_request_that_is_never_finished_holds_nobody_up(tmp_path: Path) -> None:
+def test_an_unfinished_request_blocks_nobody(tmp_path: Path) -> None:
     with (
         serve(tmp_path) as served,
         socket.create_connection(("127.0.0.1", served.port)) as half,
@@ -62,9 +62,7 @@ def test_a_request_that_is_never_finished_holds_nobody_up(tmp_path: Path) -> Non
         assert served.end() < 5
 
 
-def test_nothing_of_requests_is_said_on_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_are_not_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with serve(tmp_path) as served:
         for path in served.paths():
             for method in ("GET", "POST"):

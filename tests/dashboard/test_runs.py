@@ -1,4 +1,4 @@
-"""The listing shows the runs of its folder and nothing beyond it."""
+"""The listing has the runs inside its folder and no others."""
 
 import os
 from pathlib import Path
@@ -13,13 +13,13 @@ def names(root: Path) -> list[str]:
     return list(RunListing(root).folders())
 
 
-def test_a_link_within_the_folder_is_a_run(tmp_path: Path) -> None:
+def test_a_link_within_the_folder_is_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "one", rounds=0)
     (tmp_path / "latest").symlink_to("one")
     assert sorted(names(tmp_path)) == ["latest", "one"]
 
 
-def test_a_link_that_leads_out_is_none(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_is_not_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "private" / "secret", rounds=0)
     runs = tmp_path / "runs"
     make_run(runs / "own", rounds=0)
@@ -33,7 +33,7 @@ def test_a_link_that_leads_out_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", READ_FILES)
-def test_a_run_with_a_file_from_outside_is_none(tmp_path: Path, file: str) -> None:
+def test_a_run_with_a_link_to_an_outside_file_is_not_listed(tmp_path: Path, file: str) -> None:
     outside = make_run(tmp_path / "private" / "secret", rounds=0).path / file
     outside.touch()
     run = make_run(tmp_path / "runs" / "one", rounds=0)
@@ -42,19 +42,19 @@ def test_a_run_with_a_file_from_outside_is_none(tmp_path: Path, file: str) -> No
     assert names(tmp_path / "runs") == []
 
 
-def test_a_folder_that_is_reached_by_a_link_is_shown(tmp_path: Path) -> None:
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
     make_run(tmp_path / "real" / "one", rounds=0)
     (tmp_path / "link").symlink_to("real")
     assert names(tmp_path / "link") == ["one"]
 
 
-def test_a_folder_that_is_a_run_is_the_one(tmp_path: Path) -> None:
+def test_the_root_may_be_a_run(tmp_path: Path) -> None:
     make_run(tmp_path / "one", rounds=0)
     make_run(tmp_path / "two", rounds=0)
     assert names(tmp_path / "one") == ["one"]
 
 
-def test_a_name_that_is_no_text_can_be_asked_for(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_can_be_found(tmp_path: Path) -> None:
     raw = os.fsdecode(b"caf\xe9")
     make_run(tmp_path / raw, rounds=0)
     (name,) = names(tmp_path)
@@ -64,7 +64,7 @@ def test_a_name_that_is_no_text_can_be_asked_for(tmp_path: Path) -> None:
     assert found.path == tmp_path / raw
 
 
-def test_folders_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_an_unreadable_root_has_no_runs(tmp_path: Path) -> None:
     assert names(tmp_path / "not-there") == []
     (tmp_path / "file").touch()
     assert names(tmp_path / "file") == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from esper.cli.output import json_text, print_columns, print_wrapped
 from esper.cli.views import View, make_view, print_to_stderr
 from esper.config.run import RunConfig
-from esper.dashboard.companion import dashboard_beside
+from esper.dashboard.companion import companion_dashboard
 from esper.errors import EsperError
 from esper.invocation import program
 from esper.storage.run_folder import shell_word
@@ -182,7 +182,7 @@ def run_with_view(
     try:
         # The view starts first, because loading PyTorch takes seconds.
         with (
-            nullcontext() if served is None else dashboard_beside(served, print_to_stderr),
+            nullcontext() if served is None else companion_dashboard(served, print_to_stderr),
             make_view(config, quiet=quiet, json=as_json, resumed=resumed) as view,
             early_signals(view.tell) as early,
         ):

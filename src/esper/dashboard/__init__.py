@@ -1,1 +1,1 @@
-"""The dashboard: a page over the telemetry of runs, served to this machine's user alone."""
+"""The dashboard: a web page that shows the telemetry of runs to the user who started it."""

@@ -1,7 +1,7 @@
-"""Who may look: a token that opens the door once, and a cookie that keeps it open.
+"""Access control: a login token, and the session cookie that a browser gets for it.
 
-Both are made anew at each start and live no longer than the process. The token is in the link that
-is printed and in a file that only the user can read; the cookie is what a browser gets for it.
+Both are generated at each start and are valid until the process ends. The token is in the printed
+link and in a file that only the user can read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from esper.errors import StorageError
 from esper.storage.files import write_atomic
 
 TOKEN_BYTES = 32
-"""Random bytes of a token, a ticket or a cookie."""
+"""Random bytes in a token, a ticket or a cookie."""
 
 TICKET_SECONDS = 60.0
-"""How long a browser may take to start and use the ticket that it was started with."""
+"""How long a ticket is valid, which includes starting the browser."""
 
 
 class Access:
-    """The secrets of one start of the dashboard, and whether something is one of them."""
+    """The secrets of one dashboard process, and the checks against them."""
 
     def __init__(self, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
-        # Cookies do not know ports: without the number two dashboards would log each other out.
+        # Cookies ignore ports: without the number, two dashboards would log each other out.
         self._cookie_name = f"esper-{port}"
         self._session = secrets.token_urlsafe(TOKEN_BYTES)
         self._ticket: str | None = None
@@ -38,7 +38,7 @@ class Access:
         self._clock = clock
 
     def make_ticket(self) -> str:
-        """Return a word that opens the door once and soon, for a program's command line.
+        """Return a one-time login token that expires soon, for the command line of a browser.
 
         Other users of the machine can read command lines, so the token must not be in one.
         """
@@ -46,18 +46,18 @@ class Access:
         self._ticket_end = self._clock() + TICKET_SECONDS
         return self._ticket
 
-    def is_key(self, word: str) -> bool:
-        """Return whether a word is the token, or the ticket, which is spent by that."""
-        if _is_same(word, self.token):
+    def accepts(self, token: str) -> bool:
+        """Return whether this is the token or the ticket; a ticket is accepted once."""
+        if _is_same(token, self.token):
             return True
         ticket, self._ticket = self._ticket, None
-        if ticket is not None and _is_same(word, ticket):
+        if ticket is not None and _is_same(token, ticket):
             return self._clock() <= self._ticket_end
         self._ticket = ticket
         return False
 
     def has_session(self, cookies: str) -> bool:
-        """Return whether the cookies of a request, as its header lists them, hold ours."""
+        """Return whether a request's ``Cookie`` header contains the session cookie."""
         found = False
         for pair in cookies.split(";"):
             name, _, value = pair.strip().partition("=")
@@ -66,12 +66,12 @@ class Access:
 
     @property
     def set_cookie(self) -> str:
-        """The header that gives a browser its cookie."""
+        """The ``Set-Cookie`` header of the session cookie."""
         return f"{self._cookie_name}={self._session}; HttpOnly; SameSite=Strict; Path=/"
 
 
 def state_folder() -> Path:
-    """Return where a user's programs keep what outlives no restart: by default ~/.local/state."""
+    """Return Esper's folder for state files, by default in ``~/.local/state``."""
     place = os.environ.get("XDG_STATE_HOME", "")
     base = Path(place) if os.path.isabs(place) else Path.home() / ".local" / "state"
     return base / "esper"
@@ -79,18 +79,18 @@ def state_folder() -> Path:
 
 @contextmanager
 def token_file(token: str, port: int) -> Generator[Path]:
-    """Keep the token in a file that only the user can read, while the context lasts.
+    """Keep the token in a file that only the user can read, within the context.
 
     Raises:
-        StorageError: If there is no place for it that only the user can read.
+        StorageError: If there is no private folder for it.
     """
     try:
         path = _write_private(state_folder(), f"dashboard-{port}.token", f"{token}\n")
-    except (OSError, RuntimeError) as error:  # without a home there is no path to it
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"the dashboard's token cannot be written to {_shown_state_folder()}: {reason}; "
-            "set XDG_STATE_HOME to a folder of yours."
+            f"cannot write the dashboard's token to {_shown_state_folder()}: {reason}; "
+            "set XDG_STATE_HOME to a private folder."
         ) from error
     try:
         yield path
@@ -101,13 +101,13 @@ def token_file(token: str, port: int) -> Generator[Path]:
 
 
 def _write_private(folder: Path, name: str, text: str) -> Path:
-    """Write a file of mode 0600 in a folder of mode 0700, whole or not at all."""
+    """Write a file of mode 0600 atomically in a folder of mode 0700."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise OSError("it is not a folder of this user")
+        raise OSError("not a folder of this user")
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
     write_atomic(folder / name, text, mode=0o600)
@@ -121,6 +121,6 @@ def _shown_state_folder() -> str:
         return "~/.local/state/esper"
 
 
-def _is_same(word: str, secret: str) -> bool:
-    """Compare in a time that tells nothing of where two texts differ."""
-    return hmac.compare_digest(word.encode("utf-8", "replace"), secret.encode())
+def _is_same(given: str, secret: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())

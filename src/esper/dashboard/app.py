@@ -1,4 +1,4 @@
-"""The dashboard as an ASGI application: its routes, behind the guard."""
+"""The dashboard's ASGI application: its routes, behind the guard."""
 
 from __future__ import annotations
 
@@ -19,8 +19,23 @@ from starlette.staticfiles import StaticFiles
 
 from esper.dashboard.access import Access
 from esper.dashboard.events import EventStream, Heads, Watch
-from esper.dashboard.guard import LOGIN, METHODS, STATIC, Guard, HostNames
-from esper.dashboard.responses import admission, door, json_answer, json_text, problem, threshold
+from esper.dashboard.guard import (
+    LOGIN,
+    METHODS,
+    NOT_FOUND,
+    READ_ONLY,
+    STATIC,
+    Guard,
+    HostNames,
+)
+from esper.dashboard.responses import (
+    cookie_page,
+    cookie_redirect,
+    error_response,
+    json_response,
+    json_text,
+    login_page,
+)
 from esper.dashboard.runs import RunListing, RunReader
 from esper.errors import EsperError, RunError
 from esper.reports import views
@@ -34,32 +49,32 @@ Default = TypeVar("Default", int, None)
 Word = TypeVar("Word", bound=str)
 
 LARGEST = 2**53
-"""Whole numbers beyond this are not exact in a browser."""
+"""Larger integers are not exact in JavaScript."""
 
 
 class QueryError(EsperError):
-    """A part of a request's query is not what it must be."""
+    """A query parameter of a request is invalid."""
 
 
 def read_int(
     query: Mapping[str, str], name: str, default: Default, *, least: int = 0, most: int = LARGEST
 ) -> int | Default:
-    """Return a whole number of a query.
+    """Return an integer query parameter.
 
     Args:
-        query: The query's values by name.
-        name: Which one.
-        default: What it is if it is not given.
-        least: The least that is allowed.
-        most: The most that is allowed.
+        query: The query parameters by name.
+        name: The parameter's name.
+        default: The value if the parameter is missing.
+        least: The smallest allowed value.
+        most: The largest allowed value.
 
     Raises:
-        QueryError: If it is no whole number, or outside of that.
+        QueryError: If it is not an integer in this range.
     """
     text = query.get(name)
     if text is None:
         return default
-    number = as_int(text)
+    number = parse_int(text)
     if number is None or not least <= number <= most:
         raise QueryError(
             f"{name} is {_short(text)}; it must be a whole number from {least} to {most}."
@@ -67,11 +82,11 @@ def read_int(
     return number
 
 
-def read_word(query: Mapping[str, str], name: str, allowed: Sequence[Word]) -> Word:
-    """Return a word of a query, by default the first that is allowed.
+def read_choice(query: Mapping[str, str], name: str, allowed: Sequence[Word]) -> Word:
+    """Return a query parameter that must be one of the allowed words, by default the first.
 
     Raises:
-        QueryError: If it is another one.
+        QueryError: If it is another word.
     """
     given = query.get(name, allowed[0])
     for word in allowed:
@@ -80,8 +95,8 @@ def read_word(query: Mapping[str, str], name: str, allowed: Sequence[Word]) -> W
     raise QueryError(f"{name} is {_short(given)}; it must be one of {', '.join(allowed)}.")
 
 
-def as_int(text: str) -> int | None:
-    """Return the number that digits are, with a minus before them or not; None for other text."""
+def parse_int(text: str) -> int | None:
+    """Return a decimal integer of up to 15 digits, or None for any other text."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else None
 
 
@@ -91,10 +106,10 @@ def _short(text: str) -> str:
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 MOST_EPISODES = 500
-"""Episodes of one answer."""
+"""Episodes in one response."""
 
 N_THREADS = 4
-"""Reads at once: what the dashboard may take from a run that trains on the same machine."""
+"""Concurrent reads; few, because a run may be training on the same machine."""
 
 
 class Dashboard:
@@ -102,8 +117,8 @@ class Dashboard:
 
     Args:
         listing: The runs to show.
-        access: Who may look.
-        hosts: The names under which the dashboard is reached.
+        access: The login token and cookie.
+        hosts: The host names that requests may use.
     """
 
     def __init__(self, listing: RunListing, access: Access, hosts: HostNames) -> None:
@@ -128,10 +143,10 @@ class Dashboard:
         app = Starlette(
             routes=self.routes,
             exception_handlers={
-                HTTPException: _tell_http,
-                QueryError: partial(_tell, 400),
-                RunError: partial(_tell, 404),
-                Exception: _tell_defect,
+                HTTPException: _handle_http_error,
+                QueryError: partial(_handle_error, 400),
+                RunError: partial(_handle_error, 404),
+                Exception: _handle_bug,
             },
         )
         app.router.redirect_slashes = False
@@ -142,21 +157,21 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         """Exchange the token for the cookie."""
-        if not self._access.is_key(request.query_params.get("token", "")):
-            return door()
+        if not self._access.accepts(request.query_params.get("token", "")):
+            return login_page()
         cookie = self._access.set_cookie
         if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            return admission(cookie)
-        return threshold(cookie)
+            return cookie_redirect(cookie)
+        return cookie_page(cookie)
 
     async def _runs(self, _request: Request) -> Response:
         facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}
         rows = await self._in_thread(self._reader.rows)
-        return json_answer(json_text(facts | {"runs": rows}))
+        return json_response(json_text(facts | {"runs": rows}))
 
     async def _run(self, request: Request) -> Response:
         name = request.path_params["run"]
-        return json_answer(json_text(await self._in_thread(partial(self._reader.detail, name))))
+        return json_response(json_text(await self._in_thread(partial(self._reader.detail, name))))
 
     async def _metrics(self, request: Request) -> Response:
         after = read_int(request.query_params, "after", -1, least=-1)
@@ -166,7 +181,7 @@ class Dashboard:
         query = request.query_params
         make = partial(
             views.episode_list,
-            order=read_word(query, "order", views.ORDERS),
+            order=read_choice(query, "order", views.ORDERS),
             env=read_int(query, "env", None),
             first_round=read_int(query, "first_round", None),
             last_round=read_int(query, "last_round", None),
@@ -176,8 +191,8 @@ class Dashboard:
         return await self._view(request, make)
 
     async def _episode(self, request: Request) -> Response:
-        env, episode = (as_int(request.path_params[name]) for name in ("env", "episode"))
-        missing = RunError("there is no such episode.")
+        env, episode = (parse_int(request.path_params[name]) for name in ("env", "episode"))
+        missing = RunError("no such episode.")
         if env is None or episode is None:
             raise missing
 
@@ -190,7 +205,7 @@ class Dashboard:
         return await self._view(request, make)
 
     def _view_of(self, make: Callable[[RunTelemetry], Any]) -> Callable[[Request], Any]:
-        """Return the route of a view that takes nothing but the run."""
+        """Return the route of a view without parameters."""
 
         async def answer(request: Request) -> Response:
             return await self._view(request, make)
@@ -198,30 +213,30 @@ class Dashboard:
         return answer
 
     async def _view(self, request: Request, make: Callable[[RunTelemetry], Any]) -> Response:
-        """Return what a view shows of the run that is asked for."""
+        """Return a view of the requested run."""
         name, key = request.path_params["run"], (request.url.path, request.url.query)
         read = partial(self._reader.view, name, key, lambda telemetry: json_text(make(telemetry)))
-        return json_answer(await self._in_thread(read))
+        return json_response(await self._in_thread(read))
 
     async def _read_heads(self) -> Heads:
         return await self._in_thread(self._reader.heads)
 
     async def _in_thread(self, read: Callable[[], Any]) -> Any:
-        """Read something without holding up the others."""
+        """Read in a worker thread, without blocking other requests."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(N_THREADS)
         return await anyio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
 
 
-async def _tell(status: int, _request: Request, error: Exception) -> Response:
-    return problem(status, str(error))
+async def _handle_error(status: int, _request: Request, error: Exception) -> Response:
+    return error_response(status, str(error))
 
 
-async def _tell_http(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "this handler is for those"
-    words = {404: "there is nothing here.", 405: "the dashboard only shows; use GET or HEAD."}
-    return problem(error.status_code, words.get(error.status_code, error.detail))
+async def _handle_http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for HTTPException"
+    messages = {404: NOT_FOUND, 405: READ_ONLY}
+    return error_response(error.status_code, messages.get(error.status_code, error.detail))
 
 
-async def _tell_defect(_request: Request, _error: Exception) -> Response:
-    return problem(500, "the dashboard has a defect; its terminal says more.")
+async def _handle_bug(_request: Request, _error: Exception) -> Response:
+    return error_response(500, "internal error; see the terminal of the dashboard.")

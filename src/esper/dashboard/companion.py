@@ -1,8 +1,7 @@
-"""The dashboard beside a training run: a process of its own, which ends when the run's does.
+"""Serving the dashboard in a separate process while a run trains.
 
-A process of its own takes no time from the run's interpreter, and the run's signals stay the run's.
-It reads a pipe that nobody writes to; when its other end is closed, on purpose or because the run
-was killed, it ends.
+A separate process takes no time from the run's interpreter and does not share its signals. It reads
+from a pipe and ends when the pipe is closed, on purpose or because the run was killed.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ if TYPE_CHECKING:
     from esper.dashboard.server import Serving, Tell
 
 MODULE = "esper.dashboard.companion"
-"""What the other process runs."""
+"""The module that the separate process runs."""
 
 START_SECONDS = 20.0
-"""How long the run waits for the link, which takes less than a second on an idle machine."""
+"""How long the run waits for the link; an idle machine takes less than a second."""
 
 END_SECONDS = 3.0
-"""How long the run waits for the dashboard to end."""
+"""How long the run waits for the process to end."""
 
 NICENESS = 5
-"""Training comes first where both want the same core."""
+"""Lower priority than training."""
 
 
 @contextmanager
-def dashboard_beside(runs_dir: Path, tell: Tell) -> Generator[None]:
-    """Serve the dashboard of a folder of runs in another process while the context lasts.
+def companion_dashboard(runs_dir: Path, tell: Tell) -> Generator[None]:
+    """Serve the dashboard of a folder of runs in another process within the context.
 
-    What keeps it from starting is told, and the context goes on: a run does not fail for it.
+    If it cannot be started, a message says why and the run continues without it.
 
     Args:
-        runs_dir: The folder of runs, which need not be there yet.
-        tell: Says the link to the user, or why there is none.
+        runs_dir: The folder of runs, which need not exist yet.
+        tell: Shows the link, or the reason why there is none.
     """
-    # A session of its own: the keys that interrupt the run do not reach it.
+    # In a new session, so that Ctrl-C does not reach it.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE, str(runs_dir)],
         stdin=subprocess.PIPE,
@@ -54,47 +53,47 @@ def dashboard_beside(runs_dir: Path, tell: Tell) -> Generator[None]:
         start_new_session=True,
     )
     try:
-        tell(_first_words(process))
+        tell(_read_message(process))
         yield
     finally:
         _end(process)
 
 
 def main(runs_dir: str) -> int:
-    """Be the other process."""
+    """Run the separate process."""
     from esper.dashboard.server import serving
 
     with suppress(OSError):
         os.nice(NICENESS)
     notes: list[str] = []
     try:
-        with serving(runs_dir, tell=notes.append) as made:
-            _say({"link": made.link, "notes": notes})
-            threading.Thread(target=_end_with_input, args=(made,), daemon=True).start()
-            made.run()
+        with serving(runs_dir, tell=notes.append) as dashboard:
+            _send({"link": dashboard.link, "notes": notes})
+            threading.Thread(target=_stop_with_input, args=(dashboard,), daemon=True).start()
+            dashboard.run()
     except EsperError as error:
-        _say({"error": str(error)})
+        _send({"error": str(error)})
         return 1
     return 0
 
 
-def _first_words(process: subprocess.Popen[bytes]) -> str:
-    """Return what the user is told of the other process."""
-    assert process.stdout is not None, "it has a pipe"
+def _read_message(process: subprocess.Popen[bytes]) -> str:
+    """Return the message for the user about the separate process."""
+    assert process.stdout is not None, "stdout is a pipe"
     ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
     line = process.stdout.readline() if ready else b""
     if not line:
-        return "the dashboard could not be started; training goes on without it"
-    said: dict[str, Any] = json.loads(line)
-    if "error" in said:
-        return f"training goes on without the dashboard: {said['error']}"
-    notes = "".join(f" ({note})" for note in said["notes"])
-    return f"dashboard at {said['link']}{notes}"
+        return "cannot start the dashboard; training continues without it"
+    sent: dict[str, Any] = json.loads(line)
+    if "error" in sent:
+        return f"training continues without the dashboard: {sent['error']}"
+    notes = "".join(f" ({note})" for note in sent["notes"])
+    return f"dashboard at {sent['link']}{notes}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None, "it has a pipe"
-    assert process.stdout is not None, "it has a pipe"
+    assert process.stdin is not None, "stdin is a pipe"
+    assert process.stdout is not None, "stdout is a pipe"
     process.stdin.close()
     process.stdout.close()
     try:
@@ -104,17 +103,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _end_with_input(made: Serving) -> None:
-    """Wait until the run has closed its end of the pipe, then end the server."""
+def _stop_with_input(dashboard: Serving) -> None:
+    """Wait until the run closes its end of the pipe, then stop the server."""
     with suppress(OSError):
         while os.read(0, 1024):
             pass
-    made.server.end()
+    dashboard.server.stop()
 
 
-def _say(words: dict[str, Any]) -> None:
-    with suppress(OSError):  # the run may be gone already
-        print(json.dumps(words), flush=True)
+def _send(message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the run may have ended already
+        print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The event stream: who listens hears within a second what has changed in which run.
+"""The event stream, which reports changes in runs within a second.
 
-One task looks at the runs for all who listen, and only while somebody does. A stream keeps what its
-reader has been told and sends what differs from how things are when there is room for it, so that
-nothing is queued for a reader that is slow or gone.
+One task polls the runs for all listeners, and only while there are any. A stream remembers what it
+sent last and sends the difference when the client is ready, so nothing is queued for a slow client.
 """
 
 from __future__ import annotations
@@ -18,57 +17,57 @@ from typing import Any
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from esper.dashboard.responses import problem
+from esper.dashboard.responses import error_response
 
 POLL_SECONDS = 1.0
-"""Between two looks at the runs."""
+"""Time between two polls of the runs."""
 
 HEARTBEAT_SECONDS = 10.0
-"""After this much silence a stream says that it is there."""
+"""Silence after which a stream sends a heartbeat."""
 
 MOST_STREAMS = 32
-"""Streams at once."""
+"""Concurrent streams."""
 
 RETRY_MILLISECONDS = 2000
-"""After how long a browser tries again when the stream has broken off."""
+"""Time after which a browser reconnects a broken stream."""
 
 Heads = Mapping[str, Mapping[str, Any]]
-"""What is told of each run, by its name."""
+"""The reported state of each run, by name."""
 
 
 class Watch:
-    """Looks at the runs once a second while somebody listens."""
+    """Polls the runs once a second while there are listeners."""
 
     def __init__(self, read: Callable[[], Awaitable[Heads]]) -> None:
         self._read = read
         self._heads: Heads | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._n_listeners = 0
         self.closing = asyncio.Event()
 
     @property
     def heads(self) -> Heads | None:
-        """How the runs are; None before the first look."""
+        """The latest state of the runs; None before the first poll."""
         return self._heads
 
     @property
     def n_listeners(self) -> int:
-        """How many listen."""
+        """The number of listeners."""
         return self._n_listeners
 
     @property
-    def is_looking(self) -> bool:
-        """Whether the runs are being looked at."""
+    def is_polling(self) -> bool:
+        """Whether the runs are being polled."""
         return self._task is not None
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Have the runs looked at while the context lasts."""
+        """Poll the runs within the context."""
         self._n_listeners += 1
         if self._task is None:
             self._heads = None
-            self._task = asyncio.create_task(self._look())
+            self._task = asyncio.create_task(self._poll())
         try:
             yield
         finally:
@@ -77,15 +76,15 @@ class Watch:
                 self._stop()
 
     async def wait(self, seconds: float) -> bool:
-        """Return True when something has changed, or False after some seconds."""
+        """Return True as soon as something changes, or False after some seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
                 return True
         return False
 
     def close(self) -> None:
-        """End all streams; the server is about to end."""
+        """End all streams, because the server is shutting down."""
         self.closing.set()
         self._stop()
 
@@ -94,17 +93,17 @@ class Watch:
             self._task.cancel()
             self._task = None
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             try:
                 heads = await self._read()
             except Exception:
-                traceback.print_exc()  # a defect of ours; the next look may go better
+                traceback.print_exc()  # a bug in Esper; the next poll may succeed
             else:
                 if heads != self._heads:
                     self._heads = heads
-                    news, self._news = self._news, asyncio.Event()
-                    news.set()
+                    changed, self._changed = self._changed, asyncio.Event()
+                    changed.set()
             await asyncio.sleep(POLL_SECONDS)
 
 
@@ -115,10 +114,10 @@ class EventStream:
         self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with events until the reader goes or the server ends."""
+        """Send events until the client disconnects or the server shuts down."""
         watch = self._watch
         if watch.n_listeners >= MOST_STREAMS:
-            full = problem(503, f"{MOST_STREAMS} pages listen already; close one of them.")
+            full = error_response(503, f"{MOST_STREAMS} pages are open already; close one of them.")
             await full(scope, receive, send)
             return
         with watch.listening():
@@ -128,25 +127,25 @@ class EventStream:
                 async with anyio.create_task_group() as group:
                     for end in (partial(_disconnect, receive), watch.closing.wait):
                         group.start_soon(_cancel_after, end, group.cancel_scope)
-                    await self._tell(send)
+                    await self._send_changes(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _tell(self, send: Send) -> None:
-        """Send what changes, for ever."""
-        told: Heads | None = None
+    async def _send_changes(self, send: Send) -> None:
+        """Send changes until cancelled."""
+        sent: Heads | None = None
         await _send_text(send, f"retry: {RETRY_MILLISECONDS}\n\n")
         while True:
             heads = self._watch.heads
-            if heads is not None and heads != told:
-                data = {"runs": difference(told or {}, heads)}
+            if heads is not None and heads != sent:
+                data = {"runs": difference(sent or {}, heads)}
                 await _send_text(send, f"event: state\ndata: {json.dumps(data)}\n\n")
-                told = heads
+                sent = heads
             elif not await self._watch.wait(HEARTBEAT_SECONDS):
                 await _send_text(send, ": here\n\n")
 
 
 def difference(before: Heads, after: Heads) -> dict[str, Any]:
-    """Return what is told of runs that are not as before; None of those that are gone."""
+    """Return the state of runs that changed, and None for runs that are gone."""
     changed: dict[str, Any] = {
         name: head for name, head in after.items() if before.get(name) != head
     }

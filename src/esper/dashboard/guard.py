@@ -1,8 +1,8 @@
-"""What every request passes before anything else sees it, and what every answer carries.
+"""Middleware that rejects unauthorized requests and adds security headers to every response.
 
-A request must name this dashboard in ``Host``, so that a site whose name is made to lead here is
-refused. It must not come from a page of another origin. It must only read. It must bring the
-cookie, unless it asks for one. This is plain ASGI: answers that go on for hours pass through.
+A request must name this dashboard in ``Host``, which defeats DNS rebinding; it must not come from
+another origin; it must be GET or HEAD; and it must have the session cookie, unless it logs in. This
+is plain ASGI, so that event streams pass through.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.dashboard.access import Access
-from esper.dashboard.responses import door, problem
+from esper.dashboard.responses import error_response, login_page
 
 LOGIN: Final = "/login"
 STATIC: Final = "/static"
@@ -36,19 +36,21 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-"""What every answer says to the browser."""
+"""Headers of every response."""
 
 METHODS: Final = ("GET", "HEAD")
+NOT_FOUND: Final = "not found."
+READ_ONLY: Final = "the dashboard is read-only; use GET or HEAD."
 
 
 class HostNames:
-    """The names under which this dashboard is reached, each with its port.
+    """The host names that requests may use, with the port.
 
     Args:
         names: Host names and addresses.
         port: The port.
-        own_address: Whether the address that a connection was made to is one of them. An address
-            cannot be made to lead elsewhere, as a name can.
+        own_address: Whether to allow the address that a connection was made to, which, unlike a
+            name, cannot be rebound.
     """
 
     def __init__(self, names: Iterable[str], port: int, *, own_address: bool = False) -> None:
@@ -57,20 +59,20 @@ class HostNames:
         self._allowed = {spelled for name in names for spelled in self._with_port(name)}
 
     def allow(self, host: str, scope: Scope) -> bool:
-        """Return whether a request's ``Host`` is one of the names."""
+        """Return whether a request's ``Host`` header is allowed."""
         if host.lower() in self._allowed:
             return True
         server = scope.get("server")
         return self._own_address and bool(server) and host.lower() in self._with_port(server[0])
 
     def _with_port(self, name: str) -> set[str]:
-        """Return how a name and the port are written in a header."""
+        """Return the spellings of a name and the port in a header."""
         bare = bracketed(name.lower())
         return {f"{bare}:{self._port}"} | ({bare} if self._port == 80 else set())
 
 
 def bracketed(name: str) -> str:
-    """Return a host as an address of a page has it: IPv6 in brackets, IPv4 as such."""
+    """Return a host as it is written in a URL: IPv6 addresses in brackets."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -82,7 +84,7 @@ def bracketed(name: str) -> str:
 
 
 class Guard:
-    """Refuses what may not pass, and gives every answer its headers."""
+    """Rejects unauthorized requests, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, *, access: Access, hosts: HostNames) -> None:
         self.app = app
@@ -90,7 +92,7 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let it through."""
+        """Handle a request, or reject it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -103,42 +105,42 @@ class Guard:
                 _add_headers(message, scope["path"])
             await send(message)
 
-        refusal = self._refusal(scope)
+        rejection = self._rejection(scope)
         try:
-            await (refusal or self.app)(scope, receive, send_with_headers)
+            await (rejection or self.app)(scope, receive, send_with_headers)
         except Exception:
-            # A defect of ours: the traceback names files and lines, never a request's address.
+            # A bug in Esper. The traceback never contains the URL of a request.
             traceback.print_exc()
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """Return why a request may not pass; None if it may."""
+    def _rejection(self, scope: Scope) -> Response | None:
+        """Return the response that rejects a request, or None if it is allowed."""
         headers, path = Headers(scope=scope), scope["path"]
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._hosts.allow(hosts[0], scope):
-            return problem(403, "this Host is not the dashboard's; use the link that it printed.")
+            return error_response(403, "wrong Host; use the link that esper dashboard printed.")
         if not _is_own_origin(headers, hosts[0]) or not _is_own_fetch(headers, path):
-            return problem(403, "this request comes from another site.")
+            return error_response(403, "requests from other sites are not allowed.")
         if scope["method"] not in METHODS:
-            answer = problem(405, "the dashboard only shows; use GET or HEAD.")
-            answer.headers["Allow"] = ", ".join(METHODS)
-            return answer
+            response = error_response(405, READ_ONLY)
+            response.headers["Allow"] = ", ".join(METHODS)
+            return response
         if path == LOGIN or self._access.has_session("; ".join(headers.getlist("cookie"))):
-            # No name has it, and what asks the disk for one that has fails.
-            return problem(404, "there is nothing here.") if "\0" in path else None
+            # Opening a file with a null byte in its name would raise.
+            return error_response(404, NOT_FOUND) if "\0" in path else None
         if path == "/":
-            return door()
-        return problem(401, "there is no valid cookie; open the link that esper dashboard printed.")
+            return login_page()
+        return error_response(401, "no valid cookie; open the link that esper dashboard printed.")
 
 
 def _is_own_origin(headers: Headers, host: str) -> bool:
-    """Return whether a request that names the page it comes from names one of ours."""
+    """Return whether every ``Origin`` of a request is this dashboard."""
     return all(origin.lower() == f"http://{host.lower()}" for origin in headers.getlist("origin"))
 
 
 def _is_own_fetch(headers: Headers, path: str) -> bool:
-    """Return whether a request is the user's own, or of our page, as far as the browser tells.
+    """Return whether a request comes from the user or from this dashboard's page.
 
-    A link to the dashboard may be on any page; nothing else of it may be used by another.
+    Other sites may link to the dashboard, but not use anything of it.
     """
     if all(site in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
         return True

@@ -1,4 +1,4 @@
-"""Answers of the dashboard: JSON, one line of what is wrong, and the page for who is not in."""
+"""HTTP responses of the dashboard: JSON, errors, and the pages for logging in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-_DOOR = """\
+_LOGIN_PAGE = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -15,49 +15,49 @@ _DOOR = """\
 <link rel="icon" href="data:,">
 <title>Esper</title>
 <h1>Esper</h1>
-<p>This dashboard opens with the link that <code>esper dashboard</code> printed.</p>
-<p>If you have just followed that link from another page, <a href="/">go on</a>.</p>
+<p>Open the link that <code>esper dashboard</code> printed.</p>
+<p>If you followed that link from another page, <a href="/">continue</a>.</p>
 </html>
 """
-# A browser keeps a strict cookie to itself while it follows a link from another site; a click on
-# this page, or its own moving on, is of the same site.
-_THRESHOLD = """\
+# A browser does not send a strict cookie when it follows a link from another site. The refresh of
+# this page, or a click on it, is a request from the same site.
+_COOKIE_PAGE = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta http-equiv="refresh" content="0; url=/">
 <link rel="icon" href="data:,">
 <title>Esper</title>
-<p><a href="/">Go on</a></p>
+<p><a href="/">Continue</a></p>
 </html>
 """
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON. Letters beyond ASCII are escaped: a file's name may be half one."""
+    """Return a value as JSON, in ASCII because file names may contain lone surrogates."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def json_answer(text: str, status: int = 200) -> Response:
-    """Return an answer of JSON."""
+def json_response(text: str, status: int = 200) -> Response:
+    """Return JSON text as a response."""
     return Response(text, status, media_type="application/json")
 
 
-def problem(status: int, message: str) -> Response:
-    """Return what is wrong with a request, in a line."""
-    return json_answer(json_text({"error": message}), status)
+def error_response(status: int, message: str) -> Response:
+    """Return an error as JSON."""
+    return json_response(json_text({"error": message}), status)
 
 
-def door() -> Response:
-    """Return the page that tells somebody without a cookie how to come in."""
-    return HTMLResponse(_DOOR, 401)
+def login_page() -> Response:
+    """Return the page that explains how to log in."""
+    return HTMLResponse(_LOGIN_PAGE, 401)
 
 
-def threshold(set_cookie: str) -> Response:
-    """Return a page that hands out the cookie and goes on by itself."""
-    return HTMLResponse(_THRESHOLD, headers={"Set-Cookie": set_cookie})
+def cookie_page(set_cookie: str) -> Response:
+    """Return a page that sets the cookie and then redirects to the dashboard."""
+    return HTMLResponse(_COOKIE_PAGE, headers={"Set-Cookie": set_cookie})
 
 
-def admission(set_cookie: str) -> Response:
-    """Return the way to the page, with the cookie."""
+def cookie_redirect(set_cookie: str) -> Response:
+    """Return a redirect to the dashboard that sets the cookie."""
     return Response(status_code=303, headers={"Location": "/", "Set-Cookie": set_cookie})

@@ -1,4 +1,4 @@
-"""The runs that the dashboard shows, by the names under which the page may ask for them."""
+"""Finding and reading the runs that the dashboard shows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ READ_FILES = (
     "summary.json",
     "evaluation.json",
 )
-"""What is read of a run's folder."""
+"""The files read in a run's folder."""
 
 
 class RunListing:
-    """The runs in a folder, or the one run that the folder is.
+    """The runs in a folder, or the one run if the folder itself is a run.
 
-    A name is looked up among those there are and never becomes part of a path, and a link that
-    leads out of the folder is not followed.
+    A requested name is looked up in the listing and never becomes part of a path. Symbolic links
+    that lead out of the folder are not followed.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ class RunListing:
         self._real = Path(os.path.realpath(self.root))
 
     def folders(self) -> dict[str, RunFolder]:
-        """Return the folders of runs by name, the oldest first; one that vanishes is left out."""
+        """Return the folders of runs by name, the oldest first."""
         if RunFolder(self.root).holds_run:
             return {_shown(self._real.name): RunFolder(self.root)}
         found: list[tuple[float, str, RunFolder]] = []
@@ -53,16 +53,16 @@ class RunListing:
                 if folder.holds_run and self._is_inside(folder.path):
                     age = folder.config_file.stat().st_mtime
                     found.append((age, _shown(name), folder))
-            except OSError:
+            except OSError:  # the folder was removed meanwhile
                 continue
         return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
 
     def find(self, name: str) -> RunFolder | None:
-        """Return the folder of a run; None if there is no such run."""
+        """Return the folder of a run, or None if it does not exist."""
         return self.folders().get(name)
 
     def _is_inside(self, path: Path) -> bool:
-        """Return whether a run's folder, and all that is read of it, is within the folder."""
+        """Return whether a run's folder and all files read in it are inside the root."""
         if not self._leads_inside(path):
             return False
         return all(
@@ -74,150 +74,149 @@ class RunListing:
 
 
 def _shown(name: str) -> str:
-    """Return a folder's name as text; bytes that are none are written as escapes."""
+    """Return a folder's name with escapes for bytes that are not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 Value = TypeVar("Value")
 Row = dict[str, Any]
-"""A run in the list: its name, state and dates, and its headline."""
+"""A run in the list: name, state, dates and headline."""
 
 SETTLING_SECONDS = 5.0
-"""How old the newest file of a run must be before what is read of it is kept."""
+"""Age of a run's newest file after which its data is cached."""
 
-MOST_KEPT = 64
-"""Answers that are kept."""
+MOST_CACHED = 64
+"""Cached responses."""
 
 _HEAD = ("state", "rounds_done", "position")
-_Mark = tuple[object, ...]
+_Version = tuple[object, ...]
 
 
 class RunReader:
-    """Reads the runs of a listing; every call opens what it reads and closes it again.
+    """Reads the runs of a listing, and caches runs that are not in use until a file changes.
 
-    What is read of a run that nobody works on is kept until one of its files changes, so that a
-    hundred runs that are done cost no more than looking at their dates. Calls may come from several
-    threads.
+    With the cache, a hundred finished runs cost no more than checking their dates. No file stays
+    open between calls. Thread-safe.
     """
 
     def __init__(self, listing: RunListing) -> None:
         self.listing = listing
-        self._rows: dict[str, tuple[_Mark | None, Row]] = {}
-        self._kept: dict[tuple[str, object], tuple[_Mark, Any]] = {}
+        self._rows: dict[str, tuple[_Version | None, Row]] = {}
+        self._cache: dict[tuple[str, object], tuple[_Version, Any]] = {}
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
-        """Return a line for each run, the oldest first."""
+        """Return a row for each run, the oldest first."""
         with self._lock:
-            kept, self._rows = self._rows, {}
+            cached, self._rows = self._rows, {}
             for name, folder in self.listing.folders().items():
-                mark = _mark(folder)
-                before, row = kept.get(name, (None, None))
-                if row is None or mark is None or mark != before:
+                version = _version(folder)
+                cached_version, row = cached.get(name, (None, None))
+                if row is None or version is None or version != cached_version:
                     row = _row(name, folder)
-                self._rows[name] = (mark, row)
+                self._rows[name] = (version, row)
             return [row for _, row in self._rows.values()]
 
     def heads(self) -> dict[str, dict[str, Any]]:
-        """Return what may change of each run, by its name."""
+        """Return the state and progress of each run, by name."""
         return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
 
     def detail(self, name: str) -> dict[str, Any]:
-        """Return what one run is and how far it is.
+        """Return one run with its overview, comparison and evaluations.
 
         Raises:
-            RunError: If there is no such run.
+            RunError: If the run does not exist.
         """
         folder = self._folder(name)
-        nothing: Row = {"overview": None, "comparison": None, "evaluations": []}
-        answer = _row(name, folder) | nothing
-        with suppress(RunError), _problems_named(name), open_run(folder.path) as telemetry:
-            answer["overview"] = views.overview(telemetry)
-            answer["evaluations"] = views.evaluations(telemetry)
-        with suppress(RunError), _problems_named(name):
-            answer["comparison"] = views.comparison_view(folder.path)
-        return answer
+        detail: Row = _row(name, folder)
+        detail |= {"overview": None, "comparison": None, "evaluations": []}
+        with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
+            detail["overview"] = views.overview(telemetry)
+            detail["evaluations"] = views.evaluations(telemetry)
+        with suppress(RunError), _run_errors(name):
+            detail["comparison"] = views.comparison_view(folder.path)
+        return detail
 
     def view(self, name: str, key: object, make: Callable[[RunTelemetry], Value]) -> Value:
-        """Return what a function makes of a run's telemetry, kept until one of its files changes.
+        """Return a view of a run's telemetry, cached until one of its files changes.
 
         Args:
             name: The run.
-            key: What the function and its arguments are known by.
-            make: The function.
+            key: Identifies the view and its arguments in the cache.
+            make: Makes the view.
 
         Raises:
-            RunError: If there is no such run, or it cannot be read now.
+            RunError: If the run does not exist or cannot be read now.
         """
         folder = self._folder(name)
-        mark = _mark(folder)  # before reading: what changes meanwhile is read again
-        kept = self._kept.get((name, key))
-        if kept is not None and kept[0] == mark:
-            return kept[1]
-        with _problems_named(name), open_run(folder.path) as telemetry:
+        version = _version(folder)  # before reading, so that a change meanwhile is noticed
+        cached = self._cache.get((name, key))
+        if cached is not None and cached[0] == version:
+            return cached[1]
+        with _run_errors(name), open_run(folder.path) as telemetry:
             made = make(telemetry)
-        if mark is None:
+        if version is None:
             return made
-        self._kept[name, key] = (mark, made)
-        while len(self._kept) > MOST_KEPT:
+        self._cache[name, key] = (version, made)
+        while len(self._cache) > MOST_CACHED:
             with suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
-                del self._kept[next(iter(self._kept))]
+                del self._cache[next(iter(self._cache))]
         return made
 
     def _folder(self, name: str) -> RunFolder:
         folder = self.listing.find(name)
         if folder is None:
-            raise RunError("there is no such run.")
+            raise RunError("no such run.")
         return folder
 
 
 def _row(name: str, folder: RunFolder) -> Row:
-    """Return a run's line; one that cannot be read says why."""
-    from esper.training.run import Run  # brings numpy, which nothing needs before the first run
+    """Return a run's row, with a problem if it cannot be read."""
+    from esper.training.run import Run  # imports NumPy, which is not needed before the first run
 
     row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
     row |= {"created_at": _date(folder.config_file), "updated_at": _updated_at(folder)}
     row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
     try:
-        with _problems_named(name):
+        with _run_errors(name):
             run = Run(folder)
             row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
             row |= {"rounds": run.config.rounds}
             if _has_telemetry(folder):
                 with open_run(folder.path) as telemetry:
-                    told = views.headline(telemetry)
-                    row |= {key: value for key, value in told.items() if value is not None}
+                    headline = views.headline(telemetry)
+                    row |= {key: value for key, value in headline.items() if value is not None}
             row["state"] = run.state
     except RunError as error:
         row["problem"] = str(error)
     except (ValueError, KeyError, TypeError) as error:
-        # Others in the list are to be seen whatever is in the files of this one.
-        row["problem"] = f"{name} holds what is not understood: {error!r}"
+        # Malformed files of one run must not hide the others.
+        row["problem"] = f"{name} is damaged: {error!r}"
     return row
 
 
 def _has_telemetry(folder: RunFolder) -> bool:
-    """Return whether the database is more than begun."""
+    """Return whether the database is not empty."""
     file = folder.telemetry_file
     return file.is_file() and file.stat().st_size > 0
 
 
 @contextmanager
-def _problems_named(name: str) -> Generator[None]:
-    """Turn whatever a folder in any state may cause into an error in a line."""
+def _run_errors(name: str) -> Generator[None]:
+    """Turn any error in reading a run's folder into a one-line RunError."""
     try:
         yield
     except EsperError as error:
         raise RunError(" ".join(str(error).split())) from error
     except (OSError, sqlite3.Error) as error:
-        raise RunError(f"{name} cannot be read now: {' '.join(str(error).split())}") from error
+        raise RunError(f"cannot read {name} now: {' '.join(str(error).split())}") from error
 
 
-def _mark(folder: RunFolder) -> _Mark | None:
-    """Return what differs once anything of a run has changed; None while it may be changing.
+def _version(folder: RunFolder) -> _Version | None:
+    """Return a value that differs after any change of a run's files; None while they may change.
 
-    Readers see what was written only when it is safely on the disk, some time after the file's
-    date: what is read of a file that has just changed need not be what it holds.
+    Readers see a write some time after the file's date, so what was read of a file that has just
+    changed may be outdated.
     """
     stats = _stats(folder)
     newest = max((stat.st_mtime for stat in stats if stat), default=0.0)
@@ -232,7 +231,7 @@ def _updated_at(folder: RunFolder) -> str | None:
 
 
 def _stats(folder: RunFolder) -> list[os.stat_result | None]:
-    """Return how the files of a run are; None for one that is empty, as readers make the log."""
+    """Return the stats of a run's files; None if empty, because readers create an empty log."""
     stats = [_stat(folder.path / name) for name in READ_FILES]
     return [stat if stat and stat.st_size > 0 else None for stat in stats]
 

@@ -1,4 +1,4 @@
-"""Serving the dashboard until a signal ends it."""
+"""Serving the dashboard until it is stopped by a signal."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def open_socket(host: str, port: int | None, *, allow_remote: bool) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Args:
-        host: The name or address to listen at.
-        port: The port, 0 for any that is free; None for the default one, or else any free one.
-        allow_remote: Whether other machines may reach it.
+        host: The name or address to listen on.
+        port: The port; 0 for any free one; None for the default, or any free one if it is taken.
+        allow_remote: Whether other machines may connect.
 
     Raises:
-        DashboardError: If that cannot be, or other machines could reach it and must not.
+        DashboardError: If the address cannot be used, or other machines could connect without
+            ``allow_remote``.
     """
     if port is not None and not 0 <= port <= 65535:
         raise DashboardError(f"--port is {port}; it must be a whole number from 0 to 65535.")
     family, address = _resolve(host)
     if not is_loopback(address) and not allow_remote:
         raise DashboardError(
-            f"--host is {host!r}, which other machines can reach; use 127.0.0.1 and a tunnel "
+            f"--host is {host!r}, to which other machines can connect; use 127.0.0.1 and a tunnel "
             "(ssh -L), or add --allow-remote."
         )
     try:
@@ -50,22 +51,23 @@ def open_socket(host: str, port: int | None, *, allow_remote: bool) -> socket.so
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
             return open_socket(host, 0, allow_remote=allow_remote)
-        taken = "is taken; choose another with --port" if error.errno == errno.EADDRINUSE else None
-        told = taken or f"cannot be used: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            raise DashboardError(f"port {port} is taken; choose another with --port.") from error
         shown = DEFAULT_PORT if port is None else port
-        raise DashboardError(f"port {shown} of {host} {told}.") from error
+        reason = error.strerror or error
+        raise DashboardError(f"cannot listen on port {shown} of {host}: {reason}.") from error
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
+    """Return whether only this machine can connect to an address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def host_names(host: str, address: str, port: int) -> HostNames:
-    """Return the names that a request may call the dashboard by.
+    """Return the host names that requests may use.
 
-    Those of this machine always, because tunnels end there. One that other machines reach is also
-    called by the host it was given, the machine's name, and the address that was connected to.
+    Loopback names are always allowed, because tunnels end there. If other machines may connect, so
+    are the given host, the machine's name, and the address that was connected to.
     """
     if is_loopback(address):
         return HostNames((*LOOPBACK_NAMES, address), port)
@@ -75,7 +77,7 @@ def host_names(host: str, address: str, port: int) -> HostNames:
 
 
 def link_host(host: str, address: str) -> str:
-    """Return the host of the link that is printed."""
+    """Return the host in the printed link."""
     if ipaddress.ip_address(address).is_unspecified:
         return socket.gethostname().lower()
     return address if is_loopback(address) else bracketed(host)
@@ -87,30 +89,30 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise DashboardError(
-            f"--host is {host!r}, which is no address of this machine; use 127.0.0.1."
+            f"--host is {host!r}, which is not an address of this machine; use 127.0.0.1."
         ) from error
     found.sort(key=lambda one: one[0] != socket.AF_INET)
     return found[0][0], str(found[0][4][0]).partition("%")[0]
 
 
 def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((address, port))
-        made.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(128)
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 Tell = Callable[[str], None]
-"""Says something in a line."""
+"""Shows a one-line message to the user."""
 
 
 class Server(uvicorn.Server):
-    """A server that ends its event streams, and itself, at the first signal."""
+    """A server that closes its event streams and stops at the first signal."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._watch = dashboard.watch
@@ -121,11 +123,11 @@ class Server(uvicorn.Server):
                 http="h11",
                 ws="none",
                 lifespan="off",
-                # Requests are not logged: one of them holds the token.
+                # Requests are not logged, because one of them contains the token.
                 access_log=False,
                 log_config=None,
                 log_level="critical",
-                # Forwarded addresses are whatever the sender likes.
+                # Clients can forge forwarded addresses.
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,
@@ -134,30 +136,30 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to :func:`serving`, which hears them before the server starts, too."""
+        """Leave signals to :func:`serving`, which also handles them before the server starts."""
         yield
 
-    def end(self, _number: int = 0, _frame: FrameType | None = None) -> None:
-        """Have the server end, at once when it is asked again; may be a signal's handler."""
+    def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        """Stop the server, immediately if asked again; usable as a signal handler."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all streams, then the rest; who does not read what is sent is left at last."""
+        """Close all streams and connections, and abort those that stay open."""
         self._watch.close()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # so that what was broken off is closed
+        await asyncio.sleep(0)  # lets the event loop close aborted connections
 
 
 class Serving:
-    """A dashboard that listens and is not served yet.
+    """A dashboard that is listening; :meth:`run` answers requests.
 
     Args:
         runs_dir: The folder of runs.
-        listener: The socket.
-        host: The name or address that it was asked to listen at.
+        listener: The listening socket.
+        host: The name or address it was asked to listen on.
     """
 
     def __init__(
@@ -168,27 +170,27 @@ class Serving:
         self.access = Access(port)
         hosts = host_names(host, address, port)
         self._listener = listener
-        self._place = f"http://{bracketed(link_host(host, address))}:{port}{LOGIN}?token="
+        self._login_url = f"http://{bracketed(link_host(host, address))}:{port}{LOGIN}?token="
         self.dashboard = Dashboard(RunListing(runs_dir), self.access, hosts)
         self.server = Server(self.dashboard)
 
     @property
     def link(self) -> str:
-        """What opens the dashboard in a browser."""
-        return f"{self._place}{self.access.token}"
+        """The URL that logs in and opens the dashboard."""
+        return f"{self._login_url}{self.access.token}"
 
     def open_browser(self, tell: Tell) -> None:
-        """Show the dashboard in a browser, without waiting for it."""
-        link = f"{self._place}{self.access.make_ticket()}"
+        """Open the dashboard in a browser, without waiting for it."""
+        link = f"{self._login_url}{self.access.make_ticket()}"
 
         def work() -> None:
             if not webbrowser.open(link):
-                tell("there is no browser to open; use the link")
+                tell("no browser found; use the link")
 
         threading.Thread(target=work, daemon=True).start()
 
     def run(self) -> None:
-        """Answer requests until the server is told to end."""
+        """Answer requests until the server is stopped."""
         self.server.run(sockets=[self._listener])
 
 
@@ -201,22 +203,22 @@ def serving(
     allow_remote: bool = False,
     tell: Tell,
 ) -> Generator[Serving]:
-    """Listen, keep the token in its file, and let signals end it, while the context lasts.
+    """Listen for requests, with the token in its file and signals that stop the server.
 
     Args:
         runs_dir: The folder of runs.
-        host: The name or address to listen at.
-        port: The port; None for the usual one, or another if that is taken.
-        allow_remote: Whether other machines may reach it.
-        tell: Says what the user should know.
+        host: The name or address to listen on.
+        port: The port; None for the default, or any free one if it is taken.
+        allow_remote: Whether other machines may connect.
+        tell: Shows a message to the user.
 
     Raises:
-        DashboardError: If it cannot listen there.
-        StorageError: If there is no private place for the token.
+        DashboardError: If the address cannot be used.
+        StorageError: If there is no private folder for the token.
     """
     with open_socket(host, port, allow_remote=allow_remote) as listener:
-        made = Serving(runs_dir, listener, host)
-        if port is None and made.port != DEFAULT_PORT:
-            tell(f"port {DEFAULT_PORT} is taken; using {made.port}")
-        with token_file(made.access.token, made.port), handling(made.server.end):
-            yield made
+        dashboard = Serving(runs_dir, listener, host)
+        if port is None and dashboard.port != DEFAULT_PORT:
+            tell(f"port {DEFAULT_PORT} is taken; using {dashboard.port}")
+        with token_file(dashboard.access.token, dashboard.port), handling(dashboard.server.stop):
+            yield dashboard

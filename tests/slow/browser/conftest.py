@@ -1,4 +1,4 @@
-"""Debian's Chromium, and visitors that must find nothing wrong."""
+"""Debian's Chromium, and visitors that fail on any problem of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 NOWHERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-"""Every name leads nowhere, whatever the page asks for."""
+"""No host name resolves, whatever the page requests."""
 
 Visit = Callable[..., Visitor]
 Serve = Callable[..., Dashboard]
@@ -26,14 +26,14 @@ Serve = Callable[..., Dashboard]
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """A run that trains for as long as tests look at it, and its dashboard."""
+    """A run that trains as long as the tests need it, and its dashboard."""
 
     run_dir: Path
     served: Dashboard
 
 
 def what_is_missing() -> str | None:
-    """Return what to install before a browser can be used, in a line."""
+    """Return what must be installed to use a browser."""
     if importlib.util.find_spec("playwright") is None:
         return 'Playwright is missing; install it with `pip install -e ".[browser]"`'
     if shutil.which("chromium") is None:
@@ -43,7 +43,7 @@ def what_is_missing() -> str | None:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep tokens out of the user's own folder."""
+    """Keep tokens out of the user's state folder."""
     with pytest.MonkeyPatch.context() as patch:
         place = tmp_path_factory.mktemp("state")
         patch.setenv("XDG_STATE_HOME", str(place))
@@ -52,7 +52,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Return a browser. It lasts for a module: other tests need the thread's event loop."""
+    """Return a browser, for one module because other tests need the thread's event loop."""
     missing = what_is_missing()
     if missing is not None:
         pytest.skip(missing)
@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def live(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Return a run called live."""
+    """Return a training run called live."""
     run_dir = tmp_path_factory.mktemp("runs") / "live"
     with training(run_dir, rounds=100_000), dashboard(run_dir.parent) as served:
         yield Live(run_dir=run_dir, served=served)
@@ -76,14 +76,14 @@ def live(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Return what starts dashboards, which end after all visitors have gone."""
+    """Return a function that starts dashboards, which stop after the test."""
     with ExitStack() as stack:
         yield lambda runs_dir, **options: stack.enter_context(dashboard(runs_dir, **options))
 
 
 @pytest.fixture
 def visit(browser: Browser, serve: Serve) -> Iterator[Visit]:
-    """Return what makes visitors; in the end none of them may have met with a problem."""
+    """Return a function that makes visitors, which must not have met any problem at the end."""
     visitors: list[Visitor] = []
 
     def start(size: str = "desk", *, scheme: str = "http", **options: Any) -> Visitor:

@@ -1,4 +1,4 @@
-"""The real commands as processes: runs that train, and dashboards that show them."""
+"""Training runs and dashboards as processes of the real command."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 
 LINK = re.compile(r"http://127\.0\.0\.1:(\d+)/login\?token=\S+")
 SECONDS = 120
-"""How long anything may take; machines are shared."""
+"""A generous timeout, because machines are shared."""
 
 SMALL = [
     *("--preset", "spirals", "--envs", "6", "--n-steps", "8"),
     *("--evaluation.n-eval-episodes", "4", "--evaluation.n-final-episodes", "4"),
 ]
-"""Settings of a run whose rounds take a fraction of a second."""
+"""Options of a run whose rounds take a fraction of a second."""
 
 
 @contextmanager
 def esper(*words: str | Path, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """Give a command as a process, which is killed in the end if it is still there."""
+    """Yield a command as a process, which is killed at the end if it is still running."""
     process = subprocess.Popen(
         [sys.executable, "-m", "esper", *map(str, words)],
         text=True,
@@ -43,7 +43,7 @@ def esper(*words: str | Path, **streams: Any) -> Iterator[subprocess.Popen[str]]
 
 @contextmanager
 def training(run_dir: Path, *words: str, rounds: int) -> Iterator[subprocess.Popen[str]]:
-    """Give a run that trains; it is interrupted in the end if it still does."""
+    """Yield a training run, which is interrupted at the end if it is still running."""
     given = ("train", *SMALL, "--rounds", str(rounds), "--run-dir", run_dir, "--quiet", *words)
     with esper(*given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         yield process
@@ -53,7 +53,7 @@ def training(run_dir: Path, *words: str, rounds: int) -> Iterator[subprocess.Pop
 
 
 class Dashboard:
-    """A dashboard under way, in a process of its own."""
+    """A running dashboard in its own process."""
 
     def __init__(self, process: subprocess.Popen[str], link: str, port: int) -> None:
         self.process = process
@@ -62,14 +62,14 @@ class Dashboard:
         self.place = link.partition("login")[0]
 
     def kill(self) -> None:
-        """End it without a warning."""
+        """Kill it."""
         self.process.kill()
         self.process.wait(SECONDS)
 
 
 @contextmanager
 def dashboard(runs_dir: Path, *, port: int = 0) -> Iterator[Dashboard]:
-    """Serve a folder of runs while the context lasts."""
+    """Serve a folder of runs within the context."""
     words = ("dashboard", runs_dir, "--port", str(port))
     with esper(*words, stdout=subprocess.PIPE) as process:
         yield Dashboard(process, *read_link(process.stdout))
@@ -84,7 +84,7 @@ def read_link(stream: Any) -> tuple[str, int]:
 
 
 def ask(run_dir: Path, query: str, *values: object) -> list[Any]:
-    """Return the rows that a run has written, read by SQLite alone."""
+    """Return rows of a run's telemetry, read with plain SQLite."""
     place = f"file:{run_dir / 'telemetry.sqlite'}?mode=ro"
     with closing(sqlite3.connect(place, uri=True, timeout=SECONDS)) as connection:
         connection.row_factory = sqlite3.Row
@@ -92,5 +92,5 @@ def ask(run_dir: Path, query: str, *values: object) -> list[Any]:
 
 
 def rounds_done(run_dir: Path) -> int:
-    """Return how many rounds a run has recorded."""
+    """Return the number of recorded rounds."""
     return ask(run_dir, "SELECT COALESCE(MAX(round), 0) FROM rounds")[0][0]

@@ -1,4 +1,4 @@
-"""The growth of a host is gone through by mouse and by keyboard, and shows what was recorded."""
+"""Episodes can be browsed by mouse and keyboard, and show what was recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = "SELECT * FROM steps WHERE env = ? AND episode = ? ORDER BY seq"
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """An episode as the run wrote it, and the names that its numbers stand for."""
+    """An episode as recorded, with the names behind its indices."""
 
     env: int
     episode: int
@@ -52,7 +52,7 @@ class Recorded:
         return self.names["op"][self.steps[step]["op"]]
 
     def words(self, step: int) -> str:
-        """Return what the decision of a step is called."""
+        """Return the description of a step's decision."""
         row, op = self.steps[step], self.op(step)
         words = [op.replace("_", " ")]
         if "blueprint" in self.reads[op]:
@@ -65,7 +65,7 @@ class Recorded:
         return json.loads(self.steps[step]["slots"])[slot][1] >= 0
 
     def probabilities(self, step: int) -> dict[str, list[int]]:
-        """Return the stored number of each choice of each head."""
+        """Return the recorded probability of each choice of each head."""
         packed = self.steps[step]["probabilities"]
         values = list(struct.unpack(f"<{len(packed) // 2}H", packed))
         return {head: [values.pop(0) for _ in names] for head, names in self.names.items()}
@@ -87,7 +87,7 @@ def recorded(run_dir: Path, env: int, episode: int) -> Recorded:
 
 @pytest.fixture
 def visitor(live: Live, visit: Visit) -> Visitor:
-    """Return a visitor of a run in which at least one episode ended that grew something."""
+    """Return a visitor of a run with at least one finished episode that grew something."""
     visitor = visit()
     visitor.open(live.served.link)
     visitor.go("#/run/live")
@@ -97,7 +97,7 @@ def visitor(live: Live, visit: Visit) -> Visitor:
 
 @pytest.fixture
 def grown(visitor: Visitor, live: Live) -> Recorded:
-    """Return an episode that ended, in which a seed was germinated after the first step."""
+    """Return a finished episode in which a seed was germinated after the first step."""
     found = ask(
         live.run_dir,
         "SELECT e.env, e.episode FROM seed_events AS e JOIN episodes USING (env, episode) "
@@ -107,7 +107,7 @@ def grown(visitor: Visitor, live: Live) -> Recorded:
 
 
 def germination(episode: Recorded) -> tuple[int, int]:
-    """Return the first step that germinates after another, and its slot."""
+    """Return the first later step that germinates, and its slot."""
     for step, row in enumerate(episode.steps):
         slot = row["slot"]
         is_empty = step > 0 and not episode.slot_is_live(step - 1, slot)
@@ -121,26 +121,26 @@ def heading(visitor: Visitor) -> Locator:
 
 
 def wait_for_step(visitor: Visitor, episode: Recorded, step: int) -> None:
-    """Wait until a step is the chosen one and its decision is told."""
+    """Wait until a step is selected and its decision is shown."""
     visitor.page.locator(f'[data-test="step-{step}"][aria-selected="true"]').wait_for()
     assert heading(visitor).inner_text() == episode.words(step)
 
 
 def shown_episode(visitor: Visitor, live: Live) -> Recorded:
-    """Return what the run recorded of the episode that the address names."""
+    """Return the recorded episode that the URL names."""
     address = visitor.until("() => location.hash.match(/growth.(\\d+).(\\d+)/)?.slice(1, 3)")
     return recorded(live.run_dir, *map(int, address))
 
 
 def first_returns(visitor: Visitor) -> list[str]:
-    """Return what is written beside the first episodes of the list."""
+    """Return the texts of the first episodes in the list."""
     return visitor.until(
         "() => { const all = [...document.querySelectorAll('.episode-item strong')];"
         " return all.length > 3 && all.map((one) => one.textContent); }"
     )
 
 
-def test_the_mouse_opens_an_episode_and_hovers_its_decisions(live: Live, visitor: Visitor) -> None:
+def test_an_episode_opens_by_mouse_and_hover_shows_decisions(live: Live, visitor: Visitor) -> None:
     visitor.page.get_by_role("link", name="Growth").click()
     visitor.page.get_by_role("button", name="best", exact=True).click()
     visitor.page.locator(".episode-orders [aria-pressed=true]", has_text="best").wait_for()
@@ -160,7 +160,7 @@ def test_the_mouse_opens_an_episode_and_hovers_its_decisions(live: Live, visitor
     wait_for_step(visitor, episode, 0)
 
 
-def test_everything_opens_by_keyboard_alone(live: Live, visit: Visit, grown: Recorded) -> None:
+def test_everything_opens_by_keyboard(live: Live, visit: Visit, grown: Recorded) -> None:
     visitor = visit()
     visitor.open(live.served.link)
     visitor.find("run-row").wait_for()
@@ -196,9 +196,7 @@ def test_everything_opens_by_keyboard_alone(live: Live, visit: Visit, grown: Rec
     wait_for_step(visitor, grown, 1)
 
 
-def test_masked_choices_and_heads_that_are_not_read_look_so(
-    visitor: Visitor, grown: Recorded
-) -> None:
+def test_masked_choices_and_unread_heads_are_marked(visitor: Visitor, grown: Recorded) -> None:
     visitor.go(grown.address)
     visitor.find("timeline").wait_for()
     n_masked = 0
@@ -208,13 +206,13 @@ def test_masked_choices_and_heads_that_are_not_read_look_so(
         heads = visitor.page.evaluate(HEADS)
         for head, values in grown.probabilities(step).items():
             is_masked = [value == MASKED for value in values]
-            told = heads.pop(head.replace("_", " "))
-            assert [text == "masked" for text in told["values"]] == is_masked
-            assert told["struck"] == is_masked
-            assert told["chosen"].index(True) == grown.steps[step][head]
-            assert told["is_read"] == (head in grown.reads[grown.op(step)])
+            shown = heads.pop(head.replace("_", " "))
+            assert [text == "masked" for text in shown["values"]] == is_masked
+            assert shown["struck"] == is_masked
+            assert shown["chosen"].index(True) == grown.steps[step][head]
+            assert shown["is_read"] == (head in grown.reads[grown.op(step)])
             n_masked += sum(is_masked)
-            for text, value in zip(told["values"], values, strict=True):
+            for text, value in zip(shown["values"], values, strict=True):
                 if text not in ("masked", "< 0.1 %"):
                     share = 100 * value / (MASKED - 1)
                     assert float(text.removesuffix(" %")) == pytest.approx(share, abs=0.51)
@@ -243,7 +241,7 @@ def test_scrubbing_changes_the_decision_and_the_network(visitor: Visitor, grown:
     wait_for_step(visitor, grown, step)
 
 
-def test_playing_goes_on_to_the_end(visitor: Visitor, grown: Recorded) -> None:
+def test_playing_runs_to_the_end(visitor: Visitor, grown: Recorded) -> None:
     visitor.go(grown.address)
     last = len(grown.steps) - 1
     visitor.page.locator(".player input").fill(str(last - 2))

@@ -1,4 +1,4 @@
-"""Whatever a run is called and tells, it is shown as text, and nothing of it is carried out."""
+"""Names and messages of runs are shown as text and never executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = [
     "${alert(4)}{{alert(5)}}",
     "\u202egnp.nur\u2028 %",
 ]
-"""Names of folders; a slash is the only letter that none can have."""
+"""Folder names, which can have any character but a slash."""
 
 SCREENS = {
     "": "[data-test=chart-ops] canvas",
@@ -41,7 +41,7 @@ SCREENS = {
 
 
 def spoil(folder: Path) -> None:
-    """Put markup wherever a run tells words of its own."""
+    """Put markup into every text of a run."""
     with TelemetryWriter(folder / "telemetry.sqlite") as writer:
         writer.start_session(first_round=9, threads=1, torch_version=EVIL)
         writer.write(NoticeRecord(round=8, kind=EVIL, message=f"</script>{EVIL}"))
@@ -61,7 +61,7 @@ def spoil(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """Return a dashboard of runs with such names, the first of which tells such words too."""
+    """Return a dashboard of runs with such names, the first with such texts too."""
     place = tmp_path_factory.mktemp("runs")
     for seed, name in enumerate(NAMES):
         make_run(place / name, seed=seed)
@@ -75,11 +75,11 @@ def texts(visitor: Visitor, selector: str) -> list[str]:
 
 
 def require_no_markup(visitor: Visitor) -> None:
-    """Fail if a word became an element; the page itself has neither pictures nor such scripts."""
+    """Fail if a text became an element."""
     assert visitor.page.locator("img, script:not([src^=static])").count() == 0
 
 
-def test_names_are_text_and_lead_to_their_runs(served: Dashboard, visit: Visit) -> None:
+def test_hostile_names_are_text_and_link_to_their_runs(served: Dashboard, visit: Visit) -> None:
     visitor = visit()
     visitor.open(served.link)
     links = visitor.page.locator("[data-test=run-row] a")
@@ -102,7 +102,7 @@ def test_names_are_text_and_lead_to_their_runs(served: Dashboard, visit: Visit) 
 
 
 @pytest.mark.parametrize("size", ["desk", "phone"])
-def test_what_a_run_tells_is_text_on_every_screen(
+def test_hostile_messages_are_text_on_every_screen(
     served: Dashboard, visit: Visit, size: str
 ) -> None:
     visitor = visit(size)

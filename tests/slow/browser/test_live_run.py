@@ -1,4 +1,4 @@
-"""A run that trains is seen in a browser as it goes, and nothing has to be loaded again."""
+"""A training run is shown live, without reloading the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def open_overview(visitor: Visitor, link: str, run: str) -> int:
-    """Go from the list to a run that has charts, and return its round."""
+    """Open a run with charts from the list, and return its round."""
     visitor.open(link)
     visitor.page.get_by_role("link", name=run, exact=True).click()
     visitor.page.locator("[data-test=chart-ops] canvas").wait_for()
@@ -22,7 +22,7 @@ def open_overview(visitor: Visitor, link: str, run: str) -> int:
 
 
 def wait_for_rounds(visitor: Visitor, n_updates: int) -> int:
-    """Wait until the number of rounds has changed some times, and return it."""
+    """Wait until the round has changed several times, and return it."""
     last = visitor.page.evaluate(ROUND)
     for _ in range(n_updates):
         last = visitor.until(
@@ -42,7 +42,7 @@ def chart_picture(visitor: Visitor, chart: str) -> str:
     return canvas.evaluate("(canvas) => canvas.toDataURL()")
 
 
-def test_numbers_and_charts_grow_on_the_same_page(live: Live, visit: Visit) -> None:
+def test_numbers_and_charts_update_without_reloading(live: Live, visit: Visit) -> None:
     visitor = visit()
     first = open_overview(visitor, live.served.link, "live")
     visitor.page.evaluate("() => { window.mark = 'the same page'; }")
@@ -61,7 +61,7 @@ def test_numbers_and_charts_grow_on_the_same_page(live: Live, visit: Visit) -> N
     assert visitor.find("connection").inner_text() == "live"
 
 
-def test_nothing_moves_on_the_page_while_numbers_do(live: Live, visit: Visit) -> None:
+def test_updates_do_not_shift_the_layout(live: Live, visit: Visit) -> None:
     visitor = visit()
     open_overview(visitor, live.served.link, "live")
     visitor.page.evaluate(WATCH)
@@ -72,7 +72,7 @@ def test_nothing_moves_on_the_page_while_numbers_do(live: Live, visit: Visit) ->
     assert visitor.page.evaluate("window.moved") == []
 
 
-def test_a_zoom_stays_while_rounds_are_added(live: Live, visit: Visit) -> None:
+def test_a_zoom_survives_new_rounds(live: Live, visit: Visit) -> None:
     visitor = visit()
     open_overview(visitor, live.served.link, "live")
     visitor.until(f"() => ({ROUND})() >= 4")
@@ -93,7 +93,7 @@ def test_a_zoom_stays_while_rounds_are_added(live: Live, visit: Visit) -> None:
     visitor.until("() => document.querySelector('.zoom-words').textContent.includes('all rounds')")
 
 
-def test_all_hosts_are_seen_growing(live: Live, visit: Visit) -> None:
+def test_all_hosts_are_shown_growing(live: Live, visit: Visit) -> None:
     visitor = visit()
     open_overview(visitor, live.served.link, "live")
     visitor.page.get_by_role("link", name="Environments").click()
@@ -115,12 +115,12 @@ def test_all_hosts_are_seen_growing(live: Live, visit: Visit) -> None:
     assert visitor.page.evaluate("location.hash").startswith("#/run/live/growth/3/")
 
 
-def test_a_run_appears_by_itself_runs_and_is_done(
+def test_a_new_run_appears_and_finishes_without_reloading(
     tmp_path: Path, serve: Serve, visit: Visit
 ) -> None:
     visitor = visit()
     visitor.open(serve(tmp_path).link)
-    visitor.page.get_by_text("There are no runs here yet.").wait_for()
+    visitor.page.get_by_text("No runs yet.").wait_for()
     with training(tmp_path / "short", rounds=4):
         row = visitor.find("run-row")
         row.locator(".badge.running").wait_for()
@@ -137,7 +137,7 @@ def test_a_run_appears_by_itself_runs_and_is_done(
     visitor.page.get_by_role("heading", name="Comparison at the end").wait_for()
 
 
-def test_training_brings_its_own_dashboard_and_takes_it_along(tmp_path: Path, visit: Visit) -> None:
+def test_the_dashboard_of_a_training_run_ends_with_it(tmp_path: Path, visit: Visit) -> None:
     visitor = visit()
     with training(tmp_path / "runs" / "own", "--dashboard", rounds=12) as process:
         link, _ = read_link(process.stderr)

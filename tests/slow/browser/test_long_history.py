@@ -1,4 +1,4 @@
-"""Ten thousand rounds are as quick to use as a hundred, and numbers that come move nothing."""
+"""Ten thousand rounds are as fast to browse as a hundred, and updates shift nothing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.slow
 LENGTHS = {"short": 100, "long": 10_000, "odd": 20}
 N_MOVES = 40
 MOST_TIMES = 2.5
-"""How many times the processor time of the short run the long one may take."""
+"""How many times the CPU time of the short run the long one may take."""
 
 _ROUND, _UPDATE = example(RoundRecord), example(UpdateRecord)
 
 
 def wave(number: int, kind: int) -> float:
-    """Return a value that goes up and down, each kind in its own way."""
+    """Return a value that oscillates, differently for each kind."""
     return 0.5 + 0.4 * math.sin(number / (50 + kind)) + 0.05 * math.sin(number * (kind + 1))
 
 
 def records(number: int, scale: float = 1.0) -> list[Record]:
-    """Return what a round writes: numbers times a scale, which is at most 1 for means of scores."""
+    """Return the records of a round, with numbers times a scale (at most 1 for mean scores)."""
     value = [scale * wave(number, kind) for kind in range(10)]
     score = [max(-1.0, min(1.0, scale)) * wave(number, kind) for kind in range(5)]
     entropy = json.dumps(dict(zip(HEADS, value, strict=False)))
@@ -52,7 +52,7 @@ def records(number: int, scale: float = 1.0) -> list[Record]:
 
 
 class Writing:
-    """A run that this test writes, round by round."""
+    """A run that the test writes round by round."""
 
     def __init__(self, folder: Path, n_rounds: int) -> None:
         folder.mkdir()
@@ -64,7 +64,7 @@ class Writing:
         self.add(n_rounds)
 
     def add(self, n_rounds: int = 1, scale: float = 1.0) -> int:
-        """Write further rounds, and return how many there are now."""
+        """Write more rounds, and return their total number."""
         for number in range(self.n_rounds + 1, self.n_rounds + n_rounds + 1):
             self.writer.write_many(records(number, scale))
         self.writer.flush()
@@ -74,7 +74,7 @@ class Writing:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Writing]]]:
-    """Return a folder of runs that go on, and what writes them."""
+    """Return a folder of unfinished runs, and their writers."""
     place = tmp_path_factory.mktemp("runs")
     with ExitStack() as stack:
         runs = {name: Writing(place / name, length) for name, length in LENGTHS.items()}
@@ -96,7 +96,7 @@ def open_run(visitor: Visitor, served: Dashboard, name: str) -> None:
 
 
 class Meter:
-    """Measures the processor time of a page's own thread, which other processes do not change."""
+    """Measures the CPU time of a page's main thread, which other processes don't affect."""
 
     def __init__(self, visitor: Visitor) -> None:
         self._session = visitor.context.new_cdp_session(visitor.page)
@@ -105,27 +105,27 @@ class Meter:
         self._last = self._now()
 
     def _now(self) -> float:
-        told = self._session.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in told if one["name"] == "TaskDuration")
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     def start(self) -> None:
         self._last = self._now()
 
     def stop(self, name: str, times: int = 1) -> None:
-        """Keep the time of something that was done some times; the least, if it is told again."""
+        """Record the time of an action, or the minimum if it is repeated."""
         taken = (self._now() - self._last) / times
         self.seconds[name] = min(taken, self.seconds.get(name, math.inf))
 
 
 def settle(visitor: Visitor) -> None:
-    """Wait until what was begun is drawn."""
+    """Wait until pending drawing is done."""
     visitor.page.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
 
 
 def wait_for_round(visitor: Visitor, number: int) -> None:
-    """Wait until a round is counted and its values are drawn."""
+    """Wait until a round and its values are drawn."""
     visitor.until(f"(number) => ({ROUND})() === number", number)
     visitor.until(
         "(end) => document.querySelector('[data-test=chart-return] [role=img]')"
@@ -136,7 +136,7 @@ def wait_for_round(visitor: Visitor, number: int) -> None:
 
 
 def measure(visitor: Visitor, run: Writing) -> dict[str, float]:
-    """Return the seconds of processor time that it takes to use the overview of a run."""
+    """Return the CPU seconds that using a run's overview takes."""
     meter = Meter(visitor)
     for _ in range(8):
         meter.start()
@@ -166,7 +166,7 @@ def measure(visitor: Visitor, run: Writing) -> dict[str, float]:
     return meter.seconds
 
 
-def test_ten_thousand_rounds_are_as_quick_to_use_as_a_hundred(
+def test_ten_thousand_rounds_are_as_fast_as_a_hundred(
     served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]]
 ) -> None:
     seconds: dict[str, dict[str, float]] = {}
@@ -181,7 +181,7 @@ def test_ten_thousand_rounds_are_as_quick_to_use_as_a_hundred(
 
 
 @pytest.mark.parametrize("size", ["desk", "phone"])
-def test_numbers_that_get_longer_move_nothing(
+def test_longer_numbers_do_not_shift_the_layout(
     served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]], size: str
 ) -> None:
     visitor = visit(size)

@@ -1,7 +1,8 @@
-"""A report opens from the disk in a browser, draws, is used by keyboard, and asks for nothing."""
+"""A report opens from disk, draws its charts, works by keyboard and requests nothing."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ N_LEVELS = """(canvas) => {
     const { width, height } = canvas;
     return new Set(canvas.getContext("2d").getImageData(0, 0, width, height).data).size;
 }"""
-"""Gives how many levels of colour a drawing has; an empty one has one."""
+"""Returns the number of colour levels in a drawing; an empty one has one."""
 CHARTS = ("return", "score", "parameters", "flops", "kl", "entropy", "losses")
 
 
@@ -43,7 +44,7 @@ def open_report(visitor: Visitor, path: Path) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
-def test_a_report_draws_in_any_size_and_scheme(
+def test_a_report_draws_in_any_size_and_colour_scheme(
     visit: Visit, one: Path, size: str, theme: str
 ) -> None:
     visitor = visit(size, scheme="file", color_scheme=theme)
@@ -57,7 +58,7 @@ def test_a_report_draws_in_any_size_and_scheme(
     visitor.require_fit()
 
 
-def test_a_chart_of_a_report_has_ink_and_is_read_by_cursor(visit: Visit, one: Path) -> None:
+def test_a_chart_is_drawn_and_shows_values_at_the_cursor(visit: Visit, one: Path) -> None:
     visitor = visit(scheme="file")
     open_report(visitor, one)
     chart = visitor.find("chart-return").first
@@ -75,7 +76,7 @@ def test_a_chart_of_a_report_has_ink_and_is_read_by_cursor(visit: Visit, one: Pa
     )
 
 
-def test_a_step_of_an_episode_is_opened_by_keyboard(visit: Visit, one: Path) -> None:
+def test_the_steps_of_an_episode_open_by_keyboard(visit: Visit, one: Path) -> None:
     visitor = visit(scheme="file")
     open_report(visitor, one)
     episode = visitor.page.locator('[data-report="episode"]').first
@@ -89,7 +90,7 @@ def test_a_step_of_an_episode_is_opened_by_keyboard(visit: Visit, one: Path) -> 
     assert episode.locator('[data-test="decision"]').inner_text() != first
 
 
-def test_several_runs_are_overlaid_and_each_has_its_episodes(
+def test_several_runs_are_overlaid_and_have_their_own_episodes(
     visit: Visit, runs: list[Path], tmp_path: Path
 ) -> None:
     visitor = visit(scheme="file")
@@ -100,10 +101,11 @@ def test_several_runs_are_overlaid_and_each_has_its_episodes(
         assert places.nth(number).locator("canvas, svg").count() >= 1
 
 
-def test_without_scripts_the_words_and_tables_are_there(visit: Visit, one: Path) -> None:
+def test_text_and_tables_need_no_javascript(visit: Visit, runs: list[Path], one: Path) -> None:
     visitor = visit(scheme="file", java_script_enabled=False)
     visitor.open(one.as_uri())
     words = visitor.page.inner_text("main")
-    assert "Growth helped" in words
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    assert summary["sentences"][0] in words
     assert "germinate" in words
     assert visitor.page.locator("main table").count() >= 6

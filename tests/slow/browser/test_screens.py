@@ -1,4 +1,4 @@
-"""Every screen fits its window, in light and in dark, and shows what the run recorded."""
+"""Every screen fits its window in light and dark, and shows what the run recorded."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SCREENS = {
     "/learned": ".bar-table >> nth=2",
     "/settings": "table.settings",
 }
-"""Screens of a run, by the end of their address, and what is there once they are drawn."""
+"""Screens of a run by the end of their URL, with an element that appears once they are drawn."""
 
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a run that was trained, and one that was made up to be awkward."""
+    """Return a folder with a trained run and a simulated awkward one."""
     place = tmp_path_factory.mktemp("runs")
     with training(place / TRAINED, rounds=3) as process:
         process.communicate(timeout=SECONDS)
@@ -52,7 +52,7 @@ def served(browser: object, runs_dir: Path) -> Iterator[Dashboard]:
 
 
 def luminance(visitor: Visitor) -> float:
-    """Return how light the ground of the page is, from 0 to 1."""
+    """Return the lightness of the page's background, from 0 to 1."""
     text = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
     levels = [int(level) for level in text.removeprefix("rgb(").removesuffix(")").split(",")]
     return sum(levels) / (3 * 255)
@@ -63,7 +63,7 @@ def number(text: str) -> int:
 
 
 def facts(visitor: Visitor) -> dict[str, str]:
-    """Return the numbers at the top of a screen by their names."""
+    """Return the numbers at the top of a screen by name."""
     return visitor.page.evaluate(
         "() => Object.fromEntries([...document.querySelectorAll('.fact')].map((fact) =>"
         " [fact.querySelector('dt').firstChild.textContent, fact.querySelector('dd').textContent]))"
@@ -72,7 +72,7 @@ def facts(visitor: Visitor) -> dict[str, str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
-def test_every_screen_fits_and_has_the_colours_of_the_system(
+def test_every_screen_fits_and_follows_the_system_theme(
     served: Dashboard, visit: Visit, size: str, theme: str
 ) -> None:
     visitor = visit(size, color_scheme=theme)
@@ -90,7 +90,7 @@ def test_every_screen_fits_and_has_the_colours_of_the_system(
     visitor.require_fit()
 
 
-def test_a_chosen_theme_lasts(served: Dashboard, visit: Visit) -> None:
+def test_a_chosen_theme_persists(served: Dashboard, visit: Visit) -> None:
     visitor = visit(color_scheme="light")
     visitor.open(served.link)
     wait = "(end) => document.querySelector('[data-test=theme]')?.textContent.endsWith(end)"
@@ -107,7 +107,7 @@ def test_a_chosen_theme_lasts(served: Dashboard, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("run", [TRAINED, LONG])
-def test_health_counts_what_was_recorded(
+def test_health_shows_the_recorded_counts(
     served: Dashboard, visit: Visit, runs_dir: Path, run: str
 ) -> None:
     visitor = visit()
@@ -115,18 +115,18 @@ def test_health_counts_what_was_recorded(
     visitor.go(f"#/run/{run}/health")
     visitor.find("health").wait_for()
     queries = {
-        "hosts put back by the governor": "SELECT COUNT(*) FROM governor_events",
-        "updates refused": "SELECT COUNT(*) FROM updates WHERE was_refused",
+        "hosts rolled back": "SELECT COUNT(*) FROM governor_events",
+        "updates rejected": "SELECT COUNT(*) FROM updates WHERE was_refused",
         "updates stopped early": "SELECT COUNT(*) FROM updates WHERE stopped_early",
         "illegal actions": "SELECT SUM(n_illegal) FROM rounds",
-        "refused by gates": "SELECT SUM(n_refused) FROM rounds",
+        "rejected by gates": "SELECT SUM(n_refused) FROM rounds",
     }
-    told = facts(visitor)
+    displayed = facts(visitor)
     stored = {name: ask(runs_dir / run, query)[0][0] for name, query in queries.items()}
-    assert {name: number(told[name]) for name in queries} == stored
+    assert {name: number(displayed[name]) for name in queries} == stored
 
 
-def test_health_tells_what_happened_and_leads_to_where(served: Dashboard, visit: Visit) -> None:
+def test_health_lists_rollbacks_with_links(served: Dashboard, visit: Visit) -> None:
     visitor = visit()
     visitor.open(served.link)
     visitor.go(f"#/run/{LONG}/health")
@@ -135,7 +135,7 @@ def test_health_tells_what_happened_and_leads_to_where(served: Dashboard, visit:
     visitor.find("timeline").wait_for()
 
 
-def test_the_overview_and_its_table_have_the_numbers_of_the_run(
+def test_the_overview_shows_the_recorded_numbers(
     served: Dashboard, visit: Visit, runs_dir: Path
 ) -> None:
     visitor = visit()
@@ -155,18 +155,18 @@ def test_the_overview_and_its_table_have_the_numbers_of_the_run(
     assert written == [[str(row[0]), shown(row[1])] for row in stored]
 
 
-def test_what_was_learned_is_told_by_ops(served: Dashboard, visit: Visit, runs_dir: Path) -> None:
+def test_learned_shows_the_recorded_ops(served: Dashboard, visit: Visit, runs_dir: Path) -> None:
     visitor = visit()
     visitor.open(served.link)
     visitor.go(f"#/run/{TRAINED}/learned")
     row = visitor.page.locator("tr", has_text="episodes").first
     row.wait_for()
-    told = [number(text) for text in row.locator("td").all_inner_texts()]
+    displayed = [number(text) for text in row.locator("td").all_inner_texts()]
     stored = ask(runs_dir / TRAINED, "SELECT COUNT(*) FROM episodes GROUP BY round ORDER BY round")
-    assert told == [one[0] for one in stored]
+    assert displayed == [one[0] for one in stored]
 
 
-def test_settings_are_those_of_the_file_and_can_be_searched(
+def test_settings_are_shown_and_can_be_searched(
     served: Dashboard, visit: Visit, runs_dir: Path
 ) -> None:
     visitor = visit()
@@ -179,12 +179,12 @@ def test_settings_are_those_of_the_file_and_can_be_searched(
     assert rows.count() == n_settings
     visitor.page.get_by_role("searchbox").fill("learning_rate")
     visitor.until("() => document.querySelectorAll('table.settings tbody tr').length < 9")
-    told = dict(text.split("\t")[:2] for text in rows.all_inner_texts())
-    assert float(told["ppo.learning_rate"]) == config["ppo"]["learning_rate"]
-    assert all("learning_rate" in name or "rate" in name for name in told)
+    displayed = dict(text.split("\t")[:2] for text in rows.all_inner_texts())
+    assert float(displayed["ppo.learning_rate"]) == config["ppo"]["learning_rate"]
+    assert all("learning_rate" in name or "rate" in name for name in displayed)
 
 
-def test_runs_are_ticked_and_compared(served: Dashboard, visit: Visit) -> None:
+def test_selected_runs_are_compared(served: Dashboard, visit: Visit) -> None:
     visitor = visit()
     visitor.open(served.link)
     compare = visitor.page.get_by_role("button", name="Compare")
@@ -206,7 +206,7 @@ def test_runs_are_ticked_and_compared(served: Dashboard, visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("address", ["#/run/nowhere", "#/elsewhere", f"#/run/{quote('../x', '')}"])
-def test_what_is_not_there_is_said_in_words(served: Dashboard, visit: Visit, address: str) -> None:
+def test_missing_pages_and_runs_are_reported(served: Dashboard, visit: Visit, address: str) -> None:
     visitor = visit()
     visitor.open(served.link)
     visitor.go(address)

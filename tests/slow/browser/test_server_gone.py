@@ -1,4 +1,4 @@
-"""A page whose server is gone says so, keeps what it shows, and goes on once it may."""
+"""A page whose server is gone says so, keeps its content and recovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def kill_in_mid_question(visitor: Visitor, served: Dashboard) -> None:
-    """Kill a server after the page has asked for something and before it has got it."""
+    """Kill a server between a request and its response."""
     held: list[Route] = []
     with visitor.page.expect_request("**/metrics*"):
         visitor.page.route("**/metrics*", lambda route: held.append(route))
@@ -26,7 +26,7 @@ def kill_in_mid_question(visitor: Visitor, served: Dashboard) -> None:
         route.continue_()
 
 
-def test_a_killed_server_is_shown_as_gone_and_pages_recover_with_the_next_link(
+def test_a_page_shows_a_killed_server_and_recovers_with_the_next_link(
     live: Live, serve: Serve, visit: Visit
 ) -> None:
     visitor = visit()
@@ -61,19 +61,19 @@ def test_a_killed_server_is_shown_as_gone_and_pages_recover_with_the_next_link(
     visitor.page.bring_to_front()
     visitor.wait_for_connection("live")
     visitor.until("() => document.querySelector('[role=alert]') === null")
-    visitor.page.get_by_role("heading", name="When it grows").wait_for()
+    visitor.page.get_by_role("heading", name="Germination").wait_for()
     visitor.page.get_by_role("link", name="Overview").click()
     visitor.until(f"(last) => ({ROUND})() > last", last)
     assert visitor.page.evaluate("window.mark") == "the same page"
     visitor.forgive(*NOT_THERE, NOT_SIGNED_IN)
 
 
-def test_the_link_of_another_start_opens_nothing(live: Live, serve: Serve, visit: Visit) -> None:
+def test_the_link_of_an_earlier_start_is_rejected(live: Live, serve: Serve, visit: Visit) -> None:
     with dashboard(live.run_dir.parent) as served:
         port, link = served.port, served.link
     serve(live.run_dir.parent, port=port)
     visitor = visit()
     visitor.open(link)
-    visitor.page.get_by_text("opens with the link that").wait_for()
+    visitor.page.get_by_text("Open the link that").wait_for()
     assert visitor.find("run-row").count() == 0
     visitor.forgive(NOT_SIGNED_IN)

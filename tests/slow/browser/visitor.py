@@ -1,4 +1,4 @@
-"""A visitor: a page in the browser, and whatever must not happen on it."""
+"""A visitor: a browser page and the problems it must not have."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Locator
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
-"""Windows that every screen must fit."""
+"""Window sizes that every screen must fit."""
 
 ROUND = "() => Number(document.querySelector('[data-test=round]')?.textContent)"
-"""Gives the number of rounds that a page shows."""
+"""Returns the round that a page shows."""
 
 NOT_THERE = ("net::ERR_CONNECTION_", "net::ERR_EMPTY_RESPONSE", "net::ERR_INCOMPLETE_CHUNKED_")
-"""What a browser says of itself when nobody answers; a page cannot keep it from that."""
+"""Console message of a browser when a server does not respond, which a page cannot prevent."""
 
 NOT_SIGNED_IN = "the server responded with a status of 401"
-"""What a browser says of itself when its cookie is not wanted."""
+"""Console message of a browser when its cookie is rejected."""
 
 BOXES = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
     const { x, y, width, height } = element.getBoundingClientRect();
     return [element.dataset.test ?? null, x, y + window.scrollY, width, height];
 })"""
-"""Gives where elements are on the page, and how large."""
+"""Returns the positions and sizes of elements."""
 
 WATCH = """() => {
     window.moved = [];
@@ -34,16 +34,16 @@ WATCH = """() => {
         ...sources.filter(isElement).map(({ node }) => `${node.className} ${node.textContent}`)));
     new PerformanceObserver(keep).observe({ type: "layout-shift" });
 }"""
-"""Keeps the elements that move from now on without being asked to; words after a number may."""
+"""Records elements that shift from now on; text after a number may."""
 
 
 def shown(value: float) -> str:
-    """Return a number as the page writes it, with a minus that is none of the keyboard's."""
+    """Return a number as the page formats it, with a typographic minus."""
     return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
 class Visitor:
-    """Looks at one page. Errors, dialogs and requests of all pages of its browser are kept."""
+    """Uses one page, and records errors, dialogs and requests of its browser context."""
 
     def __init__(self, context: BrowserContext, scheme: str) -> None:
         self.context = context
@@ -65,38 +65,38 @@ class Visitor:
         dialog.dismiss()
 
     def open(self, link: str) -> None:
-        """Follow a link."""
+        """Open a link."""
         self.page.goto(link)
         self.page.bring_to_front()
 
     def go(self, hash_: str) -> None:
-        """Go to another screen of the dashboard, as its links do."""
+        """Go to another screen of the dashboard."""
         self.page.evaluate("(to) => { window.location.hash = to; }", hash_)
 
     def find(self, name: str) -> Locator:
-        """Return the element that is named for tests."""
+        """Return the element with a test name."""
         return self.page.locator(f'[data-test="{name}"]')
 
     def until(self, condition: str, argument: Any = None) -> Any:
-        """Wait until an expression or a function of the page gives something true; return it."""
+        """Wait until a JavaScript expression or function is truthy, and return its value."""
         return self.page.wait_for_function(condition, arg=argument).json_value()
 
     def wait_for_connection(self, state: str) -> None:
-        """Wait until the page says that of its connection."""
+        """Wait until the page shows a connection state."""
         self.until(
             "(state) => document.querySelector('[data-test=connection]').textContent === state",
             state,
         )
 
     def focused(self) -> str:
-        """Return what has the keyboard: its name for tests, or its class and text."""
+        """Return the focused element: its test name, or its class and text."""
         return self.page.evaluate(
             "() => { const at = document.activeElement;"
             " return at.dataset.test ?? `${at.className} ${at.textContent.trim().slice(0, 40)}`; }"
         )
 
     def tab_to(self, selector: str, *, most: int = 80) -> None:
-        """Press Tab until an element that a selector names has the keyboard."""
+        """Press Tab until an element has the focus."""
         is_there = f"() => document.activeElement.matches({json.dumps(selector)})"
         passed: list[str] = []
         for _ in range(most):
@@ -114,11 +114,11 @@ class Visitor:
         assert width <= window, f"{self.page.url}: {width} pixels in a window of {window}"
 
     def forgive(self, *texts: str) -> None:
-        """Forget the problems that were meant to be, known by a part of their text."""
+        """Discard expected problems by a part of their text."""
         self.problems = [one for one in self.problems if not any(text in one for text in texts)]
 
     def require_clean(self) -> None:
-        """Fail if anything went wrong, or a request left the machine."""
+        """Fail on any problem, or a request to another machine."""
         assert not self.problems, self.problems
         assert self.addresses
         host = "127.0.0.1" if self.scheme == "http" else None

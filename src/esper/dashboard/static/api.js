@@ -16,7 +16,7 @@ export async function get(path, signal) {
     response = await fetch(`api/${path}`, { signal, headers: { accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server does not answer; is esper dashboard still running?", 0);
+    throw new ApiError("The server is not responding; is esper dashboard still running?", 0);
   }
   if (response.ok) return response.json();
   throw new ApiError(await errorLine(response), response.status);

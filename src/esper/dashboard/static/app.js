@@ -67,7 +67,7 @@ function Screen({ parts, options }) {
       <${Shown} key=${parts[1]} id=${parts[1]} rest=${parts.slice(3)} options=${options} />
     <//>`;
   }
-  return html`<${Empty} title="There is no such screen."><a href="#/">All runs</a><//>`;
+  return html`<${Empty} title="No such page."><a href="#/">All runs</a><//>`;
 }
 
 function idsOf(options) {

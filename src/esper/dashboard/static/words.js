@@ -1,58 +1,58 @@
-/** The words of the project, as a person reads them. */
+/** Names and descriptions shown to the user. */
 
-/** The stages of a seed's life in their order, and what each means. */
+/** The stages of a seed in order, with descriptions. */
 export const STAGES = {
-  dormant: "nothing lives in the slot",
-  germinated: "built and attached; the host computes what it did",
-  training: "learns from the host's gradient; the host does not notice",
-  blending: "alpha is on its way to its target",
-  holding: "alpha is at rest; its worth is measured",
-  fossilized: "committed: part of the host from now on",
-  pruned: "given up: alpha goes to 0, then the module is removed",
-  embargoed: "the slot rests for a few epochs",
-  resetting: "the slot is about to be free again",
+  dormant: "the slot is empty",
+  germinated: "attached; the host's output is unchanged",
+  training: "learns from the host's gradient; the host's output is unchanged",
+  blending: "alpha is moving to its target",
+  holding: "alpha is at rest; its contribution is measured",
+  fossilized: "committed: a permanent part of the host",
+  pruned: "alpha goes to 0, then the module is removed",
+  embargoed: "the slot is closed for a few epochs",
+  resetting: "the slot becomes free in the next epoch",
 };
 
 const ARMS = {
   learned: "the learned controller",
-  wait: "hosts left alone",
-  random: "random legal growth",
+  wait: "no growth",
+  random: "random growth",
   fixed: "the fixed schedule",
   heuristic: "the heuristic",
 };
 
-/** The terms of the reward in the order they are shown, and what each means. */
+/** The terms of the reward in the order shown, with descriptions. */
 export const TERMS = {
   progress: "change of the score",
   settlement: "final score minus the last validation score",
-  flops_cost: "price of the computing",
+  flops_cost: "price of FLOPs",
   rent: "rent on added parameters",
-  penalty: "what the governor had to undo",
+  penalty: "penalty for rollbacks by the governor",
   shaping: "potential-based shaping; sums to 0",
 };
 
-/** The states of a run, and what each means. */
+/** The states of a run, with descriptions. */
 export const STATES = {
-  running: "a process works on it",
-  done: "it came to its end",
-  interrupted: "it can be gone on with: esper resume",
-  failed: "it stopped on an error",
-  killed: "its process was ended from outside; it can be gone on with: esper resume",
-  empty: "it has recorded nothing yet",
-  unreadable: "its telemetry cannot be read",
+  running: "in progress",
+  done: "finished",
+  interrupted: "can be resumed with esper resume",
+  failed: "stopped by an error",
+  killed: "its process was killed; can be resumed with esper resume",
+  empty: "no records yet",
+  unreadable: "its files cannot be read",
 };
 
-/** Gives the name of a head, an op or a term without underscores. */
+/** Returns a name without underscores. */
 export function plain(name) {
   return String(name ?? "").replaceAll("_", " ");
 }
 
-/** Gives a controller's name as a person calls it. */
+/** Returns the display name of a controller. */
 export function arm(name) {
   return ARMS[name] ?? plain(name);
 }
 
-/** Says what a step did, in a few words. */
+/** Describes the decision of a step. */
 export function stepWords(step) {
   const reads = new Set(step.relevant);
   const blueprint = reads.has("blueprint") && step.blueprint ? ` ${step.blueprint}` : "";
@@ -60,9 +60,9 @@ export function stepWords(step) {
   return `${plain(step.op)}${blueprint}${slot}`;
 }
 
-/** Says why a step did not do what it set out to do, or nothing. */
+/** Explains why a decision was not carried out; empty if it was. */
 export function refusalWords(step) {
-  if (step.is_illegal) return "Not legal in the host's state; it counted as a wait.";
-  if (step.refusal) return `Refused by a gate, so it counted as a wait: ${step.refusal}.`;
+  if (step.is_illegal) return "Illegal in the host's state; counted as a wait.";
+  if (step.refusal) return `Rejected by a gate, counted as a wait: ${step.refusal}.`;
   return "";
 }

@@ -35,8 +35,8 @@ export function ConnectionBanner() {
   const isGone = useConnection() === "disconnected";
   const reason = useReason();
   if (!isGone) return null;
-  return html`<p class="banner" role="alert">${reason ?? "The server does not answer."}
-    <span class="muted"> What is shown is what was known last. This page goes on by itself when the server is back.</span>
+  return html`<p class="banner" role="alert">${reason ?? "The server is not responding."}
+    <span class="muted"> The page shows the last known state and updates when the server is back.</span>
   </p>`;
 }
 

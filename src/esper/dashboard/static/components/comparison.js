@@ -5,7 +5,7 @@ import { number, percent, signed } from "../format.js";
 import { arm } from "../words.js";
 import { TableBox } from "./table_box.js";
 
-/** The table of controllers and what the intervals support; nothing if there is none. */
+/** The table of controllers and the conclusions it supports; nothing without a comparison. */
 export function Comparison({ comparison }) {
   if (!comparison) return null;
   return html`<div class="stack">
@@ -15,7 +15,7 @@ export function Comparison({ comparison }) {
   </div>`;
 }
 
-/** What esper evaluate showed, as its file tells. */
+/** The results of esper evaluate. */
 function Evaluation({ evaluation }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Evaluation at price ${evaluation.price}</h2>
@@ -29,11 +29,11 @@ function Final({ comparison }) {
   const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
   return html`<section class="panel">
     <div class="panel-head"><h2>Comparison at the end</h2>
-      <span class="muted small">the same ${comparison.n_hosts} held-out hosts, scored on the ${comparison.split} split;
-        in brackets where the mean lies with 95 % confidence</span></div>
+      <span class="muted small">${comparison.n_hosts} held-out hosts, ${comparison.split} split;
+        brackets: 95% confidence intervals</span></div>
     <${TableBox} label="Controllers"><table class="plain">
       <thead><tr><th scope="col">controller</th><th scope="col" class="n">return</th>
-        <th scope="col" class="n">learned minus it</th><th scope="col" class="n">score</th>
+        <th scope="col" class="n">learned minus this</th><th scope="col" class="n">score</th>
         <th scope="col" class="n">FLOPs</th><th scope="col" class="n">added parameters</th></tr></thead>
       <tbody>${comparison.arms.map((one) => html`<tr key=${one.name}>
         <th scope="row">${arm(one.name)}</th>

@@ -20,18 +20,18 @@ export function Decision({ step, overview, soFar }) {
       <${Fact} name="score" value=${number(step.score)} title="Validation score after the step." />
       <${Fact} name="reward" value=${signed(step.reward)} />
       <${Fact} name="return so far" value=${number(soFar)} title="Sum of the rewards up to this step." />
-      <${Fact} name="expected" value=${number(step.value)} title="What the critic expected of the rest before this step." />
+      <${Fact} name="value estimate" value=${number(step.value)} title="The critic's estimate of the remaining return before this step." />
       <${Fact} name="probability" value=${step.log_prob === null ? "–" : probability(Math.exp(step.log_prob))}
-        title="Of the whole action, over the heads that the op reads." />
-      <${Fact} name="FLOPs" value=${number(step.flops, 2)} title="Spent so far, as a share of the reference host's." />
+        title="Probability of the action, over the heads that the op reads." />
+      <${Fact} name="FLOPs" value=${number(step.flops, 2)} title="Spent so far, relative to the reference run." />
     </dl>
     <${Heads} step=${step} overview=${overview} />
   </section>`;
 }
 
-/** Shows what a step came to: the terms of its reward, and the slots after it. */
+/** Shows the outcome of a step: the terms of its reward, and the slots after it. */
 export function Outcomes({ step, slots }) {
-  return html`<section class="panel outcomes" aria-label="What the step came to">
+  return html`<section class="panel outcomes" aria-label="Outcome of the step">
     <div class="panel-head"><h2>Reward</h2><span class="muted small">${signed(step.reward)}</span></div>
     <${RewardTerms} terms=${step.terms} reward=${step.reward} />
     <div class="panel-head"><h2>Slots after the step</h2></div>
@@ -44,5 +44,5 @@ function Fact({ name, value, title }) {
 }
 
 function doneWords(step) {
-  return step.op === step.op_done ? html`<span class="muted">Done.</span>` : `It came to ${plain(step.op_done)}.`;
+  return step.op === step.op_done ? html`<span class="muted">Done.</span>` : `Executed as ${plain(step.op_done)}.`;
 }

@@ -26,7 +26,7 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
         <${Outcome} detail=${detail} />
       </div>
       ${steps.length === 0
-        ? html`<${Empty} title="No steps were recorded of this episode.">Seeds and their stages are known, decisions are not.<//>`
+        ? html`<${Empty} title="The steps of this episode were not recorded.">Its seeds and stages are shown, its decisions are not.<//>`
         : null}
       <${Timeline} detail=${detail} step=${steps.length ? step : null} onStep=${choose} />
       ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose }} />`}
@@ -44,7 +44,7 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
 
 function Outcome({ detail }) {
   const { result } = detail;
-  if (!result) return html`<span class="muted small outcome">still growing, ${detail.steps.length} steps so far</span>`;
+  if (!result) return html`<span class="muted small outcome">in progress, ${detail.steps.length} steps so far</span>`;
   const seeds = result.seed_parameters ? ` + ${count(result.seed_parameters)}` : "";
   const words = [
     `return ${number(result.ep_rew)}`,

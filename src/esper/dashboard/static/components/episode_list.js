@@ -16,7 +16,7 @@ export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }
   const set = (name) => (event) => setFilter({ ...filter, [name]: event.currentTarget.value, limit: page });
   return html`<section class="panel episode-list" aria-label="Episodes">
     <div class="panel-head"><h2>Episodes</h2>
-      <span class="muted small">${list ? `${whole(list.total)} that ended` : ""}</span></div>
+      <span class="muted small">${list ? `${whole(list.total)} finished` : ""}</span></div>
     <div class="choice-row episode-orders" role="group" aria-label="Order">
       ${Object.entries(ORDERS).map(([order, words]) => html`<button type="button" key=${order} title=${words}
         aria-pressed=${filter.order === order} onClick=${() => setFilter({ ...filter, order, limit: page })}>${order}</button>`)}

@@ -12,17 +12,17 @@ const ROWS = [
   ["task", (run) => run.task],
   ["rounds", (run) => `${run.rounds_done ?? 0} of ${run.rounds ?? "–"}`],
   ["best return, held-out hosts", (run) => number(run.best_return), (run) => run.best_return],
-  ["fixed schedule there", (run) => number(run.fixed_return)],
-  ["gain against hosts left alone", (run) => signed(run.accuracy_gain), (run) => run.accuracy_gain],
+  ["fixed schedule, held-out hosts", (run) => number(run.fixed_return)],
+  ["gain over no growth", (run) => signed(run.accuracy_gain), (run) => run.accuracy_gain],
   ["score", (run) => number(run.best_score), (run) => run.best_score],
-  ["return at the end, test split", (run) => finalWords(run), (run) => finalOf(run)?.mean],
-  ["parameters: host + seeds", (run) => parameters(run.host_parameters, run.seed_parameters)],
-  ["FLOPs, share of a reference run", (run) => percent(run.flops)],
-  ["steps a second", (run) => whole(run.steps_per_second)],
-  ["time of its rounds", (run) => duration(run.seconds)],
+  ["final return, test split", (run) => finalWords(run), (run) => finalOf(run)?.mean],
+  ["parameters, host + seeds", (run) => parameters(run.host_parameters, run.seed_parameters)],
+  ["FLOPs, relative to the reference run", (run) => percent(run.flops)],
+  ["steps per second", (run) => whole(run.steps_per_second)],
+  ["training time", (run) => duration(run.seconds)],
 ];
 
-/** A table with a column for each run; the highest of what should be high is bold. */
+/** A table with a column for each run; the best values are bold. */
 export function Headlines({ runs }) {
   return html`<${TableBox} label="Runs" className="panel"><table class="plain headlines">
     <thead><tr><th scope="col"><span class="hidden-text">number</span></th>
@@ -37,12 +37,12 @@ export function Headlines({ runs }) {
   </table><//>`;
 }
 
-/** The settings that are not the same in all runs. */
+/** The settings that differ between runs. */
 export function DifferingSettings({ runs }) {
   const rows = differingSettings(runs.map((run) => run.overview?.config_toml ?? ""));
   return html`<section class="panel">
     <div class="panel-head"><h2>Settings that differ</h2></div>
-    ${rows.length === 0 && html`<p class="muted">None: the runs have the same settings.</p>`}
+    ${rows.length === 0 && html`<p class="muted">None.</p>`}
     ${rows.length > 0 && html`<${TableBox} label="Settings that differ">
       <table class="plain small"><thead><tr><th scope="col">setting</th>
         ${runs.map((run) => html`<th scope="col" key=${run.id}>${run.name}</th>`)}</tr></thead>

@@ -33,7 +33,7 @@ function Choice({ name, value, isChosen, isRead }) {
     <span class="choice-name" title=${name}>${isMasked ? html`<s>${plain(name)}</s>` : plain(name)}</span>
     <span class="choice-track"><span style=${{ width: `${100 * (value ?? 0)}%` }}></span></span>
     <span class="choice-value">${isMasked ? "masked" : probability(value)}</span>
-    ${isChosen && html`<span class="hidden-text">${isRead ? "chosen" : "drawn, not read"}</span>`}
+    ${isChosen && html`<span class="hidden-text">${isRead ? "chosen" : "sampled, not read"}</span>`}
   </li>`;
 }
 
@@ -41,7 +41,7 @@ function Choice({ name, value, isChosen, isRead }) {
 function Chosen({ step, overview, names }) {
   const read = names.filter((head) => step.relevant.includes(head));
   return html`
-    <p class="muted small">This run did not record probabilities; runs of later versions do.</p>
+    <p class="muted small">This run did not record probabilities.</p>
     <ul class="chosen-only">${read.map((head) => html`<li key=${head}><span class="muted">${plain(head)}</span>
       <strong>${plain(overview?.choices?.[head]?.[step.choices[head]] ?? String(step.choices[head]))}</strong></li>`)}</ul>`;
 }

@@ -9,18 +9,18 @@ import { TableBox } from "./table_box.js";
 
 const MOST_PARTS = 7;
 
-/** What happened, in numbers; zero is good. */
+/** Counts of problems, and the latest speed and memory. */
 export function HealthFacts({ health }) {
   const facts = [
-    ["hosts put back by the governor", health.governor.total, "A loss or gradient was not finite, or far out of range."],
-    ["updates refused", health.refused_updates.length, "A number was not finite, so the update was undone."],
-    ["updates stopped early", health.early_stops.total, "The divergence reached its limit before the last epoch."],
-    ["illegal actions", health.illegal, "Steps whose action the host's state did not allow."],
-    ["refused by gates", health.refused_by_gates, "Steps that asked for an advance that was not due; they counted as waits."],
+    ["hosts rolled back", health.governor.total, "The governor saw a loss or gradient that was not finite, or far out of range."],
+    ["updates rejected", health.refused_updates.length, "A value was not finite, so the update was undone."],
+    ["updates stopped early", health.early_stops.total, "The KL divergence reached its limit before the last epoch."],
+    ["illegal actions", health.illegal, "Steps whose action was illegal in the host's state."],
+    ["rejected by gates", health.refused_by_gates, "Steps whose action a gate rejected; they counted as waits."],
   ];
-  return html`<${Facts} label="What happened">
+  return html`<${Facts} label="Health">
     ${facts.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
-    <${Fact} name="steps a second, last round">${whole(health.throughput.values.at(-1))}<//>
+    <${Fact} name="steps per second, last round">${whole(health.throughput.values.at(-1))}<//>
     <${Fact} name="memory, last round">${bytes(health.memory.values.at(-1))}<//>
   <//>`;
 }
@@ -33,14 +33,14 @@ export function HealthCharts({ health, group }) {
   const seconds = largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] })));
   const memory = health.memory.values.map((value) => (value === null ? null : value / 2 ** 20));
   return html`<div class="charts charts-2">
-    <${Chart} name="seconds" key=${seconds.length} title="Seconds of a round, by part" isStacked=${true} fromZero=${true}
+    <${Chart} name="seconds" key=${seconds.length} title="Seconds per round, by part" isStacked=${true} fromZero=${true}
       height=${230} format=${seconds2} series=${seconds} ...${common} />
-    <${Chart} name="throughput" title="Throughput" note="environments' steps per second" fromZero=${true} height=${230}
-      format=${compact} series=${[{ label: "steps a second", ...health.throughput }]} ...${common} />
+    <${Chart} name="throughput" title="Throughput" note="environment steps per second" fromZero=${true} height=${230}
+      format=${compact} series=${[{ label: "steps per second", ...health.throughput }]} ...${common} />
     <${Chart} name="memory" title="Memory" note="MiB of the process" fromZero=${true} format=${compact}
       series=${[{ label: "resident", rounds: health.memory.rounds, values: memory }]} ...${common} />
-    <${Chart} name="governor" title="Governor" note="hosts put back in a round" fromZero=${true} leastTop=${4} format=${whole}
-      series=${[{ label: "hosts put back", ...restored }]} ...${common} />
+    <${Chart} name="governor" title="Governor" note="hosts rolled back per round" fromZero=${true} leastTop=${4} format=${whole}
+      series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />
   </div>`;
 }
 
@@ -48,29 +48,29 @@ function seconds2(value) {
   return number(value, 2);
 }
 
-/** The parts that take most, and all others as one: more could not be told apart. */
+/** The largest parts, and the others as one. */
 function largest(series) {
   const sum = ({ values }) => values.reduce((total, value) => total + (value ?? 0), 0);
   const sorted = [...series].sort((a, b) => sum(b) - sum(a));
   if (sorted.length <= MOST_PARTS) return sorted;
   const [kept, others] = [sorted.slice(0, MOST_PARTS - 1), sorted.slice(MOST_PARTS - 1)];
   const values = others[0].values.map((_, i) => others.reduce((total, one) => total + (one.values[i] ?? 0), 0));
-  return [...kept, { label: "all else", rounds: others[0].rounds, values }];
+  return [...kept, { label: "other", rounds: others[0].rounds, values }];
 }
 
-/** Hosts that were put back, and updates that were refused. */
+/** Hosts that were rolled back, and updates that were rejected. */
 export function Restored({ health, id }) {
   const { last, total } = health.governor;
   return html`<section class="panel">
-    <div class="panel-head"><h2>Hosts put back</h2>
+    <div class="panel-head"><h2>Hosts rolled back</h2>
       <span class="muted small">${total > last.length ? `the last ${last.length} of ${whole(total)}` : ""}</span></div>
-    ${last.length === 0 && html`<p class="muted">None. The governor has had nothing to do.</p>`}
+    ${last.length === 0 && html`<p class="muted">None.</p>`}
     <ul class="rows scroll-rows">${last.map((one) => html`<li>
       ${id === undefined
         ? html`<span>round ${one.round}, env ${one.env}</span>`
         : html`<a href=${address(["run", id, "growth", one.env, one.episode])}>round ${one.round}, env ${one.env}</a>`}
       <span class="muted small">epoch ${one.epoch}: ${one.reason}</span></li>`)}</ul>
-    ${health.refused_updates.length > 0 && html`<h3>Updates refused</h3>
+    ${health.refused_updates.length > 0 && html`<h3>Updates rejected</h3>
       <ul class="rows">${health.refused_updates.map((one) => html`<li><span>round ${one.round}</span>
         <span class="muted small">${one.reason}</span></li>`)}</ul>`}
     <${EarlyStops} stops=${health.early_stops} />
@@ -84,7 +84,7 @@ function EarlyStops({ stops }) {
     <span class="muted">${shown.length < stops.rounds.length ? "…, " : ""}${shown.join(", ")}</span></p>`;
 }
 
-/** What the run had to say. */
+/** The notices of a run. */
 export function Notices({ health }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Notices</h2></div>
@@ -94,12 +94,12 @@ export function Notices({ health }) {
   </section>`;
 }
 
-/** The processes that worked on a run. */
+/** The processes that trained a run. */
 export function Sessions({ sessions }) {
   return html`<section class="panel">
-    <div class="panel-head"><h2>Sessions</h2><span class="muted small">processes that worked on the run</span></div>
+    <div class="panel-head"><h2>Sessions</h2><span class="muted small">processes that trained this run</span></div>
     <${TableBox} label="Sessions"><table class="plain small">
-      <thead><tr>${["begun", "ended", "outcome", "from round", "process", "threads", "esper", "torch", "python", "platform"]
+      <thead><tr>${["started", "ended", "outcome", "from round", "process", "threads", "esper", "torch", "python", "platform"]
         .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${sessions.map((one) => html`<tr key=${one.started_at}>
         <td>${moment(one.started_at)}</td><td>${one.ended_at ? moment(one.ended_at) : "–"}</td>

@@ -13,19 +13,19 @@ const LEAST_SHARE = 0.005;
 export function Learned({ learned }) {
   const { parts } = learned;
   return html`<div class="stack">
-    <${BarTable} title="Ops" note="per episode, in each part of the run; bars are to the largest of their row"
+    <${BarTable} title="Ops" note="per episode, by part of training; bars are relative to the largest in their row"
       parts=${parts} rows=${opRows(parts)} format=${twoDigits} isByRow=${true} extra=${returnRows(parts)} />
     <div class="grid-2">
       <${BarTable} title="Blueprints germinated" note="share of seeds" parts=${parts} rows=${shareRows(parts, "blueprints")}
         format=${percent} />
-      <${BarTable} title="Blueprints fossilized" note="share of those kept" parts=${parts} rows=${shareRows(parts, "committed")}
+      <${BarTable} title="Blueprints fossilized" note="share of seeds kept" parts=${parts} rows=${shareRows(parts, "committed")}
         format=${percent} />
     </div>
     <div class="grid-2">
-      <${Histograms} title="When it grows" note="epochs of an episode in which seeds were germinated" parts=${parts}
+      <${Histograms} title="Germination" note="epochs in which seeds were germinated" parts=${parts}
         field="germination_epochs" empty="Nothing was germinated." />
-      <${Histograms} title="When it stops" note="epochs after which it finished a host" parts=${parts}
-        field="finish_epochs" empty="It never finished a host early." />
+      <${Histograms} title="Finish" note="epochs after which hosts were finished" parts=${parts}
+        field="finish_epochs" empty="No host was finished early." />
     </div>
   </div>`;
 }
@@ -40,8 +40,8 @@ function opRows(parts) {
 function returnRows(parts) {
   return [
     { name: "episodes", values: parts.map((part) => whole(part.n_episodes)) },
-    { name: "return, mean", values: parts.map((part) => number(part.mean_return)) },
-    { name: "final score, mean", values: parts.map((part) => number(part.mean_score)) },
+    { name: "mean return", values: parts.map((part) => number(part.mean_return)) },
+    { name: "mean final score", values: parts.map((part) => number(part.mean_score)) },
   ];
 }
 

@@ -23,8 +23,8 @@ export function Network({ overview, detail, step }) {
         ${plan.groups.map((group) => html`<${Group} key=${group.x} ...${{ group, plan, state: states[group.slot] }} />`)}
       </svg>
     </div>
-    <p class="muted small">Areas are numbers of parameters; a seed is filled as high as its alpha.
-      ${plan.isGuess && " This run did not record the parts of its hosts, so they are drawn alike."}</p>
+    <p class="muted small">Areas show parameters; the filled height of a seed shows its alpha.
+      ${plan.isGuess && " This run did not record the parts of its hosts, so all have the same size."}</p>
   </section>`;
 }
 

@@ -28,7 +28,7 @@ export function Player({ steps, step, onStep }) {
       <${Sign} isPlaying=${isPlaying} />${isPlaying ? "Pause" : "Play"}</button>
     <button type="button" class="button" aria-label="Step back" disabled=${step <= 0}
       onClick=${() => onStep(step - 1)}>‹</button>
-    <button type="button" class="button" aria-label="Step on" disabled=${step >= last}
+    <button type="button" class="button" aria-label="Step forward" disabled=${step >= last}
       onClick=${() => onStep(step + 1)}>›</button>
     <input type="range" min="0" max=${last} value=${step} aria-label="Step" aria-valuetext=${words}
       onInput=${(event) => onStep(Number(event.currentTarget.value))} />

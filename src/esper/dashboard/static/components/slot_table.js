@@ -11,7 +11,7 @@ export function SlotTable({ states, names, chosen }) {
   return html`<${TableBox} label="Slots"><table class="plain small slot-table">
     <thead><tr><th scope="col">slot, seed</th><th scope="col">stage</th>
       <th scope="col" class="n">alpha</th><th scope="col" class="n wide-only">parameters</th>
-      <th scope="col" colspan="2" title="Score with the seed minus without it, when it was last measured.">
+      <th scope="col" colspan="2" title="Score with the seed minus the score without it, as last measured.">
         contribution</th></tr></thead>
     <tbody>${states.map((state, k) => html`<tr key=${names[k]} class=${classes(names[k] === chosen && "slot-chosen")}>
       <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}

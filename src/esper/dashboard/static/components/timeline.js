@@ -82,7 +82,7 @@ function Chosen({ axis, step, height }) {
 function Unspent({ axis, height, isOver }) {
   const left = axis.x(axis.used);
   if (axis.right - left < 2) return null;
-  const words = isOver ? "not spent" : "to come";
+  const words = isOver ? "unused" : "remaining";
   return html`<g>
     <rect class="unspent" x=${left} y="0" width=${axis.right - left} height=${height - 20} />
     ${axis.right - left > 64 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}

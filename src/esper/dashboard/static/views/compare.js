@@ -21,7 +21,7 @@ export function CompareScreen({ ids }) {
     <${Problem} error=${error ?? all.error} />
     ${ids.length < 2
       ? html`<div class="panel"><${Empty} title="Choose two or more runs.">
-          Their curves and settings are then laid over one another.<//></div>`
+          Their learning curves and settings are compared here.<//></div>`
       : runs
         ? html`<${Compared} key=${ids.join("\n")} runs=${runs} ids=${ids} mark=${mark} />`
         : html`<${Waiting} height=${600} />`}`;
@@ -45,7 +45,7 @@ function Compared({ runs, ids, mark }) {
   return html`<div class="stack">
     <${Problem} error=${error} />
     <${Headlines} runs=${runs} />
-    <div class="screen-head compare-zoom"><h2>Curves</h2>
+    <div class="screen-head compare-zoom"><h2>Learning curves</h2>
       <div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
     ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }} />`}
     <${DifferingSettings} runs=${runs} />

@@ -5,10 +5,10 @@ import { Chart } from "../charts.js";
 import { compact, count, number } from "../format.js";
 
 const CHARTS = [
-  { name: "return", title: "Return, held-out trials", metric: "eval/mean_reward", format: number, isPoints: true },
-  { name: "rollout", title: "Return, episodes of the round", metric: "rollout/ep_rew_mean", format: number },
-  { name: "score", title: "Accuracy, held-out trials", metric: "eval/score", format: number, isPoints: true },
-  { name: "parameters", title: "Parameters of seeds kept", metric: "growth/seed_parameters", format: count, fromZero: true },
+  { name: "return", title: "Return, held-out hosts", metric: "eval/mean_reward", format: number, isPoints: true },
+  { name: "rollout", title: "Return, training", metric: "rollout/ep_rew_mean", format: number },
+  { name: "score", title: "Accuracy, held-out hosts", metric: "eval/score", format: number, isPoints: true },
+  { name: "parameters", title: "Parameters grown", metric: "growth/seed_parameters", format: count, fromZero: true },
   { name: "flops", title: "FLOPs", metric: "growth/flops", format: number, fromZero: true },
   { name: "kl", title: "KL of the update", metric: "train/approx_kl", format: compact, fromZero: true },
   { name: "entropy", title: "Entropy of op", metric: "train/entropy/op", format: compact, fromZero: true },

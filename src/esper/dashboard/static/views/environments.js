@@ -33,8 +33,8 @@ export function EnvironmentsScreen({ id }) {
 
 function Nothing({ hasSteps }) {
   return hasSteps === false
-    ? html`<${Empty} title="This run does not record steps.">Its episodes are known by what they came to.<//>`
-    : html`<${Empty} title="No step is done yet.">Hosts appear with the first steps of round 1.<//>`;
+    ? html`<${Empty} title="This run does not record steps.">Only the results of its episodes are available.<//>`
+    : html`<${Empty} title="No steps yet.">Hosts appear with the first steps of round 1.<//>`;
 }
 
 /** Gives the same element for a host that has not changed, so that it is not looked at again. */

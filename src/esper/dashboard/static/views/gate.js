@@ -11,12 +11,12 @@ export function Gate({ id, children }) {
   const readiness = useReadiness(id);
   if (readiness === "waiting") return html`<${Waiting} height=${600} />`;
   if (readiness === "unknown") {
-    return html`<div class="panel"><${Empty} title="There is no such run here."><a href="#/">All runs</a><//></div>`;
+    return html`<div class="panel"><${Empty} title="No such run."><a href="#/">All runs</a><//></div>`;
   }
   if (readiness === "unreadable") return html`<${Unreadable} id=${id} />`;
   if (readiness === "empty") {
-    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">
-      Its first rows come when its hosts are made; they appear here by themselves.<//></div>`;
+    return html`<div class="panel"><${Empty} title="No records yet.">
+      The run appears here as soon as its hosts are created.<//></div>`;
   }
   return children;
 }
@@ -24,5 +24,5 @@ export function Gate({ id, children }) {
 function Unreadable({ id }) {
   const { data, error } = useQuery(runPath(id));
   if (!data && !error) return html`<${Waiting} height=${600} />`;
-  return html`<${Problem} error=${error ?? { message: data.problem ?? "This run cannot be read." }} />`;
+  return html`<${Problem} error=${error ?? { message: data.problem ?? "Cannot read this run." }} />`;
 }

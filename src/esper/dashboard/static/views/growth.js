@@ -34,8 +34,8 @@ export function GrowthScreen({ id, rest, options }) {
           ? html`<${ChosenEpisode} key=${`${chosen.env}/${chosen.episode}`} ...${{ id, chosen, options }}
               overview=${run?.overview} />`
           : list.data
-            ? html`<div class="panel"><${Empty} title="No episode fits.">
-                Widen the filter, or wait until a host's episode has ended.<//></div>`
+            ? html`<div class="panel"><${Empty} title="No matching episode.">
+                Widen the filter, or wait for the first episode to end.<//></div>`
             : html`<${Waiting} height=${560} />`}
       </div>
     </div>`;
@@ -64,8 +64,8 @@ function ChosenEpisode({ id, chosen, options, overview }) {
 function Neighbours({ id, chosen, hasNext }) {
   const to = (episode) => address(["run", id, "growth", chosen.env, episode]);
   return html`<span class="neighbours small">
-    ${chosen.episode > 0 && html`<a href=${to(chosen.episode - 1)}>episode before</a>`}
-    ${hasNext && html`<a href=${to(chosen.episode + 1)}>episode after</a>`}</span>`;
+    ${chosen.episode > 0 && html`<a href=${to(chosen.episode - 1)}>previous episode</a>`}
+    ${hasNext && html`<a href=${to(chosen.episode + 1)}>next episode</a>`}</span>`;
 }
 
 function firstOf(list) {

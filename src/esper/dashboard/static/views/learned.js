@@ -12,10 +12,10 @@ export function LearnedScreen({ id }) {
   const { data, error } = useQuery(runPath(id, "learned"), useRoundMark(id));
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${600} />`;
   return html`
-    <div class="screen-head"><h1>What it learned</h1>
-      <span class="muted small">episodes that ended, in parts of the run from first to last</span></div>
+    <div class="screen-head"><h1>What the controller learned</h1>
+      <span class="muted small">by part of training, from first to last</span></div>
     <${Problem} error=${error} />
     ${data.parts.length === 0
-      ? html`<div class="panel"><${Empty} title="No round is done yet.">Come back after a few rounds.<//></div>`
+      ? html`<div class="panel"><${Empty} title="No rounds yet.">Come back after a few rounds.<//></div>`
       : html`<${Learned} learned=${data} />`}`;
 }

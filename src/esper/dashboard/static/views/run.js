@@ -38,8 +38,8 @@ export function RunScreen({ id }) {
     ${version === 0
       ? html`<${Waiting} height=${900} />`
       : done === 0
-        ? html`<div class="panel"><${Empty} title="No round is done yet.">
-            The first trials on held-out hosts come first; charts begin with round 1.<//></div>`
+        ? html`<div class="panel"><${Empty} title="No rounds yet.">
+            Evaluations on held-out hosts come first; charts start with round 1.<//></div>`
         : html`<div class="stack">
             ${charts}
             <${Comparison} comparison=${run.comparison} />
@@ -54,17 +54,17 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
       <dt>round<${Progress} share=${done / run.rounds} label="rounds done" /></dt>
       <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
     </div>
-    <${Fact} name="steps a second">${whole(run.steps_per_second)}<//>
+    <${Fact} name="steps per second">${whole(run.steps_per_second)}<//>
     ${state === "running"
       ? html`<${Fact} name="time left, about">${duration(left)}<//>`
-      : html`<${Fact} name="time of its rounds">${duration(run.seconds)}<//>`}
+      : html`<${Fact} name="training time">${duration(run.seconds)}<//>`}
     <${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
       ${number(run.best_return)}<//>
-    <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}>
+    <${Fact} name="gain in score" note=${`without growth ${number(run.static_score)}`}>
       <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
-    <${Fact} name="FLOPs" note="of a reference run">${percent(run.flops)}<//>
+    <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>
   <//>`;
 }
 

@@ -24,40 +24,40 @@ function chartsOf(table, klLimit) {
     {
       name: "return", title: "Return", note: "score minus costs", format: number,
       series: [
-        line("episodes of the round", "rollout/ep_rew_mean"),
-        line("held-out trials", "eval/mean_reward", { isPoints: true, dash: [] }),
-        constant("fixed schedule, held-out", lastOf(table.get("eval/fixed_reward"))),
+        line("training", "rollout/ep_rew_mean"),
+        line("held-out", "eval/mean_reward", { isPoints: true, dash: [] }),
+        constant("fixed schedule", lastOf(table.get("eval/fixed_reward"))),
       ],
     },
     {
       name: "score", title: "Accuracy", note: "final score", format: number,
       series: [
-        line("episodes of the round", "growth/score"),
-        line("held-out trials", "eval/score", { isPoints: true, dash: [] }),
-        constant("held-out hosts left alone", lastOf(table.get("growth/static_score"))),
+        line("training", "growth/score"),
+        line("held-out", "eval/score", { isPoints: true, dash: [] }),
+        constant("held-out, no growth", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
-      name: "parameters", title: "Parameters", note: "mean of a host", format: count, fromZero: true,
-      series: [line("host as it began", "growth/host_parameters", { dash: [7, 4], colour: GREY }), total(table)],
+      name: "parameters", title: "Parameters", note: "mean per host", format: count, fromZero: true,
+      series: [line("initial host", "growth/host_parameters", { dash: [7, 4], colour: GREY }), total(table)],
     },
     {
-      name: "flops", title: "FLOPs", note: "share of the reference host's", fromZero: true, format: number,
+      name: "flops", title: "FLOPs", note: "relative to the reference run", fromZero: true, format: number,
       series: [
-        line("episodes of the round", "growth/flops"),
-        line("held-out trials", "eval/flops", { isPoints: true, dash: [] }),
+        line("training", "growth/flops"),
+        line("held-out", "eval/flops", { isPoints: true, dash: [] }),
       ],
     },
     {
-      name: "kl", title: "KL of the update", fromZero: true, format: compact,
+      name: "kl", title: "KL divergence of the update", fromZero: true, format: compact,
       series: [
         line("mean over heads", "train/approx_kl"),
-        line("whole actions", "train/joint_kl"),
-        ...(klLimit === null ? [] : [constant("stops above", klLimit)]),
+        line("joint action", "train/joint_kl"),
+        ...(klLimit === null ? [] : [constant("stops updates", klLimit)]),
       ],
     },
     {
-      name: "entropy", title: "Entropy by head", note: "0 is decided", fromZero: true, format: compact,
+      name: "entropy", title: "Entropy by head", note: "0 is deterministic", fromZero: true, format: compact,
       series: known(table, "train/entropy/", HEADS).map((head) => line(plain(head), `train/entropy/${head}`)),
     },
     {
@@ -68,7 +68,7 @@ function chartsOf(table, klLimit) {
       ],
     },
     {
-      name: "explained-variance", title: "Explained variance", note: "of returns by the critic; 1 is perfect", format: number,
+      name: "explained-variance", title: "Explained variance", note: "of the returns by the critic; 1 is perfect", format: number,
       series: [line("explained variance", "train/explained_variance")],
     },
     {
@@ -83,7 +83,7 @@ function total(table) {
   const host = table.get("growth/host_parameters");
   const seeds = table.get("growth/seed_parameters");
   const values = host.values.map((value, i) => (value === null ? null : value + (seeds.values[i] ?? 0)));
-  return { label: "with its seeds", rounds: host.rounds, values, colour: null, dash: [] };
+  return { label: "with seeds", rounds: host.rounds, values, colour: null, dash: [] };
 }
 
 /** A level line. It has its place in the legend from the start, so that nothing moves when it is known. */

@@ -15,10 +15,10 @@ const COLUMNS = [
   { key: "state", label: "state", start: 1 },
   { key: "task", label: "task", start: 1 },
   { key: "progress", label: "rounds", start: -1, of: (run) => run.rounds_done / run.rounds },
-  { key: "best_return", label: "best return", start: -1, isNumber: true, title: "of trials on held-out hosts" },
-  { key: "accuracy_gain", label: "gain", start: -1, isNumber: true, title: "score minus that of the same hosts left alone" },
-  { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "of the host + of its seeds", of: allParameters },
-  { key: "created_at", label: "begun", start: -1 },
+  { key: "best_return", label: "best return", start: -1, isNumber: true, title: "on held-out hosts" },
+  { key: "accuracy_gain", label: "gain", start: -1, isNumber: true, title: "score minus that of the same hosts without growth" },
+  { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "host + seeds", of: allParameters },
+  { key: "created_at", label: "started", start: -1 },
 ];
 
 /** All runs in a table that can be sorted, with boxes to compare some of them. */
@@ -39,7 +39,7 @@ export function RunsScreen() {
       <h1>Runs</h1>
       <span class="muted small">${data.runs_dir}</span>
       <div class="rest">
-        <span class="muted small">${chosen.length < 2 ? "Tick two or more to compare." : ""}</span>
+        <span class="muted small">${chosen.length < 2 ? "Select two or more to compare." : ""}</span>
         <button type="button" class="button main" disabled=${chosen.length < 2}
           onClick=${() => go(address(["compare"], { runs: chosen.map(encodeURIComponent).join(",") }))}>
           Compare${chosen.length > 1 ? ` ${chosen.length}` : ""}</button>
@@ -47,8 +47,8 @@ export function RunsScreen() {
     </div>
     <${Problem} error=${error} />
     ${runs.length === 0
-      ? html`<div class="panel"><${Empty} title="There are no runs here yet.">
-          Start one with <code>esper train</code>; it appears here by itself.<//></div>`
+      ? html`<div class="panel"><${Empty} title="No runs yet.">
+          Start one with <code>esper train</code>; it appears here automatically.<//></div>`
       : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick }} /><//>`}`;
 }
 

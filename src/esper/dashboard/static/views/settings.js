@@ -17,13 +17,13 @@ export function SettingsScreen({ id }) {
   const [wanted, setWanted] = useState("");
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} height=${600} />`;
   if (!run.overview) {
-    return html`<div class="panel"><${Empty} title="This run has recorded nothing yet.">
-      Its settings appear with its first rows.<//></div>`;
+    return html`<div class="panel"><${Empty} title="No records yet.">
+      The settings appear with the first records.<//></div>`;
   }
   return html`
     <div class="screen-head"><h1>Settings</h1>
-      <span class="muted small">begun ${moment(run.overview.created_at)} with Esper ${run.overview.esper_version}</span>
-      <div class="rest"><label class="field">find <input type="search" value=${wanted} placeholder="name or words"
+      <span class="muted small">started ${moment(run.overview.created_at)} with Esper ${run.overview.esper_version}</span>
+      <div class="rest"><label class="field">find <input type="search" value=${wanted} placeholder="name or text"
         onInput=${(event) => setWanted(event.currentTarget.value)} /></label></div></div>
     <${Problem} error=${error} />
     <div class="stack">
@@ -38,9 +38,9 @@ export function SettingsScreen({ id }) {
 function Table({ text, wanted }) {
   const words = wanted.trim().toLowerCase();
   const settings = readSettings(text).filter((one) => `${settingName(one)} ${one.comment}`.toLowerCase().includes(words));
-  if (settings.length === 0) return html`<div class="panel"><${Empty} title="No setting fits." /></div>`;
+  if (settings.length === 0) return html`<div class="panel"><${Empty} title="No matching setting." /></div>`;
   return html`<${TableBox} label="Settings" className="panel"><table class="plain settings">
-    <thead><tr><th scope="col">setting</th><th scope="col">value</th><th scope="col">what it is</th></tr></thead>
+    <thead><tr><th scope="col">setting</th><th scope="col">value</th><th scope="col">description</th></tr></thead>
     <tbody>${settings.map((one) => html`<tr key=${settingName(one)}>
       <th scope="row"><code>${one.section && html`<span class="muted">${one.section}.</span>`}${one.key}</code></th>
       <td><code>${one.value}</code></td><td class="muted small">${one.comment}</td></tr>`)}</tbody>
