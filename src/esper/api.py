@@ -16,7 +16,7 @@ from esper.evidence.compare import compare
 from esper.evidence.evaluation import evaluate
 from esper.evidence.headroom import Headroom, headroom
 from esper.evidence.results import Arm, Evidence
-from esper.growing.grow import Grown, GrownHost, GrowthSummary, grow, grow_host, save_grown
+from esper.growing.grow import Grown, GrowthSummary, grow, save_grown
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
 from esper.growth.footprint import TrainingMeter, footprint
@@ -74,7 +74,6 @@ __all__ = [
     "Governor",
     "GovernorConfig",
     "Grown",
-    "GrownHost",
     "GrowthAction",
     "GrowthConfig",
     "GrowthEnv",
@@ -115,7 +114,6 @@ __all__ = [
     "find_slots",
     "footprint",
     "grow",
-    "grow_host",
     "headroom",
     "list_runs",
     "load",

@@ -1,4 +1,4 @@
-"""Models that Esper has never seen, and small data that they can learn."""
+"""User models and a small data set for tests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Pair = tuple[Tensor, Tensor]
 
 
 def digits(n_train: int = 200, n_val: int = 100) -> tuple[Pair, Pair]:
-    """Return images ``[n, 1, 8, 8]`` and classes to learn from, and others to decide by."""
+    """Return pairs of images ``[n, 1, 8, 8]`` and classes for training and validation."""
     images, labels = load_digits()
     end = n_train + n_val
     return (images[:n_train], labels[:n_train]), (images[n_train:end], labels[n_train:end])
 
 
 class Block(nn.Module):
-    """Two linear layers beside a skip connection."""
+    """A residual block of two linear layers."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class MLP(nn.Module):
-    """Any number of blocks."""
+    """A residual MLP of any depth."""
 
     def __init__(self, n_blocks: int, width: int = 12, hidden: int = 4) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """A stem, two blocks with batch norm, a mean, a classifier."""
+    """A stem, two blocks with batch norm, global average pooling, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class CNN(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Rows of an image as tokens, torch's own encoder layers, a mean, a classifier."""
+    """A transformer encoder on the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Samples are the same tensors in whatever form they are given, or are refused in one line."""
+"""All supported forms of data give the same tensors; others are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from esper.tasks import Samples
 
 
 class Pairs(Dataset[tuple[Tensor, int]]):
-    """Samples by number, each with its class as a plain number."""
+    """Samples by index, with classes as plain integers."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -32,7 +32,7 @@ class Pairs(Dataset[tuple[Tensor, int]]):
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """Samples one after the other."""
+    """Samples as an iterable."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -69,7 +69,7 @@ def test_every_form_gives_the_same_tensors(n: int, shape: tuple[int, ...], batch
         assert torch.equal(samples.targets, targets)
 
 
-def test_a_loader_that_shuffles_leaves_the_default_generator_alone() -> None:
+def test_a_shuffling_loader_does_not_change_the_default_generator() -> None:
     loader = DataLoader(
         TensorDataset(torch.arange(20.0).view(20, 1), torch.arange(20)), batch_size=6, shuffle=True
     )
@@ -80,7 +80,7 @@ def test_a_loader_that_shuffles_leaves_the_default_generator_alone() -> None:
     assert torch.equal(samples.inputs.squeeze(1).long(), samples.targets)
 
 
-def test_inputs_get_the_dtype_of_the_model_and_tokens_stay_whole_numbers() -> None:
+def test_inputs_get_the_dtype_of_the_model_except_tokens() -> None:
     like = torch.zeros((), dtype=torch.float64)
     targets = torch.tensor([True, False])
     assert read_samples((torch.ones(2, 3), targets), "d", like=like).inputs.dtype == torch.float64
@@ -89,7 +89,7 @@ def test_inputs_get_the_dtype_of_the_model_and_tokens_stay_whole_numbers() -> No
     assert tokens.targets.tolist() == [1, 0]
 
 
-def test_a_loader_tells_its_batch_size_and_nothing_else_does() -> None:
+def test_only_a_loader_has_a_batch_size() -> None:
     data = TensorDataset(torch.ones(8, 1), torch.zeros(8, dtype=torch.int64))
     assert batch_size_of(DataLoader(data, batch_size=4)) == 4
     assert batch_size_of(DataLoader(data, batch_size=1)) is None
@@ -100,21 +100,24 @@ def test_a_loader_tells_its_batch_size_and_nothing_else_does() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.ones(4, 2), "val_data has a Tensor for samples; it must be a pair"),
-        ((torch.ones(4, 2),), "val_data has a tuple of 1 for samples"),
-        (None, "val_data has a NoneType for samples"),
-        ((object(), torch.ones(4)), "inputs of val_data are a object that is no tensor"),
-        ((torch.ones(4, 2), torch.rand(4)), r"targets of val_data are float32; they must be whole"),
-        (TensorDataset(torch.ones(4, 2)), "val_data has a tuple of 1 for samples"),
-        (DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2), "val_data has a list of 1"),
+        (torch.ones(4, 2), "val_data contains a Tensor"),
+        ((torch.ones(4, 2),), "val_data contains a tuple of 1"),
+        (None, "val_data contains a NoneType"),
+        ((object(), torch.ones(4)), "inputs of val_data are a object"),
+        ((torch.ones(4, 2), torch.rand(4)), "targets of val_data are float32"),
+        (TensorDataset(torch.ones(4, 2)), "val_data contains a tuple of 1"),
+        (
+            DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2),
+            "val_data contains a list of 1",
+        ),
         (Pairs(torch.ones(0, 2), torch.ones(0)), "val_data has no samples"),
         (
             Stream([torch.ones(2), torch.ones(3)], torch.zeros(2, dtype=torch.int64)),  # type: ignore
-            "samples of val_data are not of one form",
+            "samples of val_data differ",
         ),
     ],
 )
-def test_what_are_no_samples_is_refused_in_one_line(data: Any, message: str) -> None:
-    with pytest.raises(BadDataError, match=message) as refused:
+def test_invalid_data_are_rejected_on_one_line(data: Any, message: str) -> None:
+    with pytest.raises(BadDataError, match=message) as caught:
         read_samples(data, "val_data")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A user's model gets slots where there is room for seeds, and stays as it is."""
+"""A copy of a user's model gets slots; the model itself does not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_transformer_can_grow_inside_its_layers() -> None:
 
 
 class Deep(nn.Module):
-    """Blocks whose widening merges among blocks whose widening does not."""
+    """Blocks that can be widened by merging, among others that cannot."""
 
     def __init__(self, n_merging: int, n_others: int) -> None:
         super().__init__()
@@ -54,9 +54,7 @@ class Deep(nn.Module):
 
 
 @pytest.mark.parametrize(("n_merging", "n_others"), [(3, 4), (12, 5), (20, 0), (5, 30), (0, 13)])
-def test_of_too_many_places_twelve_are_chosen_and_merging_ones_first(
-    n_merging: int, n_others: int
-) -> None:
+def test_at_most_12_places_are_chosen_and_merging_ones_first(n_merging: int, n_others: int) -> None:
     proposals = find_slots(Deep(n_merging, n_others), torch.randn(2, 6))
     chosen = choose_slots(proposals)
     n_chosen = min(12, n_merging + n_others)
@@ -72,11 +70,11 @@ def test_of_too_many_places_twelve_are_chosen_and_merging_ones_first(
             assert max(gaps) - min(gaps) <= 1
 
 
-def test_nothing_is_chosen_where_nothing_is_proposed() -> None:
+def test_nothing_is_chosen_from_no_proposals() -> None:
     assert choose_slots(SlotProposals()) == []
 
 
-def test_a_models_own_slots_are_used_and_it_stays_as_it_is() -> None:
+def test_the_slots_of_the_model_are_used() -> None:
     model = esper.add_slots(MLP(3), ["blocks.1"], IMAGES)
     model(IMAGES).sum().backward()
     twin = copy_with_slots(model, None, IMAGES)
@@ -96,18 +94,18 @@ def test_named_blocks_get_slots() -> None:
         esper.slots(model)
 
 
-def test_what_cannot_grow_is_refused_in_one_line() -> None:
+def test_models_that_cannot_grow_are_rejected_on_one_line() -> None:
     slotted = esper.add_slots(MLP(2), ["blocks.1"], IMAGES)
-    with pytest.raises(SlotError, match=r"has slots already \(blocks\.1\); leave out at"):
+    with pytest.raises(SlotError, match=r"slots \(blocks\.1\)"):
         copy_with_slots(slotted, ["blocks.0"], IMAGES)
     esper.slots(slotted).germinate("blocks.1", "widen_small")
-    with pytest.raises(SlotError, match=r"'blocks\.1' is in use already; .*esper\.export\(model\)"):
+    with pytest.raises(SlotError, match=r"'blocks\.1' is in use"):
         copy_with_slots(slotted, None, IMAGES)
-    with pytest.raises(SlotError, match="no block of this Flatten can have a slot"):
+    with pytest.raises(SlotError, match="Flatten"):
         copy_with_slots(nn.Flatten(), None, IMAGES)
-    with pytest.raises(SlotError, match="has no submodule 'block'"):
+    with pytest.raises(SlotError, match="'block'"):
         copy_with_slots(MLP(1), ["block"], IMAGES)
     model = MLP(1)
     model.cache = model.stem.weight * 2  # type: ignore[assignment]
-    with pytest.raises(UnsupportedHostError, match="this MLP cannot be copied"):
+    with pytest.raises(UnsupportedHostError, match="MLP cannot be copied"):
         copy_model(model)

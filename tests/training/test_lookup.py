@@ -10,7 +10,7 @@ import pytest
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import CheckpointError, RunError
-from esper.growing.grow import grow_host
+from esper.growing.grow import grow
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import State, merge
@@ -71,7 +71,7 @@ def test_a_saved_and_loaded_controller_acts_the_same(done_run: Run, tmp_path: Pa
 def test_a_runs_controller_steers_hosts_with_other_slots(done_run: Run) -> None:
     task = make_task("digits", host="cnn", n_epochs=3, batches_per_epoch=1)
     learned_on = make_task("spirals").make_host(0)
-    assert grow_host(task, done_run, seed=1).timeline
+    assert grow(task, controller=done_run, seed=1).timeline
     assert type(task.make_host(0)) is not type(learned_on)
 
 

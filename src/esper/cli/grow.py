@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from esper.cli.output import (
     can_encode,
@@ -18,7 +18,7 @@ from esper.cli.output import (
 from esper.cli.parsing import Switch, UsageError, optional, parse
 
 if TYPE_CHECKING:
-    from esper.growing.grow import GrownHost, TimelineStep
+    from esper.growing.grow import Grown, TimelineStep
     from esper.tamiyo import SavedController
     from esper.tasks import Task
 
@@ -54,17 +54,17 @@ def run_grow(args: Sequence[str]) -> int:
 
     place = save_grown(grown, options.out)
     if options.json:
-        print_json(_facts(grown, place))
+        print_json({"folder": str(place), **grown.to_json()})
     else:
         _show(grown, place)
     return 0
 
 
-def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
+def _grow(options: GrowOptions, printer: _Printer) -> Grown:
     printer.begin(options.controller)
     import torch
 
-    from esper.growing.grow import grow_host
+    from esper.growing.grow import grow
     from esper.tasks import make_task
     from esper.training.lookup import find_saved
 
@@ -72,9 +72,9 @@ def _grow(options: GrowOptions, printer: _Printer) -> GrownHost:
     saved = find_saved(options.controller)
     if saved is None:
         task = make_task(options.task or "digits")
-        return grow_host(task, options.controller, seed=options.seed, on_step=printer)
+        return grow(task, controller=options.controller, seed=options.seed, on_step=printer)
     task = _learned_task(saved) if options.task is None else make_task(options.task)
-    return grow_host(task, saved, seed=options.seed, on_step=printer)
+    return grow(task, controller=saved, seed=options.seed, on_step=printer)
 
 
 def _learned_task(saved: SavedController) -> Task:
@@ -148,23 +148,12 @@ def alpha_bar(alpha: float) -> str:
     return full * n_full + empty * (4 - n_full)
 
 
-def _facts(grown: GrownHost, place: Path) -> dict[str, Any]:
-    return {
-        "folder": str(place),
-        "score": grown.score,
-        "return": grown.ep_rew,
-        "flops": grown.flops,
-        "host_parameters": grown.host_parameters,
-        "seed_parameters": grown.seed_parameters,
-        "timeline": [asdict(step) for step in grown.timeline],
-    }
-
-
-def _show(grown: GrownHost, place: Path) -> None:
+def _show(grown: Grown, place: Path) -> None:
+    facts = grown.to_json()
     print()
     print_wrapped(
-        f"test score {grown.score:.3f}, {grown.flops:.2f} of the reference run's FLOPs, "
-        f"{grown.host_parameters:,} parameters + {grown.seed_parameters:,} grown"
+        f"test score {facts['score']:.3f}, {facts['flops']:.2f} of the reference run's FLOPs, "
+        f"{facts['host_parameters']:,} parameters + {facts['seed_parameters']:,} grown"
     )
     print()
     print_columns(

@@ -1,1 +1,1 @@
-"""Growing models: `esper.grow` and what it is made of."""
+"""Growing one model: `esper.grow`."""

@@ -1,4 +1,4 @@
-"""A user's samples, in whatever form they come, as one tensor of inputs and one of targets."""
+"""The user's data in any supported form, as tensors, and checks that a model fits them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from esper.populations.host_data import CrossEntropy, sample_means
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.tasks import Metric, Samples
 
-FORMS = "a pair (inputs, targets) of tensors or arrays, a Dataset or a DataLoader of such pairs"
+FORMS = "a pair (inputs, targets) of tensors or arrays, or a Dataset or DataLoader of such pairs"
 
 
 def read_samples(data: Any, name: str, *, like: Tensor | None = None) -> Samples:
-    """Return all samples of a set in memory.
+    """Read all samples into memory.
 
-    A data set or loader is gone through once; what a loader draws is drawn from torch's default
-    generator, which is put back.
+    A data set or loader is iterated once. A loader may draw from torch's default generator, whose
+    state is restored.
 
     Args:
         data: A pair of inputs and targets (tensors, arrays, lists of numbers), a data set or loader
-            that gives such pairs, or :class:`~esper.Samples`.
-        name: What the set is called in messages.
-        like: A tensor whose device samples are put on, and whose dtype inputs get that are no whole
-            numbers.
+            of such pairs, or :class:`~esper.Samples`.
+        name: The name of the argument, for messages.
+        like: A tensor with the device of the samples and the dtype of floating-point inputs.
 
     Raises:
-        BadDataError: If there are no such pairs, or targets that are no classes.
+        BadDataError: If the data have another form, or the targets are not classes.
     """
     with torch.random.fork_rng(devices=[]):
         inputs, targets = _read_pair(data, name)
     if targets.is_floating_point() or targets.is_complex():
         kind = str(targets.dtype).removeprefix("torch.")
         raise BadDataError(
-            f"targets of {name} are {kind}; they must be whole numbers, the class of each sample. "
-            "esper.grow learns classes, not quantities."
+            f"targets of {name} are {kind}; they must be integers, the class of each sample. "
+            "esper.grow does not support regression."
         )
     if not inputs.is_floating_point() and inputs.dtype in (torch.int32, torch.int16):
         inputs = inputs.long()
@@ -57,7 +56,7 @@ def read_samples(data: Any, name: str, *, like: Tensor | None = None) -> Samples
 
 
 def batch_size_of(data: Any) -> int | None:
-    """Return how many samples a loader gives at once; None of anything else."""
+    """Return the batch size of a loader; None for other data."""
     size = cast(Any, data).batch_size if isinstance(data, DataLoader) else None
     return size if isinstance(size, int) and size >= 2 else None
 
@@ -77,7 +76,7 @@ def _read_pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _items(dataset: Any) -> Iterable[Any]:
-    """Go through a data set: as it comes if it is made for that, else by number."""
+    """Iterate over a data set, by index unless it is iterable."""
     if isinstance(dataset, IterableDataset):
         return cast(Iterable[Any], dataset)
     return (dataset[number] for number in range(len(dataset)))
@@ -88,7 +87,7 @@ def _pair(value: Any, name: str) -> tuple[Tensor, Tensor]:
     if len(parts) != 2:
         kind = str(type(cast(object, value)).__name__)
         size = f" of {len(parts)}" if parts else ""
-        raise BadDataError(f"{name} has a {kind}{size} for samples; it must be {FORMS}.")
+        raise BadDataError(f"{name} contains a {kind}{size}; it must be {FORMS}.")
     inputs, targets = parts
     return _tensor(inputs, name, "inputs"), _tensor(targets, name, "targets")
 
@@ -100,8 +99,8 @@ def _tensor(value: Any, name: str, part: str) -> Tensor:
         return torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise BadDataError(
-            f"{part} of {name} are a {type(value).__name__} that is no tensor of numbers; {name} "
-            f"must be {FORMS}."
+            f"{part} of {name} are a {type(value).__name__} that cannot be converted to a tensor; "
+            f"{name} must be {FORMS}."
         ) from error
 
 
@@ -113,19 +112,19 @@ def _joined(pairs: list[tuple[Tensor, Tensor]], name: str, join: Any) -> tuple[T
         return join(inputs), join(targets)
     except (RuntimeError, TypeError) as error:
         raise BadDataError(
-            f"the samples of {name} are not of one form ({str(error).splitlines()[0]}); bring them "
-            "to one shape first."
+            f"the samples of {name} differ in shape or type ({str(error).splitlines()[0]}); "
+            "convert them to one shape first."
         ) from error
 
 
 def require_fit(model: nn.Module, samples: Samples, name: str, metric: Metric) -> None:
-    """Refuse samples that a model cannot be run on, or whose targets it has no outputs for.
+    """Reject samples that a model cannot be run on, or whose targets it has no outputs for.
 
     Raises:
-        BadDataError: Naming the set, what is wrong with it, and what is needed.
+        BadDataError: Naming the data and what is wrong.
     """
     if len(samples) < 2:
-        raise BadDataError(f"{name} has {len(samples)} sample; at least 2 are needed.")
+        raise BadDataError(f"{name} has {len(samples)} sample; it must have at least 2.")
     inputs, targets = samples.inputs[:2], samples.targets[:2]
     try:
         with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
@@ -134,19 +133,19 @@ def require_fit(model: nn.Module, samples: Samples, name: str, metric: Metric) -
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise BadDataError(
-            f"the model cannot be run on two inputs of {name}, {describe(inputs)}: {reason}"
+            f"the model fails on two inputs of {name}, {describe(inputs)}: {reason}"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape[:1] != (2,):
         raise BadDataError(
-            f"the model returns {describe(outputs)} for two inputs of {name}; it must return one "
-            "tensor, with a row for each sample."
+            f"the model returns {describe(outputs)} for two inputs of {name}; it must return a "
+            "tensor with one row per sample."
         )
     if isinstance(metric.objective, CrossEntropy):
         _require_classes(outputs, targets, samples, name)
 
 
 def measure(model: nn.Module, samples: Samples, metric: Metric) -> float:
-    """Return a model's mean metric over samples, in evaluation mode; its modes stay as they are."""
+    """Return a model's mean metric over samples in evaluation mode; its modes do not change."""
     total = 0.0
     with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
         for start in range(0, len(samples), EVALUATION_BATCH):
@@ -158,14 +157,14 @@ def measure(model: nn.Module, samples: Samples, metric: Metric) -> float:
 
 
 def is_above(score: float, other: float) -> bool:
-    """Return whether a score is above another; what is not a number is below every number."""
+    """Return whether a score is above another; NaN is below every number."""
     return not math.isnan(score) and (math.isnan(other) or score > other)
 
 
 def copy_modes(model: nn.Module, twin: nn.Module) -> None:
-    """Put each module of a grown twin into the mode of the module it comes from.
+    """Set each module of a grown model to the mode of the module it comes from.
 
-    A module that the model does not have takes the mode of the nearest one around it that it has.
+    A new module takes the mode of the nearest parent that the given model has.
     """
     modes = {name: module.training for name, module in named_modules(model).items()}
     for name, module in named_modules(twin).items():
@@ -175,11 +174,11 @@ def copy_modes(model: nn.Module, twin: nn.Module) -> None:
 
 
 def _require_classes(outputs: Tensor, targets: Tensor, samples: Samples, name: str) -> None:
-    """Refuse targets that are not one class for each prediction, or of a class there is not."""
+    """Reject targets that do not match the outputs in shape or are not classes."""
     if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
         raise BadDataError(
             f"the model returns {describe(outputs)} for targets of {name} of shape "
-            f"{list(targets.shape)}; it must return logits, one more axis than targets have."
+            f"{list(targets.shape)}; it must return logits, with one more axis than the targets."
         )
     least, most = int(samples.targets.min()), int(samples.targets.max())
     n_classes = outputs.shape[-1]

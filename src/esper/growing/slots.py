@@ -1,4 +1,4 @@
-"""Slots in a user's model: those that it has, those that are named, or a choice of what fits."""
+"""Adding slots to a copy of a user's model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.stages import Stage
 
 MOST_SLOTS = 12
-"""Slots that a model gets where none are named: as many as controllers are trained to handle."""
+"""Most slots that are chosen automatically: as many as controllers are trained with."""
 
 
 def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) -> nn.Module:
-    """Return a copy of a model that has slots, none of them in use.
+    """Return a copy of a model with empty slots.
 
     Args:
-        model: Any module; it stays as it is.
-        at: The blocks to put slots around; None for the model's own slots or, without any, for what
-            :func:`choose_slots` chooses.
+        model: Any module, which is not changed.
+        at: The blocks to put slots around; None for the model's own slots or, if it has none,
+            for those of :func:`choose_slots`.
         sample: A few inputs.
 
     Raises:
-        SlotError: If the model has no place for a slot, or a seed lives in one already.
-        UnsupportedHostError: If it cannot be copied, or a seed in one of the slots could not be
-            exported.
+        SlotError: If the model has no place for a slot, or a slot is in use.
+        UnsupportedHostError: If it cannot be copied, or a seed in a slot could not be exported.
     """
     twin = copy_model(model)
     if ATTRIBUTE in twin.__dict__:
@@ -46,8 +45,8 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
             raise SlotError(
                 f"no block of this {type(twin).__name__} can have a slot; a block is a submodule "
                 "with parameters that is called once and returns a floating-point tensor of 2 to 4 "
-                "axes. Name one with at=[...] to be told why it cannot; a model of one layer can "
-                "grow as nn.Sequential(model)."
+                "axes. Name one with at=[...] to see why it cannot; wrap a model of one layer as "
+                "nn.Sequential(model)."
             )
         add_slots(twin, choose_slots(found), sample)
     for slot in slots(twin).values():
@@ -56,7 +55,7 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
-    """Return whether a seed that grows at a place can be written beside its block."""
+    """Return whether a seed at the proposed place could be exported."""
     block = model.get_submodule(proposal.name)
     slot = SeedSlot(proposal.site, block, SlotLives(slot_config_for([proposal.site], None)))
     try:
@@ -78,8 +77,8 @@ def copy_model(model: nn.Module) -> nn.Module:
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise UnsupportedHostError(
-            f"this {type(model).__name__} cannot be copied ({reason}); a copy is what grows, so "
-            "copy.deepcopy(model) must work."
+            f"this {type(model).__name__} cannot be copied ({reason}); copy.deepcopy(model) must "
+            "work, because a copy is grown."
         ) from error
     for parameter in twin.parameters():
         parameter.grad = None
@@ -87,11 +86,11 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
-    """Return which of the proposed places get a slot, in the model's order.
+    """Return the proposed places that get a slot, in the model's order.
 
-    A place inside another is preferred to it: what grows there is smaller, and closer to the layers
-    that it adds to. If there are too many, those come first whose widening merges into the block,
-    then the others; of the kind that there are too many of, some are left out at even distances.
+    Inner blocks are preferred to the blocks around them, because seeds there are smaller and
+    closer to the layers they extend. If there are too many, blocks that can be widened by merging
+    come first; of the kind that exceeds the limit, evenly spaced ones are kept.
     """
     names = proposals.names
     innermost = [
@@ -106,26 +105,25 @@ def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
 
 
 def _spread(names: list[str], most: int) -> list[str]:
-    """Return at most so many of the names, at even distances, the first and the last among them."""
+    """Return at most ``most`` of the names, evenly spaced, the first and the last included."""
     if len(names) <= most:
         return names
     if most < 2:
         return names[:most]
-    places = [round(k * (len(names) - 1) / (most - 1)) for k in range(most)]
-    return [names[place] for place in places]
+    return [names[round(k * (len(names) - 1) / (most - 1))] for k in range(most)]
 
 
 def _require_empty(model: nn.Module, at: Any) -> None:
-    """Refuse slots that are named twice, or in which something grows already."""
+    """Reject slots that are in use, and ``at`` for a model that has slots."""
     names = ", ".join(slots(model))
     if at is not None:
         raise SlotError(
-            f"at is {at!r}, and the model has slots already ({names}); leave out at, or give a "
-            "model without slots."
+            f"at is {at!r}, but the model already has slots ({names}); omit at, or give a model "
+            "without slots."
         )
     used = [name for name, life in slots(model).lives.items() if life.stage != Stage.DORMANT]
     if used:
         raise SlotError(
-            f"the slot {used[0]!r} is in use already; give the model as it is now: "
+            f"slot {used[0]!r} is in use; export the model first: "
             "esper.grow(esper.export(model), ...)."
         )

@@ -1,4 +1,4 @@
-"""The life of one host, epoch by epoch: what was decided, and what came of it."""
+"""The timeline of one host: the decision and its effect in each epoch."""
 
 from __future__ import annotations
 
@@ -17,64 +17,54 @@ from esper.tamiyo import Controller
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineStep:
-    """One epoch of a host's life: what was decided, and what came of it."""
+    """One epoch of a host: the decision and its effect."""
 
     epoch: int
     op: str
     slot: str
-    """The slot that was acted on; empty if none was."""
+    """The slot that the op was applied to; empty for none."""
     blueprint: str
-    """What was germinated; empty if nothing was."""
+    """The blueprint that germinated; empty for none."""
     note: str
-    """Why a gate refused or the governor stepped in; empty if neither did."""
+    """Why a gate refused or the governor rolled back; empty otherwise."""
     score: float
-    """On validation, after the epoch."""
+    """Validation score after the epoch."""
     flops: float
-    """Computing spent so far, as a share of a reference run's."""
+    """FLOPs spent so far, relative to a reference run."""
     seed_parameters: int
-    """Parameters that seeds add."""
+    """Parameters of all seeds."""
     stages: dict[str, str]
-    """The stage of each slot that has a seed, or had one, after the epoch."""
+    """The stage after the epoch of each slot that is not dormant."""
     alphas: dict[str, float]
-    """How strongly each of these is blended in."""
+    """The alpha of each of these slots."""
 
 
 OnStep = Callable[[TimelineStep], None]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Life:
-    """One host's episode from its start to its end."""
-
-    timeline: tuple[TimelineStep, ...]
-    results: EpisodeResults
-    """The outcome, of one host."""
-
-
-def live(envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep) -> Life:
-    """Run the episode of an environment with one host.
-
-    The global random state is left as it is.
+def run_episode(
+    envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep
+) -> tuple[tuple[TimelineStep, ...], EpisodeResults]:
+    """Run one episode and return its timeline and results; torch's generator is unchanged.
 
     Args:
         envs: An environment of one host, without autoreset.
-        controller: Who decides.
+        controller: The controller.
         seed: Seeds the host and the controller.
-        on_step: Called after every epoch.
+        on_step: Called after each epoch.
     """
     steps: list[TimelineStep] = []
 
-    def note(actions: Integers, result: StepResult) -> None:
+    def record(actions: Integers, result: StepResult) -> None:
         steps.append(_describe(envs, actions, result))
         on_step(steps[-1])
 
     with torch.random.fork_rng(devices=[]):
-        results = run_episodes(envs, controller, seed=seed, on_step=note)
-    return Life(timeline=tuple(steps), results=results)
+        results = run_episodes(envs, controller, seed=seed, on_step=record)
+    return tuple(steps), results
 
 
 def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> TimelineStep:
-    """Return what a step did, in words and numbers."""
     config, records = envs.slot_config, envs.growth.records
     action, op = decode_action(actions[0], config), Op(int(result.ops[0]))
     stages = [Stage(stage) for stage in result.slots.stage[0]]
