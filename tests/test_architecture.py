@@ -1,10 +1,13 @@
-"""The page on architecture is true: its tree is the one on disk, and its functions exist."""
+"""The architecture page is true: its tree is the one on disk, and the functions it names exist."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "esper"
@@ -55,3 +58,33 @@ def test_the_tree_follows_the_order_of_dependence() -> None:
     tops.remove("__main__")
     assert set(tops) == set(level)
     assert [level[name] for name in tops] == sorted(level[name] for name in tops)
+
+
+def named_objects() -> list[str]:
+    """Return the dotted names of the page that start with a package, without duplicates."""
+    packages = {path.split("/")[0] for path in listed_paths() if not path.endswith(".py")}
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE)
+    return sorted({name for name in names if name.split(".")[0] in packages})
+
+
+def resolve(name: str) -> object:
+    """Return the module, class or function of a dotted name inside ``esper``."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(["esper", *parts[:end]]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[end:]:
+            found = getattr(found, attribute)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_the_page_names_the_functions_of_all_three_paths() -> None:
+    assert len(named_objects()) > 30
+
+
+@pytest.mark.parametrize("name", named_objects())
+def test_every_function_that_the_page_names_exists(name: str) -> None:
+    assert callable(resolve(name)), name
