@@ -46,7 +46,7 @@ def test_an_interrupted_evaluation_can_be_resumed(
 
     words = ["evaluate", str(copied_run), *SMALL, "--quiet", "--out", "found here"]
     with monkeypatch.context() as patched:
-        patched.setattr(evaluating.Campaign, "_wait", interrupt)
+        patched.setattr(evaluating.Evaluation, "_run_wait", interrupt)
         assert main(words) == 130
     line = capsys.readouterr().err.splitlines()[-1]
     assert "resume with: " in line

@@ -1,4 +1,4 @@
-"""Made-up results of evaluations that tests are about."""
+"""Made-up results of evaluations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_arm(
     grown_share: Any = 0.0,
     tuning_runs: int = 0,
 ) -> Arm:
-    """Return an arm whose other values are the same for all hosts."""
+    """Return an arm with the same FLOPs, parameters and epochs for all hosts."""
     shape = np.shape(accuracy)
 
     def spread(value: Any) -> Any:
@@ -41,7 +41,7 @@ def make_arm(
 
 
 def make_evidence(*arms: Arm, price: float = 0.2, **values: Any) -> Evidence:
-    """Return evidence of arms, the first of which is the one that claims are about."""
+    """Return evidence of arms, the first of which claims are about."""
     facts: dict[str, Any] = {
         "task": "digits-family",
         "task_options": {"n_epochs": 16, "host": "mlp"},
@@ -58,7 +58,7 @@ def make_evidence(*arms: Arm, price: float = 0.2, **values: Any) -> Evidence:
 
 
 def make_hosts(n_runs: int, n_hosts: int, *, gain: float = 0.0, seed: int = 0) -> np.ndarray:
-    """Return accuracies that share what hosts have in common, with noise of their own."""
+    """Return accuracies with a part that all arms share and noise of their own."""
     common = 0.7 + 0.1 * np.random.default_rng(99).normal(size=n_hosts)
     own = 0.02 * np.random.default_rng(seed).normal(size=(n_runs, n_hosts))
     return common + own - own.mean() + gain

@@ -1,4 +1,4 @@
-"""Controllers of evaluations do what their names say, and nothing else."""
+"""The controllers of evaluations: groups, replays, shuffling and matched random growth."""
 
 from __future__ import annotations
 
@@ -8,54 +8,57 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.controllers import MatchedRandom, Shuffled, Side
-from esper.evidence.host_trainer import Bench
+from esper.evidence.controllers import ControllerGroup, MatchedRandom, Shuffled
+from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.matched_arms import derange, run_random, run_shuffled, run_wrong_task
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import FixedSchedule, Planting, RandomController, Replay, WaitController
-from tests.evidence.test_host_runs import make_bench
+from tests.evidence.test_host_runs import make_trainer
 
 OP = HEAD_NAMES.index("op")
 HOSTS = range(6)
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return make_bench()
+def trainer() -> HostTrainer:
+    return make_trainer()
 
 
-def test_controllers_side_by_side_do_what_each_does_alone(bench: Bench) -> None:
+def test_a_group_of_controllers_does_what_each_does_alone(trainer: HostTrainer) -> None:
     planting = Planting(slot="blocks.0", blueprint="widen_large")
 
     def schedule(growth: GrowthEpisodes) -> FixedSchedule:
         return FixedSchedule(growth.layout, [planting])
 
-    together = bench.run(
-        HOSTS, lambda growth, _: Side([schedule(growth), WaitController()], [4, len(HOSTS) - 4])
+    together = trainer.run(
+        HOSTS,
+        lambda growth, _: ControllerGroup(
+            [schedule(growth), WaitController()], [4, len(HOSTS) - 4]
+        ),
     )
-    grown = bench.run(HOSTS, lambda growth, _: schedule(growth))
-    left_alone = bench.run(HOSTS, lambda *_: WaitController())
+    grown = trainer.run(HOSTS, lambda growth, _: schedule(growth))
+    left_alone = trainer.run(HOSTS, lambda *_: WaitController())
     np.testing.assert_allclose(together.flops[:4], grown.flops[:4])
     np.testing.assert_allclose(together.accuracy[:4], grown.accuracy[:4])
     np.testing.assert_allclose(together.flops[4:], left_alone.flops[4:])
     np.testing.assert_allclose(together.accuracy[4:], left_alone.accuracy[4:])
 
 
-def test_a_replay_on_the_same_hosts_gives_the_same_results(bench: Bench) -> None:
+def test_a_replay_on_the_same_hosts_gives_the_same_results(trainer: HostTrainer) -> None:
     random = RandomController(op_weights={Op.FINISH: 0.2})
-    first = bench.run(HOSTS, lambda *_: random)
-    again = bench.run(HOSTS, lambda *_: Replay(first.actions))
+    first = trainer.run(HOSTS, lambda *_: random)
+    again = trainer.run(HOSTS, lambda *_: Replay(first.actions))
     np.testing.assert_array_equal(again.actions, first.actions)
     np.testing.assert_array_equal(again.accuracy, first.accuracy)
     np.testing.assert_array_equal(again.n_epochs, first.n_epochs)
 
 
-def test_the_wrong_task_gets_the_actions_of_another_host_where_they_are_legal(
-    bench: Bench,
+def test_the_wrong_task_arm_replays_the_legal_actions_of_another_host(
+    trainer: HostTrainer,
 ) -> None:
     random = RandomController(op_weights={Op.FINISH: 0.2})
-    own = bench.run(HOSTS, lambda *_: random)
-    wrong = run_wrong_task(bench, own, HOSTS)
+    own = trainer.run(HOSTS, lambda *_: random)
+    wrong = run_wrong_task(trainer, own, HOSTS)
     source = derange(len(HOSTS), seed=0)
     for host in HOSTS:
         theirs, taken = own.actions[source[host]], wrong.actions[host]
@@ -67,14 +70,14 @@ def test_the_wrong_task_gets_the_actions_of_another_host_where_they_are_legal(
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(2, 40), seed=st.integers(0, 9))
-def test_in_a_derangement_nothing_is_in_its_place_and_nothing_is_lost(n: int, seed: int) -> None:
+def test_a_derangement_is_a_permutation_without_fixed_points(n: int, seed: int) -> None:
     numbers = derange(n, seed=seed)
     assert sorted(numbers.tolist()) == list(range(n))
     assert (numbers != np.arange(n)).all()
 
 
 class _Seen:
-    """Waits, and keeps what it was shown."""
+    """Waits, and keeps its observations."""
 
     name = "seen"
 
@@ -90,11 +93,11 @@ class _Seen:
         return self._waiting.act(observations, masks, starts)  # type: ignore[arg-type]
 
 
-def test_shuffling_permutes_what_running_hosts_look_like_and_leaves_the_others() -> None:
+def test_shuffling_permutes_the_observations_of_running_hosts_only() -> None:
     seen, is_running = _Seen(), np.array([True, True, False, True])
     shuffled = Shuffled(seen, lambda: is_running)
-    bench = make_bench()
-    growth = bench.start(range(4))
+    trainer = make_trainer()
+    growth = trainer.start(range(4))
     observations = growth.observe()
     shuffled.start(4, seed=3)
     for _ in range(6):
@@ -108,31 +111,33 @@ def test_shuffling_permutes_what_running_hosts_look_like_and_leaves_the_others()
     assert len(orders) > 1
 
 
-def test_a_controller_that_looks_at_nothing_does_the_same_when_shuffled(bench: Bench) -> None:
-    plain = bench.run(HOSTS, lambda *_: RandomController())
-    shuffled = run_shuffled(bench, lambda *_: RandomController(), HOSTS)
+def test_shuffling_does_not_affect_a_controller_that_ignores_observations(
+    trainer: HostTrainer,
+) -> None:
+    plain = trainer.run(HOSTS, lambda *_: RandomController())
+    shuffled = run_shuffled(trainer, lambda *_: RandomController(), HOSTS)
     np.testing.assert_array_equal(shuffled.actions, plain.actions)
 
 
-def test_random_growth_has_as_many_actions_and_epochs_as_it_is_told(bench: Bench) -> None:
+def test_random_growth_matches_the_numbers_of_actions_and_epochs(trainer: HostTrainer) -> None:
     planting = Planting(slot="blocks.1", blueprint="widen_small")
-    followed = bench.run(HOSTS, lambda growth, _: FixedSchedule(growth.layout, [planting]))
+    followed = trainer.run(HOSTS, lambda growth, _: FixedSchedule(growth.layout, [planting]))
     n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
     wanted = followed.op_counts.sum(1) - n_waits
     assert (wanted == 5).all()
-    runs = run_random(bench, followed, HOSTS)
+    runs = run_random(trainer, followed, HOSTS)
     np.testing.assert_array_equal(runs.n_epochs, followed.n_epochs)
     n_waits = runs.op_counts[:, Op.WAIT] + runs.op_counts[:, Op.FINISH]
     done = runs.op_counts.sum(1) - n_waits
     assert (done <= wanted).all()
     assert (done == wanted).sum() >= 5
-    # Where the last epochs refused, it was asked for until the end.
+    # Actions that gates refused were retried until the end.
     last = runs.actions[np.arange(len(HOSTS)), followed.n_epochs - 1, OP]
     assert (last[done < wanted] != Op.WAIT).all()
 
 
-def test_what_is_refused_is_not_counted_as_done() -> None:
-    growth, done = make_bench().start(range(2)), np.full(2, -1)
+def test_a_refused_action_does_not_count() -> None:
+    growth, done = make_trainer().start(range(2)), np.full(2, -1)
     controller = MatchedRandom(np.array([1, 1]), np.array([12, 12]), lambda: done)
     controller.start(2, seed=1)
     asked = np.zeros(2, np.int64)
@@ -145,9 +150,9 @@ def test_what_is_refused_is_not_counted_as_done() -> None:
 
 
 def test_random_actions_are_spread_over_the_epochs() -> None:
-    bench, n = make_bench(), 100
+    trainer, n = make_trainer(), 100
     n_actions, n_epochs = np.ones(n, np.int64), np.full(n, 4)
-    runs = bench.run(
+    runs = trainer.run(
         range(n),
         lambda growth, part: MatchedRandom(
             n_actions[part], n_epochs[part], lambda: growth.records.last_op[:n]
@@ -155,5 +160,5 @@ def test_random_actions_are_spread_over_the_epochs() -> None:
     )
     acts = (runs.actions[:, :4, OP] != Op.WAIT).sum(0)
     assert acts.sum() == n
-    # Each of the four epochs has a quarter of the actions; five deviations leave room for chance.
+    # Each of the four epochs has a quarter of the actions, within five standard deviations.
     assert (np.abs(acts - n / 4) < 5 * np.sqrt(n * 0.25 * 0.75)).all()

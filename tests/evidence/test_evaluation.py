@@ -1,4 +1,4 @@
-"""Evaluations compare on the same held-out hosts, go on where they were, and refuse mistakes."""
+"""Evaluations use the same held-out hosts, continue after an interruption and check arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.evidence.arms import ARMS, choose_arms
 from esper.evidence.compare import compare, compare_files
-from esper.evidence.evaluation import EvaluationProgress, evaluate, hosts_of
+from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
 from esper.evidence.files import EvidenceFile
 from esper.evidence.headroom import headroom
 from esper.evidence.results import Evidence
-from esper.evidence.setting import find_contestants, find_ground, find_prices
+from esper.evidence.setting import find_learned, find_prices, find_setting
 from esper.reports.evidence_figures import save_evidence
 from esper.tamiyo import SavedController, make_controller
 from esper.tasks import make_task
@@ -72,7 +72,7 @@ def test_arms_are_what_controllers_do_on_held_out_hosts(
         assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
 
 
-def test_the_other_way_of_a_controller_that_draws_is_its_likeliest_action(done_run: Run) -> None:
+def test_the_other_mode_of_a_sampling_controller_is_greedy(done_run: Run) -> None:
     (evidence,) = evaluate_some(done_run, arms=("learned_other",))
     envs = held_out_envs(done_run)
     greedy = controller_of(done_run).make(envs.slot_config, deterministic=True)
@@ -83,7 +83,7 @@ def test_the_other_way_of_a_controller_that_draws_is_its_likeliest_action(done_r
     assert not np.array_equal(arm.flops, evidence.own.flops)
 
 
-def test_each_price_has_its_results_and_only_those_that_see_it_differ(
+def test_only_arms_that_see_the_price_differ_between_prices(
     done_run: Run, found: list[Evidence]
 ) -> None:
     assert [entry.price for entry in found] == [0.2, 0.5]
@@ -100,7 +100,7 @@ def test_each_price_has_its_results_and_only_those_that_see_it_differ(
     assert first.arm("scratch_same_epochs").test_reads in (1, 2)
 
 
-def test_random_growth_and_networks_from_scratch_follow_the_learned_arm(
+def test_matched_arms_match_the_learned_arm(
     found: list[Evidence],
 ) -> None:
     learned = found[0].own
@@ -112,7 +112,7 @@ def test_random_growth_and_networks_from_scratch_follow_the_learned_arm(
     assert learned.grown_share[0] > 0.0
 
 
-def test_an_evaluation_that_was_interrupted_goes_on_and_ends_the_same(
+def test_an_interrupted_evaluation_continues_to_the_same_results(
     done_run: Run, found: list[Evidence], tmp_path: Path
 ) -> None:
     works: list[str] = []
@@ -138,13 +138,13 @@ def test_an_evaluation_that_was_interrupted_goes_on_and_ends_the_same(
 
 
 def another_run(saved: SavedController) -> SavedController:
-    """Return a controller as another seed could have given it."""
+    """Return a controller as if from another seed."""
     halved = {name: tensor / 2 for name, tensor in saved.weights.items()}
     origin = {**saved.origin, "seed": 77, "command": "esper train --seed 77"}
     return replace(saved, name="another", weights=halved, origin=origin)
 
 
-def test_several_runs_are_rows_each_as_if_it_were_alone(done_run: Run) -> None:
+def test_several_runs_are_rows_equal_to_separate_evaluations(done_run: Run) -> None:
     saved = controller_of(done_run)
     other, arms = another_run(saved), ("random", "wrong_task")
     (evidence,) = evaluate_some([saved, other], arms=arms)  # type: ignore[arg-type]
@@ -159,17 +159,17 @@ def test_several_runs_are_rows_each_as_if_it_were_alone(done_run: Run) -> None:
 def test_one_training_run_is_not_counted_twice(done_run: Run) -> None:
     saved = controller_of(done_run)
     other = another_run(saved)
-    assert find_contestants([saved, other]) == [saved, other]
-    with pytest.raises(RunError, match="done and copy are of the same training run"):
-        find_contestants([done_run, replace(saved, name="copy", origin={})])
+    assert find_learned([saved, other]) == [saved, other]
+    with pytest.raises(RunError, match="done and copy"):
+        find_learned([done_run, replace(saved, name="copy", origin={})])
     later_checkpoint = replace(other, name="later", origin=saved.origin)
-    with pytest.raises(RunError, match="done and later are of the same training run"):
-        find_contestants([saved, later_checkpoint])
-    with pytest.raises(RunError, match="two runs are named done"):
-        find_contestants([saved, replace(other, name=saved.name)])
+    with pytest.raises(RunError, match="done and later"):
+        find_learned([saved, later_checkpoint])
+    with pytest.raises(RunError, match="named done"):
+        find_learned([saved, replace(other, name=saved.name)])
 
 
-def test_other_hosts_are_other_hosts(done_run: Run) -> None:
+def test_the_seed_selects_the_hosts(done_run: Run) -> None:
     first = EVALUATION_HOSTS.first
     usual, others = (
         evaluate_some(done_run, arms=("wait",), seed=seed)[0] for seed in (None, first + 3)
@@ -180,8 +180,8 @@ def test_other_hosts_are_other_hosts(done_run: Run) -> None:
     assert (usual.seed, others.seed) == (first, first + 3)
 
 
-def test_hosts_of_one_use_are_never_those_of_another(done_run: Run) -> None:
-    evaluation, room = hosts_of({}, 512), hosts_of({}, 128, HEADROOM_HOSTS)
+def test_different_uses_never_share_hosts(done_run: Run) -> None:
+    evaluation, room = host_numbers({}, 512), host_numbers({}, 128, HEADROOM_HOSTS)
     parts = trial_parts(make_run_task(done_run.config), MOST_TRIAL_HOSTS)
     last = max(part.first + part.n_hosts for part in parts) - 1
     assert TRIAL_SEED + last < evaluation[0]
@@ -194,15 +194,15 @@ def test_hosts_of_one_use_are_never_those_of_another(done_run: Run) -> None:
             compare([done_run, "wait"], n_hosts=n_hosts, seed=seed)
         with pytest.raises(ConfigError, match=r"headroom are 200000 to 299999"):
             headroom("spirals", n_hosts=n_hosts, seed=seed)
-    with pytest.raises(ConfigError, match="at most 50000"):
+    with pytest.raises(ConfigError, match="n_final_episodes"):
         EvaluationConfig(n_final_episodes=MOST_TRIAL_HOSTS + 1)
 
 
-def test_nothing_is_kept_of_a_task_whose_draws_have_no_name(tmp_path: Path) -> None:
-    named = find_ground([], "spirals", {"batches_per_epoch": 1})
-    given = find_ground([], make_task("spirals", batches_per_epoch=1), None)
-    for ground, n_files in ((given, 0), (named, 1)):
-        ground.cache(tmp_path / "kept").get({"host": 1}, lambda: {"values": [1]})
+def test_nothing_is_cached_for_a_task_object(tmp_path: Path) -> None:
+    named = find_setting([], "spirals", {"batches_per_epoch": 1})
+    given = find_setting([], make_task("spirals", batches_per_epoch=1), None)
+    for setting, n_files in ((given, 0), (named, 1)):
+        setting.cache(tmp_path / "kept").get({"host": 1}, lambda: {"values": [1]})
         assert len(list(tmp_path.rglob("*.npz"))) == n_files
 
 
@@ -238,7 +238,7 @@ def test_controllers_are_compared_with_the_first(done_run: Run) -> None:
     np.testing.assert_allclose(evidence.arm("heuristic").accuracy[0], results.scores, atol=1e-6)
 
 
-def test_files_are_compared_if_their_hosts_are_the_same(
+def test_files_can_be_compared_if_they_share_their_hosts(
     found: list[Evidence], tmp_path: Path
 ) -> None:
     first, second, other = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
@@ -247,49 +247,49 @@ def test_files_are_compared_if_their_hosts_are_the_same(
     other.write_text(EvidenceFile(entries=(replace(found[0], seed=9),)).to_text())
     evidence = compare([first, second], price=0.2)
     np.testing.assert_array_equal(evidence.arms[0].accuracy, evidence.arms[1].accuracy)
-    with pytest.raises(EvidenceError, match=r"prices 0.2, 0.5; choose one"):
+    with pytest.raises(EvidenceError, match=r"prices 0\.2, 0\.5"):
         compare_files([first, second])
     with pytest.raises(EvidenceError, match=r"seed 100000 and .* has 9"):
         compare_files([first, other])
     other.write_text(EvidenceFile(entries=(replace(found[0], reference="24 epochs"),)).to_text())
-    with pytest.raises(EvidenceError, match=r"reference training .* has 24 epochs; compare"):
+    with pytest.raises(EvidenceError, match=r"reference training .* 24 epochs"):
         compare_files([first, other])
-    with pytest.raises(RunError, match="files with files"):
+    with pytest.raises(RunError, match="file"):
         compare([first, "wait"])
 
 
-def test_mistakes_are_refused_before_anything_is_run(done_run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"no arm 'statics'.* Did you mean 'static'"):
+def test_invalid_arguments_are_rejected(done_run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"'statics'.* Did you mean 'static'"):
         choose_arms(["statics"])
     assert choose_arms(["wait"]) == ("learned", "wait")
     assert choose_arms(None) == tuple(ARMS)
-    with pytest.raises(RunError, match="no learned controller"):
-        find_contestants(["heuristic"])
-    with pytest.raises(RunError, match="no run is given"):
-        find_contestants([])
+    with pytest.raises(RunError, match="heuristic"):
+        find_learned(["heuristic"])
+    with pytest.raises(RunError, match="no run"):
+        find_learned([])
     with pytest.raises(ConfigError, match="n_hosts is 1"):
         evaluate(done_run, n_hosts=1)
     with pytest.raises(ConfigError, match=r"price is -1"):
         find_prices([-1.0], 0.2)
-    with pytest.raises(ConfigError, match="name two controllers"):
+    with pytest.raises(ConfigError, match="got 1"):
         compare([done_run])
-    with pytest.raises(RunError, match="name one with task"):
+    with pytest.raises(RunError, match="--task"):
         compare(["wait", "random"])
 
 
-def test_controllers_of_different_tasks_or_ways_need_to_be_told_apart(done_run: Run) -> None:
+def test_controllers_of_different_tasks_rules_or_modes_are_rejected(done_run: Run) -> None:
     saved = controller_of(done_run)
     moved = replace(saved, name="moved", origin={**saved.origin, "task": "digits"})
-    with pytest.raises(RunError, match="learned on different tasks"):
-        find_ground([saved, moved], None, None)
-    named = find_ground([saved, saved], "spirals", {"batches_per_epoch": 1})
+    with pytest.raises(RunError, match=r"done and moved .*tasks"):
+        find_setting([saved, moved], None, None)
+    named = find_setting([saved, saved], "spirals", {"batches_per_epoch": 1})
     assert named.task.budget == saved.budget
-    assert named.options == {"batches_per_epoch": 1}
-    other = find_ground([saved, moved], "text", None)
+    assert named.task_options == {"batches_per_epoch": 1}
+    other = find_setting([saved, moved], "text", None)
     assert other.task.budget.n_epochs != saved.budget.n_epochs
-    with pytest.raises(RunError, match="different rules of growth"):
-        find_ground([saved, replace(saved, growth=GrowthConfig(embargo_epochs=9))], "digits", None)
-    with pytest.raises(RunError, match="does not say what it learned on"):
-        find_ground([replace(saved, origin={})], None, None)
-    with pytest.raises(RunError, match="some act greedily"):
-        find_contestants([saved, replace(saved, deterministic=True)])
+    with pytest.raises(RunError, match="growth rules"):
+        find_setting([saved, replace(saved, growth=GrowthConfig(embargo_epochs=9))], "digits", None)
+    with pytest.raises(RunError, match="'done' does not record"):
+        find_setting([replace(saved, origin={})], None, None)
+    with pytest.raises(RunError, match="greedily"):
+        find_learned([saved, replace(saved, deterministic=True)])

@@ -1,4 +1,4 @@
-"""Hindsight finds what there is to win and does not take luck for it."""
+"""Hindsight scores measure what could be gained without counting luck."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.evidence.headroom import (
 )
 from esper.evidence.search_space import Candidate, static_candidates
 from esper.tamiyo import WaitController
-from tests.evidence.test_host_runs import N_EPOCHS, make_bench
+from tests.evidence.test_host_runs import N_EPOCHS, make_trainer
 
 C, N, T = 12, 400, 5
 
@@ -26,13 +26,13 @@ def noisy(truth: np.ndarray, spread: float) -> HindsightScores:
     return HindsightScores(chooser=chooser, judge=judge)
 
 
-def test_where_all_settings_are_alike_nothing_is_won_though_luck_looks_like_it() -> None:
+def test_equal_settings_have_no_headroom_although_luck_suggests_it() -> None:
     scores = noisy(np.zeros((C, N, T)), spread=0.05)
     assert abs(choose_for_each(scores).mean()) < 0.01
     assert choose_by_luck(scores).mean() > 0.1
 
 
-def test_where_each_host_has_its_own_best_it_is_found() -> None:
+def test_each_hosts_own_best_setting_is_found() -> None:
     generator = np.random.default_rng(1)
     truth = np.zeros((C, N, T))
     truth[generator.integers(C, size=N), np.arange(N), generator.integers(T, size=N)] = 0.2
@@ -41,7 +41,7 @@ def test_where_each_host_has_its_own_best_it_is_found() -> None:
     assert 0.12 < blurred < 0.2
 
 
-def test_where_one_setting_is_best_for_all_it_is_chosen_for_all() -> None:
+def test_one_setting_that_is_best_for_all_is_chosen_for_all() -> None:
     truth = np.zeros((C, N, T))
     truth[3, :, 2] = 0.02
     scores = noisy(truth, spread=0.05)
@@ -49,14 +49,14 @@ def test_where_one_setting_is_best_for_all_it_is_chosen_for_all() -> None:
 
 
 def test_candidates_are_scored_on_both_splits_minus_their_price() -> None:
-    bench = make_bench()
-    candidates = static_candidates(bench.slot_config)[:2]
+    trainer = make_trainer()
+    candidates = static_candidates(trainer.slot_config)[:2]
     cache = ResultCache(None, {})
-    scores = score_candidates(bench, candidates, range(3), price=0.4, cache=cache)
+    scores = score_candidates(trainer, candidates, range(3), price=0.4, cache=cache)
     assert scores.judge.shape == (2, 3, N_EPOCHS + 1)
     for own, found, split in (
-        (bench.again(), scores.chooser, "validation"),
-        (bench, scores.judge, "final"),
+        (trainer.again(), scores.chooser, "validation"),
+        (trainer, scores.judge, "final"),
     ):
         growth = own.start(range(3))
         growth.plant(dict.fromkeys(range(3), candidates[1].first_seeds()))
@@ -71,9 +71,9 @@ def test_candidates_are_scored_on_both_splits_minus_their_price() -> None:
 
 
 @pytest.mark.parametrize("task", ["spirals", "digits-family"])
-def test_another_training_has_the_same_data_and_other_weights(task: str) -> None:
-    bench = make_bench(task)
-    first, other = bench.start(range(2)), bench.again().start(range(2))
+def test_a_second_training_has_the_same_data_and_other_weights(task: str) -> None:
+    trainer = make_trainer(task)
+    first, other = trainer.start(range(2)), trainer.again().start(range(2))
     for host in range(2):
         specs = first.population.specs[host], other.population.specs[host]
         assert torch.equal(specs[0].data.train_inputs, specs[1].data.train_inputs)
@@ -85,6 +85,6 @@ def test_another_training_has_the_same_data_and_other_weights(task: str) -> None
             strict=True,
         )
         assert any(not torch.equal(one, two) for one, two in pairs)
-    runs = [one.run(range(2), lambda *_: WaitController()) for one in (bench, bench.again())]
+    runs = [one.run(range(2), lambda *_: WaitController()) for one in (trainer, trainer.again())]
     assert not np.array_equal(runs[0].accuracy, runs[1].accuracy)
     np.testing.assert_allclose(runs[0].flops, runs[1].flops)

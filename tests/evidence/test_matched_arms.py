@@ -1,4 +1,4 @@
-"""Arms that follow a controller have from it what they say, and nothing more."""
+"""Matched arms share with the controller what their names say, and nothing more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.evidence.host_runs import HostRuns
-from esper.evidence.host_trainer import Bench
+from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
@@ -27,36 +27,36 @@ from esper.growth.export import export
 from esper.lifecycle.factored_actions import Op
 from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
 from esper.tasks import make_task
-from tests.evidence.test_host_runs import make_bench
+from tests.evidence.test_host_runs import make_trainer
 
 HOSTS = range(6)
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return make_bench()
+def trainer() -> HostTrainer:
+    return make_trainer()
 
 
 @pytest.fixture(scope="module")
-def learned(bench: Bench) -> HostRuns:
-    """Return what a controller did that commits in some hosts and stops early in others."""
+def learned(trainer: HostTrainer) -> HostRuns:
+    """Return host runs with committed seeds in some hosts and early stops in others."""
     eager = {Op.WAIT: 0.2, Op.FOSSILIZE: 20.0, Op.PRUNE: 0.0, Op.FINISH: 0.1}
-    return bench.run(HOSTS, lambda *_: RandomController(op_weights=eager))
+    return trainer.run(HOSTS, lambda *_: RandomController(op_weights=eager))
 
 
-def test_from_scratch_is_the_same_network_from_the_first_epoch_on(
-    bench: Bench, learned: HostRuns
+def test_scratch_trains_the_final_architecture_from_the_first_epoch(
+    trainer: HostTrainer, learned: HostRuns
 ) -> None:
     assert (learned.blueprint >= 0).any()
     assert len(set(learned.n_epochs.tolist())) > 1
-    scratch = run_scratch(bench, learned, HOSTS)
+    scratch = run_scratch(trainer, learned, HOSTS)
     np.testing.assert_array_equal(scratch.parameters, learned.parameters)
     np.testing.assert_array_equal(scratch.blueprint, learned.blueprint)
     np.testing.assert_array_equal(scratch.alpha, learned.alpha)
     assert (scratch.grown == 0).all()
     same = at_same_epochs(scratch, learned)
     np.testing.assert_array_equal(same.n_epochs, learned.n_epochs)
-    curves = every_epoch(bench, learned)
+    curves = every_epoch(trainer, learned)
     for host, end in enumerate(learned.n_epochs):
         assert same.accuracy[host] == curves.accuracy_by_epoch[host, end]
         assert same.flops[host] == pytest.approx(curves.flops_by_epoch[host, end])
@@ -65,14 +65,14 @@ def test_from_scratch_is_the_same_network_from_the_first_epoch_on(
     np.testing.assert_allclose(same.flops[untouched], learned.flops[untouched])
 
 
-def test_equal_flops_are_those_of_the_first_epoch_that_has_them(
-    bench: Bench, learned: HostRuns
+def test_equal_flops_are_read_at_the_first_epoch_that_reaches_them(
+    trainer: HostTrainer, learned: HostRuns
 ) -> None:
-    curves = every_epoch(bench.longer(), learned)
-    # Some wants are beyond the budget, one beyond twice the budget.
+    curves = every_epoch(trainer.longer(), learned)
+    # Some are beyond the budget, one beyond twice the budget.
     wants = curves.flops_by_epoch[:, -1] * np.array([0.3, 0.5, 1.0, 1.4, 1.9, 2.5])
     wanted = replace(learned, flops=wants)
-    ends = at_same_flops(run_scratch(bench, wanted, HOSTS), wanted)
+    ends = at_same_flops(run_scratch(trainer, wanted, HOSTS), wanted)
     for host in HOSTS:
         stop = 0
         while 2 * curves.flops_by_epoch[host, stop] < wants[host] - 1e-12 and stop < 18:
@@ -85,9 +85,9 @@ def test_equal_flops_are_those_of_the_first_epoch_that_has_them(
 
 
 def test_each_network_from_scratch_is_scored_once_for_each_arm(
-    bench: Bench, learned: HostRuns, monkeypatch: pytest.MonkeyPatch
+    trainer: HostTrainer, learned: HostRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    population = bench.longer().start(HOSTS).population
+    population = trainer.longer().start(HOSTS).population
     evaluate, reads = population.evaluate, np.zeros(len(HOSTS), np.int64)
 
     def count(split: str = "validation", *, hosts: Sequence[int], **others: Any) -> Any:
@@ -95,18 +95,18 @@ def test_each_network_from_scratch_is_scored_once_for_each_arm(
         return evaluate(split, hosts=hosts, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(population, "evaluate", count)
-    scratch = run_scratch(bench, learned, HOSTS)
+    scratch = run_scratch(trainer, learned, HOSTS)
     epochs = np.stack([first_reaching(scratch.flops_by_epoch, learned.flops), learned.n_epochs])
     assert reads.tolist() == [len(set(pair)) for pair in epochs.T.tolist()]
     assert scratch.n_reads.tolist() == reads.tolist()
     assert np.isfinite(at_same_flops(scratch, learned).accuracy).all()
 
 
-def every_epoch(bench: Bench, learned: HostRuns) -> HostRuns:
-    """Return what controllers made of hosts from the start, scored after every epoch."""
-    config = bench.slot_config
+def every_epoch(trainer: HostTrainer, learned: HostRuns) -> HostRuns:
+    """Train the final architectures from scratch, scored after every epoch."""
+    config = trainer.slot_config
     seeds = {host: committed_seeds(learned, host, config) for host in HOSTS}
-    return bench.run(HOSTS, lambda *_: WaitController(), seeds=seeds, every_epoch=("final",))
+    return trainer.run(HOSTS, lambda *_: WaitController(), seeds=seeds, every_epoch=("final",))
 
 
 def test_the_last_epoch_counts_where_flops_are_never_reached() -> None:
@@ -114,12 +114,12 @@ def test_the_last_epoch_counts_where_flops_are_never_reached() -> None:
     assert first_reaching(curves, np.array([0.0, 0.15, 0.9])).tolist() == [0, 2, 2]
 
 
-def test_wide_hosts_have_the_nearest_size_there_is_and_train_as_long(
-    bench: Bench, learned: HostRuns
+def test_wide_hosts_have_the_nearest_available_size_and_train_as_long(
+    trainer: HostTrainer, learned: HostRuns
 ) -> None:
-    wide = run_wide(bench, learned, HOSTS)
+    wide = run_wide(trainer, learned, HOSTS)
     np.testing.assert_array_equal(wide.n_epochs, learned.n_epochs)
-    sizes = count_added(bench, widening_sets(bench.slot_config))
+    sizes = count_added(trainer, widening_sets(trainer.slot_config))
     for host in HOSTS:
         gaps = np.abs(sizes + learned.host_parameters[host] - learned.parameters[host])
         assert abs(wide.parameters[host] - learned.parameters[host]) == gaps.min()
@@ -129,11 +129,11 @@ def test_nearest_sizes_worked_by_hand() -> None:
     assert find_nearest(np.array([0, 10, 20]), np.array([4, 5, 6, 99])) == [0, 0, 1, 2]
 
 
-def test_counted_sizes_are_those_of_exported_networks(bench: Bench) -> None:
-    sets = widening_sets(bench.slot_config)
-    sizes = count_added(bench, sets)
+def test_counted_sizes_are_those_of_exported_networks(trainer: HostTrainer) -> None:
+    sets = widening_sets(trainer.slot_config)
+    sizes = count_added(trainer, sets)
     for index in (1, 7, len(sets) - 1):
-        growth = bench.start([0])
+        growth = trainer.start([0])
         plain = sum(p.numel() for p in export(growth.population.model(0)).parameters())
         growth.plant({0: Candidate(planted=sets[index]).first_seeds()})
         wide = export(growth.population.model(0))
@@ -142,18 +142,18 @@ def test_counted_sizes_are_those_of_exported_networks(bench: Bench) -> None:
         )
 
 
-def test_committed_seeds_come_in_the_order_in_which_they_germinated() -> None:
+def test_committed_seeds_are_in_the_order_of_germination() -> None:
     task = make_task("spirals", n_epochs=16, batches_per_epoch=1)
-    bench = Bench(task, purpose="tuning", final_split="validation")
+    trainer = HostTrainer(task, purpose="tuning", final_split="validation")
     plan = [
         Planting(slot="blocks.1", blueprint="widen_small", alpha_target=0.5),
         Planting(slot="blocks.0", blueprint="mlp_large", epoch=1),
     ]
-    runs = bench.run([3], lambda growth, _: FixedSchedule(growth.layout, plan))
-    seeds = committed_seeds(runs, 0, bench.slot_config)
+    runs = trainer.run([3], lambda growth, _: FixedSchedule(growth.layout, plan))
+    seeds = committed_seeds(runs, 0, trainer.slot_config)
     assert [(seed.action.slot, seed.number) for seed in seeds] == [("blocks.1", 0), ("blocks.0", 1)]
     assert [seed.action.alpha_target for seed in seeds] == [0.5, 1.0]
-    growth = bench.start([3])
+    growth = trainer.start([3])
     growth.plant({0: seeds})
     state = growth.population.get_state(0)
     assert all(torch.isfinite(tensor).all() for tensor in state.tensors.values())

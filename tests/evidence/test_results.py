@@ -1,4 +1,4 @@
-"""Evidence is kept whole, comes back as it was, and refuses what does not fit together."""
+"""Evidence survives its file, and inconsistent or damaged evidence is rejected."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def assert_same(one: Any, other: Any) -> None:
             assert first == second, field.name
 
 
-def test_a_file_comes_back_as_it_was() -> None:
+def test_evidence_survives_its_file() -> None:
     file = EvidenceFile(entries=(example(), replace(example(0.4), learned_price=0.2)))
     assert_same(EvidenceFile.from_text(file.to_text()), file)
     assert json.loads(file.to_text()) == file.to_json()
@@ -51,7 +51,7 @@ def test_a_row_of_numbers_is_one_line() -> None:
     assert any(line.strip().rstrip(",") == row for line in lines)
 
 
-def test_values_are_rounded_once_and_cannot_be_changed() -> None:
+def test_values_are_rounded_and_read_only() -> None:
     given = np.array([[1 / 3, 2 / 3]])
     arm = make_arm("x", given)
     assert arm.accuracy.tolist() == [[0.333333, 0.666667]]
@@ -89,21 +89,21 @@ ARM: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"accuracy": [[0.5, math.nan]]}, "arm x has accuracy that are not finite"),
-        ({"flops": [[1.0, math.inf]]}, "flops that are not finite"),
+        ({"accuracy": [[0.5, math.nan]]}, "arm x has accuracy that is not finite"),
+        ({"flops": [[1.0, math.inf]]}, "flops that is not finite"),
         ({"flops": [[1.0, -0.1]]}, "flops down to -0.1"),
         ({"accuracy": [0.5, 0.6]}, r"accuracy of shape \(2,\)"),
         ({"accuracy": [[]]}, r"accuracy of shape \(1, 0\)"),
         ({"n_epochs": [[3.0]]}, r"n_epochs of shape \(1, 1\) and accuracy of \(1, 2\)"),
-        ({"grown_share": [0.1, 0.2]}, "for each of 1 runs"),
-        ({"grown_share": [1.5]}, "from 0 to 1"),
+        ({"grown_share": [0.1, 0.2]}, r"grown_share \[0.1, 0.2\]"),
+        ({"grown_share": [1.5]}, r"grown_share \[1.5\]"),
         ({"kind": "tunde"}, "Did you mean 'tuned'"),
-        ({"name": ""}, "name it in both"),
-        ({"tuning_runs": -1}, "count from 0"),
-        ({"test_reads": 0}, "arm x has 0 test_reads; count from 1"),
+        ({"name": ""}, "name ''"),
+        ({"tuning_runs": -1}, "tuning_runs -1"),
+        ({"test_reads": 0}, "test_reads 0"),
     ],
 )
-def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: str) -> None:
+def test_an_invalid_arm_is_rejected(change: dict[str, Any], words: str) -> None:
     Arm(**ARM)
     with pytest.raises(EvidenceError, match=words):
         Arm(**ARM | change)
@@ -116,31 +116,31 @@ def test_an_arm_that_cannot_be_right_is_refused(change: dict[str, Any], words: s
         ({"price": -1.0}, "price is -1.0"),
         ({"learned_price": math.inf}, "learned_price is inf"),
         ({"learned_price": -0.1}, "learned_price is -0.1"),
-        ({"learned": "greedy"}, "no arm 'greedy'"),
-        ({"runs": ("a",)}, "has 3 runs and 1 are named"),
-        ({"runs": ("a", "b", "a")}, "run a is there twice"),
-        ({"arms": (example().own, example().own)}, "learned is there twice"),
+        ({"learned": "greedy"}, "unknown arm 'greedy'"),
+        ({"runs": ("a",)}, "has 3 runs but 1"),
+        ({"runs": ("a", "b", "a")}, "run a appears twice"),
+        ({"arms": (example().own, example().own)}, "arm learned appears twice"),
         ({"arms": (example().own, make_arm("x", make_hosts(2, 12)))}, "2 runs on 12 hosts"),
         ({"arms": (example().own, make_arm("x", make_hosts(1, 11)))}, "1 runs on 11 hosts"),
     ],
 )
-def test_arms_that_do_not_fit_together_are_refused(change: dict[str, Any], words: str) -> None:
+def test_arms_that_do_not_match_are_rejected(change: dict[str, Any], words: str) -> None:
     with pytest.raises(EvidenceError, match=words):
         replace(example(), **change)
 
 
 def test_a_file_is_about_one_task_and_has_each_price_once() -> None:
-    with pytest.raises(EvidenceError, match="no entries"):
+    with pytest.raises(EvidenceError, match="entries is empty"):
         EvidenceFile(entries=())
-    with pytest.raises(EvidenceError, match="each price once"):
+    with pytest.raises(EvidenceError, match=r"prices \[0.2, 0.2\]"):
         EvidenceFile(entries=(example(), example()))
     for change in ({"task": "spirals"}, {"task_options": {}}):
-        with pytest.raises(EvidenceError, match="keep one task"):
+        with pytest.raises(EvidenceError, match="one task"):
             EvidenceFile(entries=(example(), replace(example(0.4), **change)))
 
 
 def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
-    """Return a file with a value at a path put in, or left out, or a field renamed."""
+    """Return a file with one value replaced, removed or renamed."""
     plain = EvidenceFile(entries=(example(),)).to_json()
     inner: Any = plain
     for step in path[:-1]:
@@ -159,7 +159,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
     [
         ("", "a.json is not valid JSON"),
         ("[]", "no evidence_version"),
-        (spoil("evidence_version", value=2), "evidence_version is 2 and this Esper reads 1"),
+        (spoil("evidence_version", value=2), "evidence_version is 2"),
         (spoil("entries"), "a list of entries"),
         (spoil("entries", 0, value=[]), r"an entry is \[\]"),
         (spoil("entries", 0, "seed"), "an entry .*'seed'"),
@@ -176,7 +176,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         (spoil("entries", 0, "arms", 0, "grown_share", value=[True] * 3), "grown_share of an arm"),
     ],
 )
-def test_a_file_that_is_not_what_was_written_is_refused(text: str, words: str) -> None:
+def test_a_damaged_file_is_rejected(text: str, words: str) -> None:
     with pytest.raises(EvidenceError, match=words) as raised:
         EvidenceFile.from_text(text, name="a.json")
     assert str(raised.value).startswith("a.json ")
@@ -184,14 +184,14 @@ def test_a_file_that_is_not_what_was_written_is_refused(text: str, words: str) -
 
 
 @pytest.mark.parametrize("kind", [Arm, Evidence])
-def test_every_field_is_in_the_file_and_missed_when_it_is_not(kind: type[Any]) -> None:
+def test_every_field_is_required_in_a_file(kind: type[Any]) -> None:
     for field in fields(kind):
         path = ("entries", 0) if kind is Evidence else ("entries", 0, "arms", 1)
         with pytest.raises(EvidenceError, match=repr(field.name)):
             EvidenceFile.from_text(spoil(*path, field.name))
 
 
-def test_nan_put_into_plain_values_is_refused_too() -> None:
+def test_nan_in_plain_values_is_rejected() -> None:
     plain = example().to_json()
     plain["arms"][0]["accuracy"][0][0] = math.nan
     with pytest.raises(EvidenceError, match="not finite"):

@@ -1,4 +1,4 @@
-"""Evidence is told with every arm, every sentence and how it was measured."""
+"""Evidence as text has every arm, every sentence and how it was measured."""
 
 import json
 from dataclasses import replace
@@ -75,18 +75,18 @@ def test_cells_cannot_break_a_table() -> None:
 
 @pytest.mark.parametrize(
     ("n_runs", "words"),
-    [(3, "3 training runs (run0, run1 and run2)"), (1, "about this run and no other")],
+    [(3, "3 training runs (run0, run1 and run2)"), (1, "for this run only")],
 )
-def test_what_intervals_are_over_is_told(n_runs: int, words: str) -> None:
-    told = " ".join(facts(example(n_runs=n_runs)))
-    assert words in told
-    assert "30 hosts of digits-family" in told
-    assert "drawn for evaluation (seed 3)" in told
-    assert "Hosts are scored on the test split." in told
-    assert "corrected for all comparisons at this price (Holm), not for those at other" in told
+def test_the_facts_name_runs_hosts_split_and_correction(n_runs: int, words: str) -> None:
+    text = " ".join(facts(example(n_runs=n_runs)))
+    assert words in text
+    assert "30 hosts of digits-family" in text
+    assert "evaluation (seed 3)" in text
+    assert "scored on the test split." in text
+    assert "(Holm)" in text
 
 
-def test_reads_of_the_test_split_are_told_of_arms_that_counted_them() -> None:
+def test_the_facts_count_the_reads_of_the_test_split() -> None:
     counts = {"learned": 1, "heuristic": 1, "wait": 3}
     evidence = example()
     arms = tuple(replace(arm, test_reads=counts[arm.name]) for arm in evidence.arms)
@@ -99,14 +99,14 @@ def test_reads_of_the_test_split_are_told_of_arms_that_counted_them() -> None:
     )
 
 
-def test_the_price_of_learning_is_told_where_it_is_known() -> None:
-    told = {price: " ".join(facts(example(learned_price=price))) for price in (None, 0.2, 0.1)}
-    assert "learned at" not in told[None]
-    assert "Controllers learned at this price." in told[0.2]
-    assert "learned at price 0.1 and were not trained again; what is tuned was tuned" in told[0.1]
+def test_the_facts_name_the_price_of_learning_if_known() -> None:
+    text = {price: " ".join(facts(example(learned_price=price))) for price in (None, 0.2, 0.1)}
+    assert "learned at" not in text[None]
+    assert "learned at this price" in text[0.2]
+    assert "learned at price 0.1" in text[0.1]
 
 
-def test_a_row_of_the_same_architecture_has_both_of_its_p_values() -> None:
+def test_the_row_of_the_same_architecture_has_two_p_values() -> None:
     own = make_arm("learned", make_hosts(3, 30), kind="learned")
     same = make_arm("scratch", make_hosts(3, 30, seed=4), kind="same_epochs", flops=0.6)
     evidence = make_evidence(own, same)
@@ -126,7 +126,7 @@ def test_a_file_of_several_prices_is_one_page() -> None:
     assert file_to_markdown(EvidenceFile(entries=entries[:1])) == to_markdown(entries[0])
 
 
-def test_words_in_a_file_are_not_believed() -> None:
+def test_verdicts_in_a_file_are_not_trusted() -> None:
     file = EvidenceFile(entries=(example(),))
     plain = file.to_json()
     assert plain["verdicts"][0]["sentences"] == list(verdict_sentences(example()))

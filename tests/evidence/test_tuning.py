@@ -1,4 +1,4 @@
-"""Choices are what trying everything on the same hosts would have chosen, within their budget."""
+"""Tuning chooses what trying everything would have chosen, within its budget."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from esper.evidence import tuning as contexts
+from esper.evidence import tuning
 from esper.evidence.cache import ResultCache
-from esper.evidence.host_trainer import Bench
+from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.search_space import (
     Candidate,
     fixed_candidates,
@@ -32,25 +32,25 @@ from esper.evidence.tuning import (
     tune_contexts,
 )
 from esper.tamiyo import FixedSchedule, Planting
-from tests.evidence.test_host_runs import make_bench
+from tests.evidence.test_host_runs import make_trainer
 
 PRICE = 0.3
-NOWHERE = ResultCache(None, {})
+NO_CACHE = ResultCache(None, {})
 
 
 @pytest.fixture(scope="module")
 def runs() -> TuningRuns:
-    return TuningRuns(make_bench(), NOWHERE)
+    return TuningRuns(make_trainer(), NO_CACHE)
 
 
 @pytest.fixture(scope="module")
 def four(runs: TuningRuns) -> list[Candidate]:
-    return static_candidates(runs.bench.slot_config)[:4]
+    return static_candidates(runs.trainer.slot_config)[:4]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 100])
 @pytest.mark.parametrize("budget", [2, 5, 60, 455, 4096])
-def test_halving_keeps_its_budget_and_ends_with_two(n: int, budget: int) -> None:
+def test_halving_stays_within_its_budget_and_ends_with_two(n: int, budget: int) -> None:
     rungs = plan_rungs(n, budget)
     spent, before = 0, 0
     for number, (candidates, hosts) in enumerate(rungs):
@@ -75,9 +75,9 @@ def test_the_choice_is_the_best_candidate_and_stop_on_the_last_hosts(
 ) -> None:
     tuned = halve(runs, four, price=PRICE, budget=12)
     assert plan_rungs(4, 12) == [(4, 2), (2, 4)]
-    on_two = {one: brute_force(runs.bench, one, range(2)) for one in four}
+    on_two = {one: brute_force(runs.trainer, one, range(2)) for one in four}
     best_two = sorted(four, key=lambda one: -on_two[one].max())[:2]
-    on_four = {one: brute_force(runs.bench, one, range(4)) for one in best_two}
+    on_four = {one: brute_force(runs.trainer, one, range(4)) for one in best_two}
     best = max(best_two, key=lambda one: on_four[one].max())
     assert tuned.best.candidate == best
     assert tuned.best.stop == np.round(on_four[best], 9).argmax()
@@ -87,12 +87,12 @@ def test_the_choice_is_the_best_candidate_and_stop_on_the_last_hosts(
     assert len(tuned.runs) == 12
 
 
-def brute_force(bench: Bench, candidate: Candidate, hosts: range) -> np.ndarray:
-    """Return the mean score for each stopping epoch, each from a training that stops there."""
+def brute_force(trainer: HostTrainer, candidate: Candidate, hosts: range) -> np.ndarray:
+    """Return the mean score of each stopping epoch, each from its own training."""
     scores = []
-    for stop in bench.stops:
+    for stop in trainer.stops:
         plan = list(candidate.grown)
-        ends = bench.run(
+        ends = trainer.run(
             hosts,
             lambda growth, _, stop=stop, plan=plan: FixedSchedule(
                 growth.layout, plan, finish_after=stop
@@ -103,9 +103,7 @@ def brute_force(bench: Bench, candidate: Candidate, hosts: range) -> np.ndarray:
     return np.array(scores)
 
 
-def test_a_candidate_that_is_kept_stays_until_the_end(
-    runs: TuningRuns, four: list[Candidate]
-) -> None:
+def test_a_candidate_to_keep_is_never_dropped(runs: TuningRuns, four: list[Candidate]) -> None:
     free = halve(runs, four, price=PRICE, budget=24)
     worst = free.ranking[-1]
     kept = halve(runs, four, price=PRICE, budget=24, keep=worst)
@@ -115,11 +113,11 @@ def test_a_candidate_that_is_kept_stays_until_the_end(
     assert other in halve(runs, four, price=PRICE, budget=24, keep=other).ranking
 
 
-def test_another_price_needs_no_run_twice(four: list[Candidate]) -> None:
-    runs = TuningRuns(make_bench(), NOWHERE)
+def test_another_price_repeats_no_run(four: list[Candidate]) -> None:
+    runs = TuningRuns(make_trainer(), NO_CACHE)
     made: list[int] = []
-    run = runs.bench.run
-    runs.bench.run = lambda hosts, *a, **k: made.append(len(hosts)) or run(hosts, *a, **k)  # type: ignore[method-assign]
+    run = runs.trainer.run
+    runs.trainer.run = lambda hosts, *a, **k: made.append(len(hosts)) or run(hosts, *a, **k)  # type: ignore[method-assign]
     cheap = halve(runs, four, price=0.0, budget=24)
     dear = halve(runs, four, price=5.0, budget=24)
     assert sum(made) == len(cheap.runs | dear.runs)
@@ -127,7 +125,7 @@ def test_another_price_needs_no_run_twice(four: list[Candidate]) -> None:
     assert cheap.best.stop > 0
 
 
-def test_buckets_hold_a_third_each_and_are_found_by_looking() -> None:
+def test_buckets_hold_a_third_each() -> None:
     generator = np.random.default_rng(0)
     n_classes, n_samples = generator.permutation(90), generator.permutation(900)[:90]
     buckets = Buckets.of(n_classes, n_samples)
@@ -140,14 +138,14 @@ def test_buckets_hold_a_third_each_and_are_found_by_looking() -> None:
     assert np.bincount(found % 3).tolist() == [30, 30, 30]
 
 
-def test_a_context_table_is_the_best_of_each_bucket(
+def test_a_context_table_has_the_best_choice_of_each_bucket(
     runs: TuningRuns, four: list[Candidate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "N_DRAWS", 24)
-    monkeypatch.setattr(contexts, "FEWEST_HOSTS", 6)
+    monkeypatch.setattr(tuning, "N_DRAWS", 24)
+    monkeypatch.setattr(tuning, "MIN_BUCKET_HOSTS", 6)
     family = halve(runs, four[:2], price=PRICE, budget=24)
     table = tune_contexts(runs, [family], price=PRICE, budget=10_000)
-    n_classes, n_samples = runs.bench.contexts(range(24))
+    n_classes, n_samples = runs.trainer.contexts(range(24))
     found = table.buckets.find(n_classes, n_samples)
     own = [bucket for bucket in range(9) if (found == bucket).sum() >= 6]
     assert sorted(table.choices) == own
@@ -169,11 +167,11 @@ def test_a_context_table_is_the_best_of_each_bucket(
 
 
 class _Simulated:
-    """Stands in for runs of hosts: scores are given values, and noise of each host run."""
+    """Stands in for host runs: given scores plus noise."""
 
     def __init__(self, value: Callable[[int, int], float], candidates: list[Candidate]) -> None:
         self._value, self._candidates = value, candidates
-        self.bench = self
+        self.trainer = self
         self.stops = (0, 1)
 
     def contexts(self, hosts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -192,8 +190,8 @@ class _Simulated:
         return scores, np.zeros_like(scores)
 
 
-def test_kinds_of_hosts_are_treated_otherwise_only_where_that_stands_out() -> None:
-    candidates = static_candidates(make_bench().slot_config)[:16]
+def test_a_kind_of_host_gets_its_own_choice_only_if_clearly_better() -> None:
+    candidates = static_candidates(make_trainer().slot_config)[:16]
 
     def tables(value: Callable[[int, int], float]) -> ContextTable:
         runs = cast(TuningRuns, _Simulated(value, candidates))
@@ -212,8 +210,8 @@ def test_kinds_of_hosts_are_treated_otherwise_only_where_that_stands_out() -> No
     assert mixed.choices[4].candidate == candidates[3]
 
 
-def test_families_are_compared_on_the_hosts_that_both_have_had() -> None:
-    candidates = static_candidates(make_bench().slot_config)[:8]
+def test_families_are_compared_on_their_common_hosts() -> None:
+    candidates = static_candidates(make_trainer().slot_config)[:8]
     hard = {host: 0.5 * (host >= 8) for host in range(999)}
 
     class Drifting(_Simulated):
@@ -245,8 +243,8 @@ def test_the_pool_takes_turns_among_families(runs: TuningRuns, four: list[Candid
     assert pool == [first.ranking[0], second.ranking[0], first.ranking[1], second.ranking[1]]
 
 
-def test_families_are_distinct_fit_their_slots_and_hold_what_they_say() -> None:
-    config = make_bench().slot_config
+def test_candidates_are_distinct_and_fit_their_slots() -> None:
+    config = make_trainer().slot_config
     static, fixed = static_candidates(config), fixed_candidates(config, 16)
     assert Candidate() in static
     assert Candidate() in fixed
@@ -266,16 +264,14 @@ def test_families_are_distinct_fit_their_slots_and_hold_what_they_say() -> None:
     assert len(widening_sets(config)) == 16
 
 
-def test_tuned_arms_are_cached_and_come_back_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contexts, "N_DRAWS", 20)
-    monkeypatch.setattr(contexts, "FEWEST_HOSTS", 5)
+def test_cached_tuned_arms_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "N_DRAWS", 20)
+    monkeypatch.setattr(tuning, "MIN_BUCKET_HOSTS", 5)
 
     def run() -> list[np.ndarray]:
         cache = ResultCache(tmp_path, {"task": "spirals"})
-        evaluation = Bench(make_bench().task, purpose="evaluation", final_split="test")
-        arms = TunedArms(make_bench(), evaluation, budget=6, cache=cache)
+        evaluation = HostTrainer(make_trainer().task, purpose="evaluation", final_split="test")
+        arms = TunedArms(make_trainer(), evaluation, budget=6, cache=cache)
         done = [arms.run(name, range(3), PRICE) for name in ("static", "context_table")]
         return [np.concatenate([one.accuracy, one.flops, one.n_epochs]) for one in done]
 
@@ -287,7 +283,7 @@ def test_tuned_arms_are_cached_and_come_back_the_same(
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_damaged_file_is_made_again_and_other_facts_are_other_files(tmp_path: Path) -> None:
+def test_a_damaged_cache_file_is_made_again_and_keys_are_kept_apart(tmp_path: Path) -> None:
     cache, made = ResultCache(tmp_path, {"task": "a"}), list[int]()
 
     def make() -> dict[str, list[int]]:

@@ -1,204 +1,109 @@
-"""The arms of an evaluation, in words: what each is called, and what it is for the learned one."""
+"""The arms of an evaluation: their names, labels and kinds. Shapes: R = runs, N = hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from esper.arrays import Floats, Integers
 from esper.errors import ConfigError, did_you_mean
 from esper.evidence.host_runs import HostRuns
 from esper.evidence.results import Arm, Kind
+from esper.training.comparison import LEARNED
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HostEnds:
-    """How hosts ended, ``[N]`` each."""
-
-    accuracy: Floats
-    flops: Floats
-    parameters: Floats
-    n_epochs: Floats
-    grown: Integers
-    """Seeds that were committed while the host trained."""
-    n_reads: Integers
-    """How often the host was scored on the final split."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ArmEnds:
-    """How an arm did: ``[R, N]``, and ``[R]`` where it says so."""
-
-    accuracy: Floats
-    flops: Floats
-    parameters: Floats
-    n_epochs: Floats
-    grown_share: Floats
-    """``[R]`` share of hosts in which something was committed while they trained."""
-    setting: str = ""
-    """What was chosen, in words."""
-    tuning_runs: int = 0
-    """Host runs that the choice is from."""
-    n_reads: int = 1
-    """How often a host was scored on the final split, at most."""
-
-    def score(self, price: float) -> Floats:
-        """Return accuracy minus the price of the FLOPs."""
-        return self.accuracy - price * self.flops
-
-
-def join_ends(ends: Sequence[HostEnds], *, setting: str = "", tuning_runs: int = 0) -> ArmEnds:
-    """Return the arm whose training runs ended so; arms without training have one."""
-    stacked = {
-        name: np.stack([np.asarray(getattr(one, name), np.float64) for one in ends])
-        for name in ("accuracy", "flops", "parameters", "n_epochs")
-    }
-    grown_share = np.array([float(np.mean(one.grown > 0)) for one in ends])
-    return ArmEnds(
-        **stacked,
-        grown_share=grown_share,
-        setting=setting,
-        tuning_runs=tuning_runs,
-        n_reads=max(int(one.n_reads.max()) for one in ends),
-    )
-
-
-def ends_of(runs: HostRuns) -> HostEnds:
-    """Return how hosts ended."""
-    return HostEnds(
-        accuracy=runs.accuracy,
-        flops=runs.flops,
-        parameters=runs.parameters.astype(np.float64),
-        n_epochs=runs.n_epochs.astype(np.float64),
-        grown=runs.grown,
-        n_reads=runs.n_reads,
-    )
-
-
-def ends_at(runs: HostRuns, epochs: Integers) -> HostEnds:
-    """Return how hosts would have ended had each stopped after its own number of epochs ``[N]``."""
-    at = np.arange(len(epochs)), epochs
-    return HostEnds(
-        accuracy=runs.accuracy_by_epoch[at],
-        flops=runs.flops_by_epoch[at],
-        parameters=runs.parameters_by_epoch[at],
-        n_epochs=np.minimum(epochs, runs.n_epochs).astype(np.float64),
-        grown=runs.grown,
-        n_reads=runs.n_reads,
-    )
-
-
-LEARNED = "learned"
-OTHER_WAY = "learned_other"
-"""The learned controller, greedy where it usually draws its actions and the other way round."""
+OTHER_MODE = "learned_other"
+"""The learned controller, greedy if it usually samples its actions, or sampling if not."""
 
 
 @dataclass(frozen=True)
-class ArmFacts:
-    """What an arm is, whoever is evaluated."""
+class ArmSpec:
+    """What an arm is, whichever controller is evaluated."""
 
     label: str
+    """The arm in a sentence."""
     kind: Kind
-    summary: str
-    """What it does, for lists."""
 
 
-ARMS: dict[str, ArmFacts] = {
-    LEARNED: ArmFacts("the learned controller", "learned", "acts as it usually does"),
-    OTHER_WAY: ArmFacts(
-        "the learned controller", "learned", "greedy if it usually draws its actions, or drawing"
-    ),
-    "wait": ArmFacts("hosts left alone", "simple", "trained for the whole budget"),
-    "random": ArmFacts(
-        "random legal growth",
-        "simple",
-        "as many actions and epochs as the learned controller had in the same host",
-    ),
-    "fixed": ArmFacts("the best fixed schedule", "tuned", "seeds, start, tempo and stop tuned"),
-    "heuristic": ArmFacts("the tuned heuristic", "tuned", "all of its settings tuned"),
-    "static": ArmFacts(
-        "the best static network", "tuned", "what hosts have from the start and stop tuned"
-    ),
-    "wide_static": ArmFacts(
-        "a static network with as many parameters",
-        "same_parameters",
-        "widened from the start to about the same size, for as many epochs",
-    ),
-    "scratch_same_epochs": ArmFacts(
-        "the same architecture trained from scratch",
-        "same_epochs",
-        "what was grown, from the start, with the same initialisation, for as many epochs",
-    ),
-    "scratch_same_flops": ArmFacts(
-        "the same architecture trained from scratch",
-        "same_flops",
-        "the same, until it has spent as many FLOPs",
-    ),
-    "context_table": ArmFacts(
-        "the best setting for each kind of host",
-        "tuned",
-        "a fixed schedule or static network for each bucket of classes and samples",
-    ),
-    "context_heuristic": ArmFacts(
-        "a heuristic tuned for each kind of host",
-        "tuned",
-        "a heuristic for each bucket of classes and samples",
-    ),
-    "shuffled": ArmFacts(
-        "itself with shuffled observations", "ablation", "sees other hosts than it steers"
-    ),
-    "wrong_task": ArmFacts(
-        "its own actions on other tasks", "ablation", "does what it did in another host"
-    ),
+ARMS: dict[str, ArmSpec] = {
+    LEARNED: ArmSpec("the learned controller", "learned"),
+    OTHER_MODE: ArmSpec("the learned controller", "learned"),
+    "wait": ArmSpec("hosts left alone", "simple"),
+    "random": ArmSpec("random legal growth", "simple"),
+    "fixed": ArmSpec("the best fixed schedule", "tuned"),
+    "heuristic": ArmSpec("the tuned heuristic", "tuned"),
+    "static": ArmSpec("the best static network", "tuned"),
+    "wide_static": ArmSpec("a static network with as many parameters", "same_parameters"),
+    "scratch_same_epochs": ArmSpec("the same architecture trained from scratch", "same_epochs"),
+    "scratch_same_flops": ArmSpec("the same architecture trained from scratch", "same_flops"),
+    "context_table": ArmSpec("the best setting for each kind of host", "tuned"),
+    "context_heuristic": ArmSpec("a heuristic tuned for each kind of host", "tuned"),
+    "shuffled": ArmSpec("itself with shuffled observations", "ablation"),
+    "wrong_task": ArmSpec("its own actions on other tasks", "ablation"),
 }
-"""All arms by name, in the order in which they are shown."""
+"""All arms by name, in the order in which they are shown; docs/evidence.md describes each."""
 
 
-def choose_arms(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the arms that are asked for, the learned one among them, in their order.
+def choose_arms(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the requested arms in the order of :data:`ARMS`; the learned arm is always included.
 
     Raises:
-        ConfigError: If there is no arm of a name.
+        ConfigError: If a name is unknown.
     """
-    if wanted is None:
+    if names is None:
         return tuple(ARMS)
-    if isinstance(wanted, str):
-        raise ConfigError(f"arms is {wanted!r}; a list of names is needed.")
-    for name in wanted:
+    if isinstance(names, str):
+        raise ConfigError(f"arms is {names!r}; it must be a list of names.")
+    for name in names:
         if name not in ARMS:
             hint = did_you_mean(name, ARMS)
-            raise ConfigError(f"there is no arm {name!r}; there are {', '.join(ARMS)}.{hint}")
-    return tuple(name for name in ARMS if name == LEARNED or name in wanted)
+            raise ConfigError(f"unknown arm {name!r}; arms are {', '.join(ARMS)}.{hint}")
+    return tuple(name for name in ARMS if name == LEARNED or name in names)
 
 
-def as_evidence(name: str, ends: ArmEnds, *, is_greedy: bool) -> Arm:
-    """Return what an arm came to, in the form that is reported.
+def make_arm(
+    name: str,
+    runs: Sequence[HostRuns],
+    *,
+    setting: str = "",
+    tuning_runs: int = 0,
+    is_greedy: bool = False,
+) -> Arm:
+    """Return the results of an arm.
 
     Args:
-        name: Of the arm.
-        ends: Its results.
+        name: Name of the arm.
+        runs: Its host runs, one entry per training run; arms without training have one entry.
+        setting: What was chosen, in words.
+        tuning_runs: Host runs spent on the choice.
         is_greedy: Whether the learned controller usually takes its likeliest action.
     """
-    facts, label = ARMS[name], ARMS[name].label
-    shown = name
-    if name == OTHER_WAY:
-        way = "sampled" if is_greedy else "greedy"
-        shown, label = f"learned_{way}", f"{facts.label} acting {_WAYS[way]}"
+    spec = ARMS[name]
+    label = spec.label
+    if name == OTHER_MODE:
+        name, how = (
+            ("learned_sampled", "at random") if is_greedy else ("learned_greedy", "greedily")
+        )
+        label = f"{label} acting {how}"
     return Arm(
-        name=shown,
+        name=name,
         label=label,
-        kind=facts.kind,
-        setting=ends.setting,
-        accuracy=ends.accuracy,
-        flops=ends.flops,
-        parameters=ends.parameters,
-        n_epochs=ends.n_epochs,
-        grown_share=ends.grown_share,
-        tuning_runs=ends.tuning_runs,
-        test_reads=ends.n_reads,
+        kind=spec.kind,
+        setting=setting,
+        tuning_runs=tuning_runs,
+        **stack_runs(runs),
     )
 
 
-_WAYS = {"greedy": "greedily", "sampled": "at random"}
+def stack_runs(runs: Sequence[HostRuns]) -> dict[str, Any]:
+    """Return the fields of an :class:`Arm` that hold results, ``[R, N]`` or ``[R]``."""
+    stacked = {
+        name: np.stack([np.asarray(getattr(one, name), np.float64) for one in runs])
+        for name in ("accuracy", "flops", "parameters", "n_epochs")
+    }
+    return {
+        **stacked,
+        "grown_share": np.array([float(np.mean(one.grown > 0)) for one in runs]),
+        "test_reads": max(int(one.n_reads.max()) for one in runs),
+    }

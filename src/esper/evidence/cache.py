@@ -1,4 +1,4 @@
-"""Results that took long, kept so that an evaluation that was interrupted goes on where it was."""
+"""Caching expensive results, so that an interrupted evaluation can continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esper.storage.files import write_atomic
 
 Arrays = dict[str, NDArray[Any]]
 
-_ROOMS = (
+_SOURCES = (
     "config",
     "environment",
     "evidence",
@@ -33,32 +33,32 @@ _ROOMS = (
     "tamiyo",
     "tasks",
 )
-"""The parts of Esper that decide what becomes of a host."""
+"""The parts of Esper that determine the results of a host."""
 
 
 class ResultCache:
-    """A folder of arrays, each file named by a digest of everything that decided its contents.
+    """A folder of arrays, each file named by a digest of everything that determines its contents.
 
-    The program itself is part of that: results of other sources are never taken over.
+    That includes Esper's source code, so results of another version are never reused.
     """
 
-    def __init__(self, folder: Path | None, decided_by: Mapping[str, Any]) -> None:
-        """Use a folder, or none.
+    def __init__(self, folder: Path | None, key: Mapping[str, Any]) -> None:
+        """Use a folder.
 
         Args:
-            folder: Where files are kept; None to keep nothing.
-            decided_by: What all results have in common, as plain values.
+            folder: The folder; None to cache nothing.
+            key: The part of the key that all results share, as plain values.
         """
         self._folder = folder
-        self._base = {"program": program_digest(), "torch": torch.__version__, **decided_by}
+        self._key = {"program": program_digest(), "torch": torch.__version__, **key}
 
-    def get(self, decided_by: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Arrays:
-        """Return arrays that were made before, or make and keep them.
+    def get(self, key: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Arrays:
+        """Return the arrays cached under a key, or make and cache them.
 
         Raises:
-            StorageError: If they cannot be kept.
+            StorageError: If they cannot be written.
         """
-        name = _digest({**self._base, **decided_by})
+        name = _digest({**self._key, **key})
         path = None if self._folder is None else self._folder / f"{name}.npz"
         if path is not None:
             found = _read(path)
@@ -69,9 +69,9 @@ class ResultCache:
             _write(path, made)
         return made
 
-    def runs(self, decided_by: Mapping[str, Any], make: Callable[[], HostRuns]) -> HostRuns:
-        """Return the runs of hosts that were made before, or make and keep them."""
-        return HostRuns(**self.get(decided_by, lambda: make().arrays()))
+    def runs(self, key: Mapping[str, Any], make: Callable[[], HostRuns]) -> HostRuns:
+        """Return the host runs cached under a key, or make and cache them."""
+        return HostRuns(**self.get(key, lambda: make().arrays()))
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -81,18 +81,18 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def program_digest() -> str:
-    """Return a digest of the sources that decide what becomes of a host."""
+    """Return a digest of the source code that determines the results of a host."""
     total, top = hashlib.sha256(), Path(str(files("esper")))
-    for room in _ROOMS:
-        sources = [path for path in (top / room).rglob("*") if path.suffix in (".py", ".c", ".h")]
-        for path in sorted(sources):
+    for folder in _SOURCES:
+        paths = [path for path in (top / folder).rglob("*") if path.suffix in (".py", ".c", ".h")]
+        for path in sorted(paths):
             total.update(path.relative_to(top).as_posix().encode())
             total.update(path.read_bytes())
     return total.hexdigest()[:32]
 
 
 def _read(path: Path) -> Arrays | None:
-    """Return what a file holds; None if there is none, or if it is damaged."""
+    """Return the arrays in a file; None if it is missing or damaged."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}

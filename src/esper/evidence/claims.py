@@ -1,4 +1,4 @@
-"""What can be claimed against an arm of each kind, when it is shown, and in which words."""
+"""Claims: what can be claimed against each kind of arm, when, and in which words."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from esper.statistics import (
 from esper.training.comparison import SELDOM
 
 LEVEL = 0.05
-"""Corrected p-values below this allow a claim."""
+"""A claim needs a corrected p-value below this."""
 EQUIVALENCE = 0.005
-"""Accuracies whose difference is shown to be smaller than this are as good as each other."""
+"""Accuracies that are shown to differ by less than this count as equal."""
 FLOPS_SLACK = 0.02
-"""Share by which FLOPs may be above the other's and still be called equal."""
+"""FLOPs may exceed the other's by this share and still count as equal."""
 PARAMETERS_SLACK = 0.05
-"""Share by which parameters may differ and still be called as many."""
+"""Parameters may differ by this share and still count as equal."""
 
 Verdict = Literal["better", "worse", "as accurate", "at least as accurate", "not shown"]
 
@@ -38,35 +38,35 @@ MARGIN = f"{100 * EQUIVALENCE:g} points"
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a claim against one arm rests on."""
+    """The evidence for a claim against one arm."""
 
     kind: Kind
-    """What the other arm is."""
+    """Kind of the other arm."""
     label: str
     """The other arm in words."""
     where: str
     """What the claim is restricted to, such as "at price 0.2"."""
     run: str
-    """", for this one training run" if it is about that only, else nothing."""
+    """", for this one training run" if the claim is only about that, else empty."""
     difference: Interval
-    """Of score; of accuracy against the same architecture."""
+    """Difference of score, or of accuracy against the same architecture."""
     corrected_p: float
-    """Of the difference."""
+    """Corrected p-value of the difference."""
     flops: Interval | None
     """FLOPs as a share of the other's; None if the other has none."""
     corrected_flops_p: float | None
-    """Of as many FLOPs, where fewer are part of the claim."""
+    """Corrected p-value of equal FLOPs, where fewer FLOPs are part of the claim."""
     parameters: Interval | None
     """Parameters as a share of the other's; None if the other has none."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether the difference is more than chance among so many."""
+        """Whether the difference is significant and from enough hosts."""
         return self.corrected_p < LEVEL and self.difference.is_from_enough
 
     @property
     def is_small(self) -> bool:
-        """Whether the whole interval of the difference is within the margin."""
+        """Whether the whole interval of the difference is within the margin of equivalence."""
         return self.difference.low > -EQUIVALENCE and self.difference.high < EQUIVALENCE
 
     @property
@@ -78,7 +78,7 @@ class Claim:
 
     @property
     def has_equal_flops(self) -> bool:
-        """Whether the whole interval of FLOPs is at most a little above the other's."""
+        """Whether the whole interval of FLOPs is at most slightly above the other's."""
         return self.flops is not None and self.flops.high <= 1.0 + FLOPS_SLACK
 
     @property
@@ -91,18 +91,18 @@ class Claim:
 
     @property
     def is_of_equals(self) -> bool:
-        """Whether the other arm has as much as its kind says of what it is to share."""
+        """Whether both arms have equal FLOPs or parameters, if the other's kind requires it."""
         if self.kind == "same_flops":
             return self.has_equal_flops
         return self.kind != "same_parameters" or self.has_equal_parameters
 
 
 def judge(claim: Claim) -> Verdict:
-    """Return what is shown; what is worse needs no equal FLOPs or parameters."""
+    """Return what is shown; "worse" does not require equal FLOPs or parameters."""
     if claim.kind == "same_epochs":
         if claim.is_sure and claim.difference.high < -EQUIVALENCE:
             return "worse"
-        return _accuracy(claim) if claim.has_fewer_flops else "not shown"
+        return _judge_accuracy(claim) if claim.has_fewer_flops else "not shown"
     if not (claim.is_sure and claim.difference.excludes_zero):
         return "not shown"
     if claim.difference.is_below_zero:
@@ -110,21 +110,21 @@ def judge(claim: Claim) -> Verdict:
     return "better" if claim.is_of_equals else "not shown"
 
 
-def tell(claim: Claim, verdict: Verdict) -> str:
-    """Return a sentence of what was asked, the answer, and what it follows from."""
+def claim_sentence(claim: Claim, verdict: Verdict) -> str:
+    """Return a sentence with the question, the answer and the numbers behind it."""
     if claim.kind == "same_epochs":
-        return _tell_same_epochs(claim, verdict)
+        return _same_epochs_sentence(claim, verdict)
     equal = " at equal FLOPs" if claim.kind == "same_flops" else ""
     where = "" if equal else f" {claim.where}"
     asked = f"{'worse' if verdict == 'worse' else 'better'}{equal} than {claim.label}{where}"
     spread = points(claim.difference)
     answer = {"better": f"yes, {spread}", "worse": spread}.get(verdict, f"not shown, {spread}")
     if verdict == "not shown":
-        answer = _doubt(claim) if not claim.is_sure else answer
-    return f"{asked}{claim.run}: {answer}{_inequality(claim, verdict)}"
+        answer = _not_shown(claim) if not claim.is_sure else answer
+    return f"{asked}{claim.run}: {answer}{_unequal_resources(claim, verdict)}"
 
 
-def _accuracy(claim: Claim) -> Verdict:
+def _judge_accuracy(claim: Claim) -> Verdict:
     """Return what is shown about accuracy alone, against the same architecture."""
     if claim.is_sure and claim.is_small:
         return "as accurate"
@@ -133,7 +133,7 @@ def _accuracy(claim: Claim) -> Verdict:
     )
 
 
-def _tell_same_epochs(claim: Claim, verdict: Verdict) -> str:
+def _same_epochs_sentence(claim: Claim, verdict: Verdict) -> str:
     what, spread = f"{claim.label} for as many epochs", points(claim.difference)
     flops = "" if claim.flops is None else f"with {change(claim.flops, 'FLOPs')}"
     if verdict == "worse":
@@ -143,9 +143,9 @@ def _tell_same_epochs(claim: Claim, verdict: Verdict) -> str:
         answer = within if verdict == "as accurate" else spread
         return f"{verdict} as {what}, {flops}{claim.run}: yes, {answer}"
     asked = f"as accurate as {what}, with fewer FLOPs{claim.run}"
-    shown = _accuracy(claim)
+    shown = _judge_accuracy(claim)
     if shown == "not shown":
-        return f"{asked}: {_doubt(claim)}{flops and f', {flops}'}"
+        return f"{asked}: {_not_shown(claim)}{flops and f', {flops}'}"
     answer = f"as accurate {within}" if shown == "as accurate" else f"{shown} ({spread})"
     but = flops or "the other took no FLOPs"
     if claim.flops is not None and saving(claim.flops).is_above_zero:
@@ -154,7 +154,7 @@ def _tell_same_epochs(claim: Claim, verdict: Verdict) -> str:
     return f"{asked}: not shown, {answer}, but {but}"
 
 
-def _doubt(claim: Claim) -> str:
+def _not_shown(claim: Claim) -> str:
     """Return why a difference shows nothing."""
     spread = points(claim.difference)
     if not claim.difference.is_from_enough:
@@ -167,8 +167,8 @@ def _doubt(claim: Claim) -> str:
     return f"not shown, {spread}{beyond}"
 
 
-def _inequality(claim: Claim, verdict: Verdict) -> str:
-    """Return by how much the other arm has not as much as its kind says; nothing if it has."""
+def _unequal_resources(claim: Claim, verdict: Verdict) -> str:
+    """Return by how much FLOPs or parameters that should be equal differ; empty if they do not."""
     what = {"same_flops": "FLOPs", "same_parameters": "parameters"}.get(claim.kind)
     ratio = claim.flops if what == "FLOPs" else claim.parameters
     if what is None:
@@ -185,19 +185,19 @@ def _inequality(claim: Claim, verdict: Verdict) -> str:
 FOLLOWS_RUN: frozenset[Kind] = frozenset(
     {"learned", "same_epochs", "same_flops", "same_parameters", "ablation"}
 )
-"""Kinds of arms whose results are those of training runs."""
+"""Kinds of arms whose results depend on training runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One arm's results minus another's on the same hosts, and the claim that they support."""
+    """The difference between two arms on the same hosts, and the claim that it supports."""
 
     against: str
     """Name of the other arm."""
     label: str
     """The other arm in words."""
     kind: Kind
-    """What the other arm is."""
+    """Kind of the other arm."""
     score: Interval
     accuracy: Interval
     flops_ratio: Interval | None
@@ -209,24 +209,24 @@ class Finding:
     improvement: Interval
     """How often the score is above the other's; ties count half."""
     p: float
-    """Of equal scores; of equal accuracies at equal FLOPs; of being less accurate by 0.5 points
-    than the same architecture for as many epochs."""
+    """p-value of equal scores; at equal FLOPs, of equal accuracies; against the same architecture
+    for as many epochs, of being less accurate by 0.5 points."""
     corrected_p: float
-    """The same with Holm's correction over all comparisons at one price."""
+    """``p`` with Holm's correction over all comparisons at one price."""
     flops_p: float | None
-    """Of as many FLOPs, where fewer are part of the claim: for as many epochs."""
+    """p-value of equal FLOPs, where fewer FLOPs are part of the claim."""
     corrected_flops_p: float | None
-    """The same, corrected along with all others."""
+    """``flops_p``, corrected along with all others."""
     verdict: Verdict
     sentence: str
 
     @property
     def is_claim(self) -> bool:
-        """Whether something was shown in favour of the arm that claims are about."""
+        """Whether something was shown in favor of the arm that claims are about."""
         return self.verdict in ("better", "as accurate", "at least as accurate")
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the finding as plain values."""
         return asdict(self)
 
 
@@ -237,13 +237,13 @@ def find_differences(
 
     A claim needs an interval that excludes what would refute it, a p-value below 0.05 after
     correction for the number of comparisons, and enough hosts. Fewer FLOPs than the same
-    architecture takes for as many epochs are a comparison of their own.
+    architecture for as many epochs count as a comparison of their own.
 
     Args:
-        own: What claims are about.
-        others: What it is compared with, on the same hosts.
-        price: Of computing, in the score.
-        learned_price: What the first arm learned at, told where it is another.
+        own: The arm that claims are about.
+        others: The arms to compare it with, on the same hosts.
+        price: Price of FLOPs in the score.
+        learned_price: Price that the first arm learned at, mentioned if it differs.
     """
     differences = [_claimed_difference(own, other, price) for other in others]
     p_values = [p_value(difference) for difference in differences]
@@ -261,7 +261,7 @@ def find_differences(
 
 
 def _claimed_difference(own: Arm, other: Arm, price: float) -> Floats:
-    """Return ``[R, N]`` how far what the claim against an arm is about is from refuting it."""
+    """Return the differences ``[R, N]`` whose mean must not be zero for a claim against an arm."""
     if other.kind in ("same_epochs", "same_flops"):
         margin = EQUIVALENCE if other.kind == "same_epochs" else 0.0
         return paired_differences(own.accuracy, other.accuracy) + margin
@@ -279,11 +279,11 @@ def _make_finding(
     """Return what is shown about an arm against another.
 
     Args:
-        own: What claims are about.
-        other: What it is compared with.
-        price: Of computing.
+        own: The arm that claims are about.
+        other: The arm to compare it with.
+        price: Price of FLOPs in the score.
         where: The price in words.
-        p: Of the difference, plain and corrected, and of the FLOPs where they are claimed.
+        p: p-values of the difference, plain and corrected, and of the FLOPs if they are claimed.
     """
     scores = paired_differences(own.score(price), other.score(price))
     score = nested_interval(scores)
@@ -316,7 +316,7 @@ def _make_finding(
         flops_p=flops_p,
         corrected_flops_p=corrected_flops_p,
         verdict=verdict,
-        sentence=tell(claim, verdict),
+        sentence=claim_sentence(claim, verdict),
     )
 
 
@@ -340,21 +340,21 @@ def weigh(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
-    """Return the verdict: whether it grows at all, how much was shown, then arm by arm."""
+    """Return the verdict: whether the controller grows at all, a headline, then arm by arm."""
     findings = weigh(evidence)
     found = [headline(evidence, findings), *(f"{_capital(one.sentence)}." for one in findings)]
     share = float(evidence.own.grown_share.mean())
     if share < SELDOM:
         found.insert(
             0,
-            f"{_capital(evidence.own.label)} hardly grows: something was committed in "
-            f"{share:.1%} of hosts, so what it gains it does not gain by growing.",
+            f"{_capital(evidence.own.label)} hardly grows: it committed a seed in {share:.1%} of "
+            "hosts, so its gains do not come from growth.",
         )
     return tuple(found)
 
 
 def headline(evidence: Evidence, findings: Sequence[Finding]) -> str:
-    """Return for how many of the tuned arms the learned one is shown to be better."""
+    """Return how many of the tuned arms the learned arm is shown to beat."""
     at = at_price(evidence.price, evidence.learned_price)
     if evidence.own.n_runs == 1 and evidence.own.kind == "learned":
         at += ", for this one training run"
@@ -364,15 +364,17 @@ def headline(evidence: Evidence, findings: Sequence[Finding]) -> str:
     worse = [one.label for one in findings if one.verdict == "worse"]
     own = _capital(evidence.own.label)
     if not any(one.is_claim for one in findings):
-        said = f"Nothing was shown: {evidence.own.label} is not shown to be better than any of "
-        said += f"{len(findings)} arms {at}"
+        verdict = f"Nothing was shown: {evidence.own.label} is not shown to be better than any of "
+        verdict += f"{len(findings)} arms {at}"
     elif not better:
-        said = f"{own} is not shown to be better than any of {len(counted)} {what} {at}"
+        verdict = f"{own} is not shown to be better than any of {len(counted)} {what} {at}"
     else:
-        said = f"{own} is shown to be better than {len(better)} of {len(counted)} {what} {at}"
+        verdict = f"{own} is shown to be better than {len(better)} of {len(counted)} {what} {at}"
     if worse:
-        said += f"; it is worse than {listed(worse) if len(worse) <= 3 else f'{len(worse)} arms'}"
-    return f"{said}."
+        verdict += (
+            f"; it is worse than {listed(worse) if len(worse) <= 3 else f'{len(worse)} arms'}"
+        )
+    return f"{verdict}."
 
 
 def verdict_json(evidence: Evidence) -> dict[str, Any]:
@@ -385,11 +387,11 @@ def verdict_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def difference_sentence(own: Arm, other: Arm, *, price: float) -> str:
-    """Return what is shown about any arm against any other, each a controller of its own.
+    """Return what is shown about any arm against any other, both seen as controllers.
 
-    There is no correction: for one arm against several use :func:`weigh`.
+    p-values are not corrected; for one arm against several use :func:`weigh`.
     """
-    # What an arm is for a third one decides nothing between these two.
+    # The kind of an arm is its relation to the learned arm, which may be neither of these.
     kind = "learned" if other.kind in FOLLOWS_RUN else "simple"
     (finding,) = find_differences(own, [replace(other, kind=kind)], price=price)
     return f"{_capital(own.label)}: {finding.sentence}."

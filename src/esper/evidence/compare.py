@@ -1,28 +1,34 @@
-"""Comparing controllers with one another on the same hosts, whoever they are."""
+"""Comparing any controllers with one another on the same hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 from esper.config.checks import require_int
+from esper.environment.episodes import GrowthEpisodes
 from esper.errors import ConfigError, EvidenceError, RunError
-from esper.evidence.arms import ends_of, join_ends
-from esper.evidence.evaluation import EvaluationProgress, How, OnProgress, find_versions, hosts_of
+from esper.evidence.arms import stack_runs
+from esper.evidence.evaluation import (
+    MIN_HOSTS,
+    EvalOptions,
+    host_numbers,
+    make_evidence,
+    report_work,
+)
 from esper.evidence.files import EvidenceFile
-from esper.evidence.host_trainer import Bench, OnShare
+from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.results import Arm, Evidence
-from esper.evidence.setting import Ground, find_ground, find_prices
+from esper.evidence.setting import find_prices, find_setting, training_episodes
 from esper.tamiyo import Controller, SavedController, make_controller
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
 
 _SAME = ("task", "task_options", "price", "reference", "seed", "purpose", "split", "n_hosts")
-"""What two evaluations must have in common for hosts and units to be the same."""
+"""What two evaluations must share for their hosts and units to be the same."""
 
 
 def compare(
@@ -32,53 +38,60 @@ def compare(
     price: float | None = None,
     task: str | Task | None = None,
     task_options: Mapping[str, Any] | None = None,
-    **how: Unpack[How],
+    **options: Unpack[EvalOptions],
 ) -> Evidence:
     """Compare the first of several controllers with each of the others, on the same hosts.
 
     Args:
-        contestants: Two or more: names of controllers, runs, saved controllers, controllers; or
-            files that evaluations have written, whose learned arms are compared.
-        n_hosts: Hosts of the draws for evaluation.
-        price: Score that the reference run's FLOPs cost; the task's if None.
-        task: What hosts learn; what the learned controllers learned on if None.
+        contestants: Two or more names of controllers, runs, saved controllers or controllers; or
+            files written by evaluations, whose learned arms are compared.
+        n_hosts: Number of held-out hosts.
+        price: Score that the FLOPs of one reference run cost; by default the task's.
+        task: A task or its name; by default the one that the learned controllers learned on.
         task_options: Options of the task.
-        **how: More that can be said by name: see :class:`esper.evidence.evaluation.How`.
+        **options: See :class:`esper.evidence.evaluation.EvalOptions`.
 
     Returns:
         The results; :func:`esper.evidence.claims.verdict_sentences` says what they show.
     """
-    many = list(contestants)
-    if len(many) < 2:
-        raise ConfigError(f"there is {len(many)} to compare; name two controllers at least.")
-    require_int("n_hosts", n_hosts, least=2)
-    files = [_is_file(one) for one in many]
-    if all(files):
-        return compare_files([Path(fspath(cast("str", one))) for one in many], price)
-    if any(files):
+    given = list(contestants)
+    if len(given) < 2:
+        raise ConfigError(f"got {len(given)} to compare; name at least two controllers.")
+    require_int("n_hosts", n_hosts, least=MIN_HOSTS)
+    are_files = [isinstance(one, (str, PathLike)) and Path(one).is_file() for one in given]
+    if all(are_files):
+        return compare_files([Path(fspath(cast("str", one))) for one in given], price)
+    if any(are_files):
         raise RunError(
-            "an evaluation's file and a controller are given; compare files with files, whose "
-            "hosts have been run, or controllers with controllers."
+            "cannot compare a file of an evaluation with a controller; compare files with files, "
+            "or controllers with controllers."
         )
-    saved = [find_saved(one) for one in many]
+    saved = [find_saved(one) for one in given]
     learned = [one for one in saved if one is not None]
     if task is None and not learned:
-        raise RunError("simple controllers learned on no task; name one with task (--task).")
-    ground = find_ground(learned, task, task_options)
-    own = learned[0].budget if learned and task is None else ground.task.budget
-    (at,) = find_prices(price, own.flop_price)
-    hosts = hosts_of(how, n_hosts)
-    arms = _run_all(many, saved, ground, at, hosts, how)
-    return _evidence(arms, ground, at, hosts, how)
+        raise RunError("simple controllers have no task of their own; name one (--task).")
+    setting = find_setting(learned, task, task_options)
+    budget = learned[0].budget if learned and task is None else setting.task.budget
+    (price,) = find_prices(price, budget.flop_price)
+    hosts = host_numbers(options, n_hosts)
+    arms = _run_all(given, saved, setting.at(price), hosts, options)
+    return make_evidence(
+        arms,
+        setting,
+        price=price,
+        seed=hosts[0],
+        runs=(arms[0].name,),
+        command=options.get("command", ""),
+    )
 
 
 def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence:
     """Compare the learned arms of evaluations of the same hosts.
 
     Raises:
-        EvidenceError: If a file cannot be read, or the hosts are not the same.
+        EvidenceError: If a file cannot be read, or the hosts differ.
     """
-    entries = [_entry(path, price) for path in paths]
+    entries = [_read_entry(path, price) for path in paths]
     first = entries[0]
     for path, entry in zip(paths[1:], entries[1:], strict=True):
         for name in _SAME:
@@ -86,12 +99,12 @@ def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence
             if values[0] != values[1]:
                 raise EvidenceError(
                     f"{paths[0]} has {name} {values[0]} and {path} has {values[1]}; compare "
-                    "evaluations of the same hosts, with FLOPs of the same unit."
+                    "evaluations of the same hosts and units."
                 )
         if entry.own.n_runs != first.own.n_runs:
             raise EvidenceError(
                 f"{paths[0]} has {first.own.n_runs} training runs and {path} has "
-                f"{entry.own.n_runs}; evaluate as many of each."
+                f"{entry.own.n_runs}; evaluate equal numbers of runs."
             )
     arms = [
         replace(entry.own, name=str(path), label=f"the controller of {path}")
@@ -100,91 +113,57 @@ def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence
     return replace(first, arms=tuple(arms), learned=arms[0].name)
 
 
-def _is_file(one: AnyController) -> bool:
-    return isinstance(one, (str, PathLike)) and Path(one).is_file()
-
-
-def _entry(path: Path, price: float | None) -> Evidence:
-    """Return what an evaluation's file says at a price."""
+def _read_entry(path: Path, price: float | None) -> Evidence:
+    """Return the entry of an evaluation's file at a price."""
     entries = EvidenceFile.from_text(path.read_text("utf-8"), name=str(path)).entries
     found = [entry for entry in entries if price is None or entry.price == price]
     if len(found) != 1:
         prices = ", ".join(f"{entry.price:g}" for entry in entries)
-        raise EvidenceError(f"{path} has the prices {prices}; choose one of them (--price).")
+        raise EvidenceError(f"{path} has prices {prices}; choose one of them (--price).")
     return found[0]
 
 
 def _run_all(
-    many: Sequence[AnyController],
+    given: Sequence[AnyController],
     saved: Sequence[SavedController | None],
-    ground: Ground,
-    price: float,
+    task: Task,
     hosts: range,
-    how: How,
+    options: EvalOptions,
 ) -> list[Arm]:
-    """Run every contestant on the same hosts."""
-    bench = Bench(ground.at(price), purpose="evaluation", final_split="test")
+    """Run every controller on the same hosts."""
+    trainer = HostTrainer(task, purpose="evaluation", final_split="test")
+    on_progress = options.get("on_progress", lambda _: None)
     arms: list[Arm] = []
-    for number, (one, own) in enumerate(zip(many, saved, strict=True), start=1):
-        name = _name(one, own)
-        tell = _teller(how.get("on_progress", lambda _: None), name, number, len(many))
-        runs = bench.run(
+    for number, (one, learned) in enumerate(zip(given, saved, strict=True), start=1):
+        name = _name(one, learned)
+        runs = trainer.run(
             hosts,
-            lambda growth, _, one=one, own=own: _make(one, own, growth),
-            on_share=tell,
+            lambda growth, _, one=one, learned=learned: _make_controller(one, learned, growth),
+            on_share=report_work(on_progress, name, number, len(given)),
         )
-        ends = join_ends([ends_of(runs)])
         arms.append(
             Arm(
                 name=name,
-                label=name if own is None else f"the controller {name}",
-                kind="simple" if own is None else "learned",
-                accuracy=ends.accuracy,
-                flops=ends.flops,
-                parameters=ends.parameters,
-                n_epochs=ends.n_epochs,
-                grown_share=ends.grown_share,
-                tuning_runs=0 if own is None else int(own.origin.get("episodes", 0)),
-                test_reads=ends.n_reads,
+                label=name if learned is None else f"the controller {name}",
+                kind="simple" if learned is None else "learned",
+                tuning_runs=0 if learned is None else training_episodes(learned),
+                **stack_runs([runs]),
             )
         )
     return arms
 
 
-def _make(one: AnyController, own: SavedController | None, growth: Any) -> Controller:
-    if own is not None:
-        return own.make(growth.slot_config)
+def _make_controller(
+    one: AnyController, learned: SavedController | None, growth: GrowthEpisodes
+) -> Controller:
+    if learned is not None:
+        return learned.make(growth.slot_config)
     if isinstance(one, (str, PathLike)):
         return make_controller(str(one), growth.layout)
     return cast(Controller, one)
 
 
-def _name(one: AnyController, own: SavedController | None) -> str:
-    if own is not None:
-        return own.name
+def _name(one: AnyController, learned: SavedController | None) -> str:
+    if learned is not None:
+        return learned.name
     return str(one) if isinstance(one, (str, PathLike)) else cast(Controller, one).name
-
-
-def _teller(on_progress: OnProgress, work: str, number: int, n_arms: int) -> OnShare:
-    return lambda share: on_progress(
-        EvaluationProgress(work=work, share=share, number=number, n_arms=n_arms)
-    )
-
-
-def _evidence(
-    arms: Sequence[Arm], ground: Ground, price: float, hosts: range, how: How
-) -> Evidence:
-    task = ground.task
-    return Evidence(
-        task=task.name,
-        task_options=dict(ground.options),
-        price=price,
-        reference=f"training the reference host of {task.name} for {task.budget.n_epochs} epochs",
-        seed=hosts[0],
-        runs=(arms[0].name,),
-        arms=tuple(arms),
-        learned=arms[0].name,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=find_versions(),
-        command=how.get("command", ""),
-    )

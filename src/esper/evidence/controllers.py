@@ -1,4 +1,4 @@
-"""Controllers that evaluations put around others, or in their place.
+"""Controllers that evaluations use: wrappers, groups and matched random growth.
 
 Shapes: N = hosts, T = epochs, H = heads, D = features.
 """
@@ -19,11 +19,11 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 
 _OP = HEAD_NAMES.index("op")
 _SHUFFLES = 0x5EED
-"""Keeps the draws of permutations apart from other draws of the same seed."""
+"""Separates the stream of permutations from others of the same seed."""
 
 
 class Stopping:
-    """Lets another controller decide, and finishes each host after its own number of epochs."""
+    """A controller wrapper that finishes each host after its own number of epochs."""
 
     def __init__(self, controller: Controller, stops: Integers) -> None:
         self._controller, self._stops = controller, np.asarray(stops, np.int64)
@@ -31,7 +31,7 @@ class Stopping:
         self._epochs = EpochCounter()
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the controller itself."""
+        """Start the wrapped controller."""
         self._epochs.start(n_hosts)
         self._controller.start(n_hosts, seed=seed)
 
@@ -43,35 +43,35 @@ class Stopping:
         return actions
 
 
-class Side:
-    """Several controllers side by side, each of which steers the next so many hosts."""
+class ControllerGroup:
+    """Several controllers, each of which steers a consecutive range of hosts."""
 
-    name = "side by side"
+    name = "group"
 
     def __init__(self, controllers: Sequence[Controller], sizes: Sequence[int]) -> None:
         self._controllers = list(controllers)
         self._ends = np.cumsum(sizes).tolist()
-        self._parts = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
+        self._ranges = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Start every controller for its hosts."""
         assert n_hosts == self._ends[-1], "the controllers steer all hosts"
-        for controller, (first, end) in zip(self._controllers, self._parts, strict=True):
+        for controller, (first, end) in zip(self._controllers, self._ranges, strict=True):
             controller.start(end - first, seed=seed)
 
     def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
         """Let every controller choose for its hosts."""
         rows = [
             controller.act(observations[first:end], masks.of_hosts(first, end), starts[first:end])
-            for controller, (first, end) in zip(self._controllers, self._parts, strict=True)
+            for controller, (first, end) in zip(self._controllers, self._ranges, strict=True)
         ]
         return np.concatenate(rows)
 
 
 class Shuffled:
-    """Shows each host that still runs what another one looks like, another one at every step.
+    """A controller wrapper that permutes the observations of running hosts at every step.
 
-    Masks, memory and what comes of an action stay the host's own.
+    Masks, recurrent state and the effects of actions stay those of each host.
     """
 
     def __init__(self, controller: Controller, is_running: Callable[[], Flags]) -> None:
@@ -80,7 +80,7 @@ class Shuffled:
         self._generator = np.random.default_rng(0)
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the controller itself, and the draws of permutations."""
+        """Start the wrapped controller and the stream of permutations."""
         self._generator = np.random.default_rng((seed, _SHUFFLES))
         self._controller.start(n_hosts, seed=seed)
 
@@ -93,9 +93,9 @@ class Shuffled:
 
 
 class MatchedRandom:
-    """Does a given number of random legal things in each host, at random epochs, and then stops.
+    """Takes a given number of random legal actions in each host, at random epochs, then stops.
 
-    Where nothing but waiting is legal, or a gate refuses, what was due is done later.
+    An action that is not possible, or that a gate refuses, is taken later.
     """
 
     name = "random"
@@ -106,9 +106,9 @@ class MatchedRandom:
         """Make the controller.
 
         Args:
-            n_actions: ``[N]`` things to do besides waiting and finishing.
+            n_actions: ``[N]`` number of actions besides wait and finish.
             n_epochs: ``[N]`` epochs after which each host is finished.
-            last_op: Gives ``[N]`` the op that was carried out last in each host, -1 before any.
+            last_op: Returns ``[N]`` the last op carried out in each host, -1 before any.
         """
         self._n_actions, self._n_epochs, self._last_op = n_actions, n_epochs, last_op
         self._weights = RandomController(op_weights={Op.WAIT: 0.0, Op.FINISH: 0.0}).op_weights
@@ -117,7 +117,7 @@ class MatchedRandom:
         self._streams: list[np.random.Generator] = []
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Forget everything and get ready to steer hosts, each with its own stream."""
+        """Reset, with a random stream for each host."""
         self._left = self._n_actions.copy()
         self._epochs.start(n_hosts)
         self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
@@ -131,7 +131,7 @@ class MatchedRandom:
         )
         rows = draw_rows(masks, self._weights, uniform[:, 1:])
         steps_left = np.maximum(self._n_epochs - epochs, 1)
-        # Taking each of the n left with chance k / n gives every choice of k steps the same chance.
+        # With probability k / n for k actions in n steps, all choices of steps are equally likely.
         acts = uniform[:, 0] * steps_left < self._left
         acts &= (rows[:, _OP] != Op.WAIT) & (rows[:, _OP] != Op.FINISH)
         rows[~acts, _OP] = Op.WAIT

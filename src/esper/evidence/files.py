@@ -1,4 +1,4 @@
-"""Evidence at one or several prices as the text of a JSON file, and back."""
+"""Reading and writing evidence at one or several prices as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.evidence.results import Evidence
 from esper.storage.files import parse_json
 
 EVIDENCE_VERSION = 1
-"""Version of the file's form."""
+"""Version of the file format."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,27 +20,27 @@ class EvidenceFile:
     """Evidence about one task at one or several prices.
 
     Raises:
-        EvidenceError: If there is none, or entries differ in task or share a price.
+        EvidenceError: If there are no entries, or entries differ in task or share a price.
     """
 
     entries: tuple[Evidence, ...]
 
     def __post_init__(self) -> None:
         if not self.entries:
-            raise EvidenceError("there are no entries; give evidence at one price at least.")
+            raise EvidenceError("entries is empty; give evidence at one price at least.")
         first = self.entries[0]
         for entry in self.entries[1:]:
             if (entry.task, dict(entry.task_options)) != (first.task, dict(first.task_options)):
                 raise EvidenceError(
-                    f"entries are about {first.task} and {entry.task}; keep one task, "
-                    "with the same options, in a file."
+                    f"entries are about {first.task} and {entry.task}; a file must have one task, "
+                    "with the same options."
                 )
         prices = [entry.price for entry in self.entries]
         if len(set(prices)) != len(prices):
             raise EvidenceError(f"entries have the prices {prices}; give each price once.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values, and the verdict on it for readers of the file."""
+        """Return the entries as plain values, with a verdict for readers of the file."""
         return {
             "evidence_version": EVIDENCE_VERSION,
             "entries": [entry.to_json() for entry in self.entries],
@@ -49,42 +49,42 @@ class EvidenceFile:
 
     @classmethod
     def from_json(cls, values: object) -> EvidenceFile:
-        """Return what :meth:`to_json` gave; verdicts are computed again, never read.
+        """Return the file from what :meth:`to_json` returned; verdicts are never read.
 
         Raises:
-            EvidenceError: If it is not that, or of another version.
+            EvidenceError: If the values are invalid or of another version.
         """
         if not isinstance(values, dict) or "evidence_version" not in values:
             raise EvidenceError(
-                "there is no evidence_version in it; read a file that `esper evaluate` wrote."
+                "it has no evidence_version; use a file written by `esper evaluate`."
             )
         read = cast("dict[str, Any]", values)
         if read["evidence_version"] != EVIDENCE_VERSION:
             raise EvidenceError(
-                f"evidence_version is {read['evidence_version']!r} and this Esper reads "
-                f"{EVIDENCE_VERSION}; read it with the Esper that wrote it."
+                f"evidence_version is {read['evidence_version']!r} but this version of Esper reads "
+                f"{EVIDENCE_VERSION}; use the version that wrote it."
             )
         entries = read.get("entries")
         if set(read) - {"verdicts"} != {"evidence_version", "entries"} or type(entries) is not list:
             raise EvidenceError(
-                f"it has {', '.join(read)}; evidence_version and a list of entries are needed."
+                f"it has {', '.join(read)}; expected evidence_version and a list of entries."
             )
         return cls(entries=tuple(Evidence.from_json(one) for one in cast("list[Any]", entries)))
 
     def to_text(self) -> str:
-        """Return the text of a file, a line for each row of numbers."""
+        """Return the text of a file, with one line for each row of numbers."""
         return _write(self.to_json(), "") + "\n"
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "the file") -> EvidenceFile:
-        """Return what :meth:`to_text` gave.
+        """Return the file from what :meth:`to_text` returned.
 
         Args:
-            text: Of the file.
-            name: Of the file, for error messages.
+            text: Text of the file.
+            name: Name of the file, for error messages.
 
         Raises:
-            EvidenceError: If the text is not what an evaluation writes.
+            EvidenceError: If the text was not written by an evaluation.
         """
         try:
             return cls.from_json(parse_json(text))

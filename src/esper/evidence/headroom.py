@@ -1,9 +1,13 @@
-"""What there is to win on a task before anyone trains a controller for it."""
+"""Measuring how much a controller could gain on a task, before training one.
+
+Shapes: C = candidates, N = hosts, T = epochs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,34 +16,40 @@ from esper.arrays import Floats
 from esper.config.checks import require_int
 from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.evidence.cache import ResultCache
-from esper.evidence.evaluation import EvaluationProgress, How, hosts_of
-from esper.evidence.host_trainer import Bench, OnShare, treat
+from esper.evidence.evaluation import (
+    MIN_HOSTS,
+    MIN_TUNING_RUNS,
+    EvalOptions,
+    host_numbers,
+    report_work,
+)
+from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import Candidate
-from esper.evidence.setting import find_ground, find_prices
-from esper.evidence.tuning import TunedArms, pool_of, within
+from esper.evidence.setting import find_prices, find_setting
+from esper.evidence.tuning import CONTEXTS, TunedArms, pool_of, report_part
 from esper.formatting import points
 from esper.populations.host_data import Split
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.tasks import Task
 
 _SPLITS: tuple[Split, Split] = ("final", "validation")
-"""What the first training of each host is scored by, and what the other."""
+"""What the first training of each host is scored on, and the second."""
 TRUSTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
-"""How far a host's own scores count: 0 chooses the same for all hosts, 1 each host's own best."""
+"""Weights of a host's own scores: 0 chooses the same for all hosts, 1 each host's own best."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HindsightScores:
-    """What settings come to on hosts: ``[C, N, T + 1]`` each."""
+    """The scores of candidates on hosts at every stopping epoch, ``[C, N, T + 1]`` each."""
 
     chooser: Floats
-    """Score of the training that serves for choosing."""
+    """Scores of the training that settings are chosen by."""
     judge: Floats
-    """Score of the training that serves for judging."""
+    """Scores of the training that the choice is judged by."""
 
 
 def score_candidates(
-    bench: Bench,
+    trainer: HostTrainer,
     candidates: Sequence[Candidate],
     hosts: Sequence[int],
     *,
@@ -47,27 +57,30 @@ def score_candidates(
     cache: ResultCache,
     on_share: OnShare = lambda _: None,
 ) -> HindsightScores:
-    """Train every host by every candidate twice, and score it after every epoch.
+    """Train every host with every candidate twice, and score it after every epoch.
 
-    The first training is scored by the final split; the other, with other weights and batches, by
+    The first training is scored on the final split; the second, with other weights and batches, on
     the validation samples.
     """
     shape = len(candidates), len(hosts), -1
     pairs = [(candidate, host) for candidate in candidates for host in hosts]
-    decided_by = {"hindsight": [[candidate.to_json(), host] for candidate, host in pairs]}
+    key = {"hindsight": [[candidate.to_json(), host] for candidate, host in pairs]}
 
-    def run(place: int) -> dict[str, Floats]:
-        own = bench.again() if place else bench
-        tell = within(on_share, place, 2)
-        runs = treat(own, pairs, every_epoch=(_SPLITS[place],), on_share=tell)
-        scores = runs.validation_by_epoch if place else runs.accuracy_by_epoch
+    def run(training: int) -> dict[str, Floats]:
+        runs = run_candidates(
+            trainer.again() if training else trainer,
+            pairs,
+            every_epoch=(_SPLITS[training],),
+            on_share=report_part(on_share, training, 2),
+        )
+        scores = runs.validation_by_epoch if training else runs.accuracy_by_epoch
         return {"scores": scores, "flops": runs.flops_by_epoch}
 
     judge, chooser = (
-        cache.get({**decided_by, "training": place}, lambda place=place: run(place))
-        for place in range(2)
+        cache.get({**key, "training": training}, lambda training=training: run(training))
+        for training in range(2)
     )
-    stops = list(bench.stops)
+    stops = list(trainer.stops)
     settled = [
         (one["scores"] - price * one["flops"])[:, stops].reshape(shape) for one in (chooser, judge)
     ]
@@ -75,30 +88,32 @@ def score_candidates(
 
 
 def choose_for_each(scores: HindsightScores, *, seed: int = 0) -> Floats:
-    """Return what each host comes to with a setting of its own, ``[N]``, chosen without luck.
+    """Return the score of each host with a setting of its own, ``[N]``, chosen without luck.
+
+    The weight of a host's own scores is tuned on one half of the hosts and applied to the other.
 
     Args:
-        scores: Of all settings on all hosts.
-        seed: Decides the halves of the hosts.
+        scores: Scores of all settings on all hosts.
+        seed: Determines the halves.
     """
     n_hosts = scores.judge.shape[1]
     order = np.random.default_rng(seed).permutation(n_hosts)
     halves = order[: n_hosts // 2], order[n_hosts // 2 :]
     by_trust = np.stack([_judge_choice(scores, trust) for trust in TRUSTS])
     found = np.zeros(n_hosts)
-    for own, other in (halves, halves[::-1]):
+    for half, other in (halves, halves[::-1]):
         best = int(by_trust[:, other].mean(1).argmax()) if len(other) else 0
-        found[own] = by_trust[best, own]
+        found[half] = by_trust[best, half]
     return found
 
 
 def choose_by_luck(scores: HindsightScores) -> Floats:
-    """Return each host's best score, ``[N]``, by the very scores that judge it: too optimistic."""
+    """Return the best score of each host, ``[N]``, chosen by the scores that judge it."""
     return _settings_first(scores.judge).max(0)
 
 
 def _judge_choice(scores: HindsightScores, trust: float) -> Floats:
-    """Return the judged scores ``[N]`` of what is chosen with so much trust in own scores."""
+    """Return the judged scores ``[N]`` of the choices with this weight of own scores."""
     chooser, judge = _settings_first(scores.chooser), _settings_first(scores.judge)
     means = chooser.mean(1, keepdims=True)
     chosen = (means + trust * (chooser - means)).argmax(0)
@@ -111,50 +126,52 @@ def _settings_first(scores: Floats) -> Floats:
     return scores.transpose(0, 2, 1).reshape(n_candidates * n_stops, n_hosts)
 
 
-FAMILIES = ("static", "fixed")
+FAMILIES = CONTEXTS["context_table"]
+"""The families whose settings each host could choose from."""
 N_WORKS = len(FAMILIES) + 1
+"""Pieces of work to report: tuning each family, then running the best settings on every host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headroom:
-    """How much better the best setting of each host is than the best one for all of them."""
+    """How much better the best setting of each host is than the best setting for all."""
 
     task: str
     task_options: dict[str, Any]
     price: float
     n_hosts: int
     n_candidates: int
-    """Settings, but for their stopping epochs, that each host could choose from."""
+    """Number of settings, without stopping epochs, that each host could choose from."""
     tuning_runs: int
-    """Host runs spent on the best setting for all."""
+    """Host runs spent on finding the best setting for all."""
     setting: str
     """The best setting for all hosts, in words."""
     best_fixed: Interval
     """Its score on the test split."""
     headroom: Interval
-    """Chosen by another training of the same draw and scored on test samples, minus the best for
-    all."""
+    """Score of each host's own setting, chosen by another training of the same draw, minus that of
+    the best setting for all."""
     optimistic: Interval
-    """Chosen by the very scores that it is judged by, minus the best for all: luck included."""
+    """The same with the settings chosen by the scores that judge them: luck included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return the headroom as plain values."""
         return asdict(self) | {"sentence": self.sentence}
 
     @property
     def sentence(self) -> str:
-        """What the numbers support."""
+        """What the intervals support, in words."""
         at = f"on {self.task} at price {self.price:g}"
         most = f"{100 * self.optimistic.high:.1f} points"
         if not self.headroom.is_from_enough:
-            return f"Room {at}: {self.n_hosts} hosts are too few to tell."
+            return f"Headroom {at}: {self.n_hosts} hosts are too few to tell."
         if self.headroom.is_above_zero:
-            room = f"There is room for about {points(self.headroom)} {at}"
+            found = f"There is headroom of about {points(self.headroom)} {at}"
         else:
-            room = f"No room is shown {at}: {points(self.headroom)}"
+            found = f"No headroom is shown {at}: {points(self.headroom)}"
         return (
-            f"{room}; a controller that gives each host the best of these settings could win at "
-            f"most {most}, and that counts luck."
+            f"{found}; a controller that gives each host the best of these settings could gain at "
+            f"most {most}, luck included."
         )
 
 
@@ -165,61 +182,50 @@ def headroom(
     tuning_runs: int = 4096,
     price: float | None = None,
     task_options: Mapping[str, Any] | None = None,
-    **how: Unpack[How],
+    **options: Unpack[EvalOptions],
 ) -> Headroom:
-    """Measure the best setting in hindsight minus the best fixed one, on held-out hosts.
+    """Measure the gain of the best setting of each host over the best one for all.
 
     Args:
         task: A task, or the name of one.
-        n_hosts: Hosts of the draws for evaluation.
-        tuning_runs: Host runs that may be spent on each family, fixed schedules and static
-            networks, and again on trying the best of both on every host, twice.
-        price: Score that the reference run's FLOPs cost; the task's if None.
+        n_hosts: Number of held-out hosts.
+        tuning_runs: Host runs that may be spent on tuning each family, fixed schedules and static
+            networks, and again on running the best of both on every host, twice.
+        price: Score that the FLOPs of one reference run cost; by default the task's.
         task_options: Options of the task.
-        **how: More that can be said by name: see :class:`esper.evidence.evaluation.How`.
+        **options: See :class:`esper.evidence.evaluation.EvalOptions`.
     """
-    require_int("n_hosts", n_hosts, least=2)
-    require_int("tuning_runs", tuning_runs, least=2)
-    hosts = hosts_of(how, n_hosts, HEADROOM_HOSTS)
-    ground = find_ground([], task, task_options)
-    (at,) = find_prices(price, ground.task.budget.flop_price)
-    works, cache = _Works(how), ground.cache(how.get("folder"))
-    evaluation = Bench(ground.task, purpose="evaluation", final_split="test")
-    tuning = Bench(ground.task, purpose="tuning", final_split="validation")
-    arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, tell=works.begin)
+    require_int("n_hosts", n_hosts, least=MIN_HOSTS)
+    require_int("tuning_runs", tuning_runs, least=MIN_TUNING_RUNS)
+    hosts = host_numbers(options, n_hosts, HEADROOM_HOSTS)
+    setting = find_setting([], task, task_options)
+    (at,) = find_prices(price, setting.task.budget.flop_price)
+    cache = setting.cache(options.get("folder"))
+    on_progress, numbers = options.get("on_progress", lambda _: None), count(1)
+
+    def report(work: str) -> OnShare:
+        return report_work(on_progress, work, min(next(numbers), N_WORKS), N_WORKS)
+
+    evaluation = HostTrainer(setting.task, purpose="evaluation", final_split="test")
+    tuning = HostTrainer(setting.task, purpose="tuning", final_split="validation")
+    arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, report=report)
     tuned = [arms.tune(family, at) for family in FAMILIES]
     best = arms.tune_best(FAMILIES, at)
     pool = pool_of(tuned)[: max(2, tuning_runs // (2 * n_hosts))]
     pool += [] if best.candidate in pool else [best.candidate]
-    tell = works.begin("every setting on every host")
-    scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=tell)
+    show = report("every setting on every host")
+    scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=show)
     stop = evaluation.stops.index(best.stop)
     fixed = scores.judge[pool.index(best.candidate), :, stop]
     return Headroom(
-        task=ground.task.name,
-        task_options=dict(ground.options),
+        task=setting.task.name,
+        task_options=dict(setting.task_options),
         price=at,
         n_hosts=n_hosts,
         n_candidates=len(pool),
         tuning_runs=len(tuned[0].runs | tuned[1].runs),
-        setting=best.words(),
+        setting=best.describe(),
         best_fixed=mean_interval(fixed),
         headroom=paired_interval(choose_for_each(scores), fixed),
         optimistic=paired_interval(choose_by_luck(scores), fixed),
     )
-
-
-class _Works:
-    """Counts pieces of work as they begin, for whoever is told of them."""
-
-    def __init__(self, how: How) -> None:
-        self._on_progress = how.get("on_progress", lambda _: None)
-        self._number = 0
-
-    def begin(self, work: str) -> OnShare:
-        """Return what is told how far a piece of work is."""
-        self._number += 1
-        number = min(self._number, N_WORKS)
-        return lambda share: self._on_progress(
-            EvaluationProgress(work=work, share=share, number=number, n_arms=N_WORKS)
-        )

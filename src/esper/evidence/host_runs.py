@@ -1,14 +1,16 @@
-"""Hosts trained to their end, and what became of each. Shapes: N = hosts, S = slots, T = epochs.
+"""Training hosts to their end and recording the results.
 
-A host may stop before its budget does. What it would have come to is known for every epoch at which
-it could have stopped, if its committed state is scored after each: stopping costs nothing and
-changes nothing that came before, so one training gives the results of all stopping epochs.
+Shapes: N = hosts, S = slots, T = epochs, O = ops.
+
+A host may stop before the end of its budget. Stopping is free and does not change what came before,
+so scoring the committed host after every epoch of one training gives the results of all stopping
+epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,46 +31,41 @@ _SLOT = HEAD_NAMES.index("slot")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Goals:
-    """When hosts are scored, ``[N]`` each: after so many epochs, and once so much is paid.
+    """When to score hosts, ``[N]`` each: after some epochs, and once some FLOPs are spent.
 
-    A host ends when it has been scored at both.
+    A host ends when it has reached both.
     """
 
     n_epochs: Integers
     flops: Floats
     """As a share of the reference run's."""
 
-    def of_part(self, part: slice) -> Goals:
-        """Return those of some of the hosts."""
-        return Goals(n_epochs=self.n_epochs[part], flops=self.flops[part])
-
-    def have_paid(self, flops: Floats) -> NDArray[np.bool_]:
-        """Return which hosts have paid enough."""
-        # Sums of the same numbers in another order are off by a last digit.
-        return flops >= self.flops * (1.0 - 1e-9)
+    def select(self, hosts: slice) -> Goals:
+        """Return the goals of some hosts."""
+        return Goals(n_epochs=self.n_epochs[hosts], flops=self.flops[hosts])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostRuns:
-    """What hosts came to, ``[N]`` each, and how they got there."""
+    """The results of hosts, ``[N]`` each, and the actions that led to them."""
 
     accuracy: Floats
-    """Score of what was committed, on the final split, at the host's end."""
+    """Score of the committed host on the final split, at its end."""
     flops: Floats
-    """Paid until then, as a share of the reference run's."""
+    """FLOPs spent, as a share of the reference run's."""
     parameters: Integers
-    """Of the host and of what was committed."""
+    """Parameters of the host and its committed seeds."""
     host_parameters: Integers
-    """Of the host as it started, without seeds."""
+    """Parameters of the initial host without seeds."""
     n_epochs: Integers
     grown: Integers
-    """Seeds that were committed while the host trained."""
+    """Number of seeds committed during training."""
     n_reads: Integers
     """How often the host was scored on the final split."""
     n_classes: Integers
     n_samples: Integers
     actions: Integers
-    """``[N, T + 1, 8]`` what was decided at each step, -1 after the end."""
+    """``[N, T + 1, 8]`` action of each step, -1 after the end."""
     op_counts: Integers
     """``[N, O]`` how often each op was carried out."""
     blueprint: Integers
@@ -76,24 +73,48 @@ class HostRuns:
     style: Integers
     """``[N, S]`` the style head's choice of each committed seed."""
     alpha: Floats
-    """``[N, S]`` how strongly each committed seed counts."""
+    """``[N, S]`` alpha of each committed seed."""
     number: Integers
-    """``[N, S]`` seeds that germinated in the host before each committed one."""
+    """``[N, S]`` number of seeds that germinated in the host before each committed one."""
     accuracy_by_epoch: Floats
-    """``[N, T + 1]`` as if the host had stopped after each epoch, NaN where it was not scored;
-    ``[N, 0]`` if not asked for."""
+    """``[N, T + 1]`` accuracy had the host stopped after each epoch, NaN where it was not scored;
+    ``[N, 0]`` if not requested."""
     flops_by_epoch: Floats
     validation_by_epoch: Floats
-    """``[N, T + 1]`` score of what was committed on the validation samples, likewise."""
+    """``[N, T + 1]`` score of the committed host on the validation samples, likewise."""
     parameters_by_epoch: Floats
 
-    def picked(self, places: Integers) -> HostRuns:
-        """Return the runs of hosts at some places, in that order."""
-        return HostRuns(**{name: values[places] for name, values in self.arrays().items()})
+    def select(self, indices: Integers) -> HostRuns:
+        """Return the runs of some hosts, in the order of ``indices``."""
+        return HostRuns(**{name: values[indices] for name, values in self.arrays().items()})
+
+    def stopped_after(self, epochs: Integers) -> HostRuns:
+        """Return the results had each host stopped after its own number of epochs ``[N]``."""
+        at = np.arange(len(epochs)), epochs
+        return replace(
+            self,
+            accuracy=self.accuracy_by_epoch[at],
+            flops=self.flops_by_epoch[at],
+            parameters=self.parameters_by_epoch[at],
+            n_epochs=np.minimum(epochs, self.n_epochs),
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return everything by name."""
+        """Return all arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def join_runs(parts: Sequence[HostRuns]) -> HostRuns:
+    """Concatenate the runs of several groups of hosts."""
+    names = parts[0].arrays()
+    return HostRuns(
+        **{name: np.concatenate([part.arrays()[name] for part in parts]) for name in names}
+    )
+
+
+def has_spent(spent: Floats, flops: Floats) -> NDArray[np.bool_]:
+    """Return where at least ``flops`` were spent, up to rounding of their sum."""
+    return spent >= flops * (1.0 - 1e-9)
 
 
 def run_hosts(
@@ -109,30 +130,30 @@ def run_hosts(
     """Train hosts to their end.
 
     Args:
-        growth: Whose first hosts are at the start of their episodes; the others' are over.
-        controller: Decides; it is started anew.
-        n_hosts: How many hosts are trained.
-        seed: What the controller draws from.
-        seeds: What hosts start with, by number.
-        every_epoch: Splits to score by after every epoch: "final", "validation" or both.
-        goals: Score by the final split where these are met, and end hosts that have met them.
+        growth: Episodes; the first ``n_hosts`` are at their start, the others are over.
+        controller: The controller, which is started here.
+        n_hosts: Number of hosts to train.
+        seed: Seeds the controller.
+        seeds: Committed seeds that hosts start with, by host.
+        every_epoch: Splits to score on after every epoch: "final", "validation" or both.
+        goals: Score hosts on the final split when they reach these, and end those that reach both.
     """
     if seeds:
         growth.plant(seeds)
-    record = _Record(growth, n_hosts, every_epoch, goals)
-    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=record.enter)
-    return record.results()
+    recorder = _Recorder(growth, n_hosts, every_epoch, goals)
+    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=recorder.add_step)
+    return recorder.results()
 
 
-class _Record:
-    """Notes what happens to hosts."""
+class _Recorder:
+    """Records the steps of hosts, and scores them when asked to."""
 
     def __init__(
         self, growth: GrowthEpisodes, n: int, every_epoch: Sequence[Split], goals: Goals | None
     ) -> None:
         n_epochs, shape = growth.task.budget.n_epochs, (n, growth.slot_config.max_slots)
         self._growth, self._n, self._splits = growth, n, tuple(every_epoch)
-        self._goals, self._has_paid = goals, np.zeros(n, np.bool_)
+        self._goals, self._has_spent = goals, np.zeros(n, np.bool_)
         self._step = 0
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
@@ -144,34 +165,34 @@ class _Record:
             name: np.full((n, columns), np.nan if name in SCORES else 0.0)
             for name in (*SCORES, "flops", "parameters")
         }
-        self._read(np.ones(n, np.bool_))
+        self._score(np.ones(n, np.bool_))
 
-    def enter(self, actions: Integers, result: StepResult) -> None:
-        """Note a step."""
+    def add_step(self, actions: Integers, result: StepResult) -> None:
+        """Record a step."""
         own = slice(self._n)
         ops, was_running = result.ops[own], result.was_running[own]
         running = np.flatnonzero(was_running)
         self._actions[running, self._step] = actions[running]
         self._step += 1
         np.add.at(self._op_counts, (running, ops[running]), 1)
-        born = running[ops[running] == Op.GERMINATE]
-        self._numbers[born, actions[born, _SLOT]] = self._n_germinated[born]
-        self._n_germinated[born] += 1
-        self._read(was_running & (ops != Op.FINISH))
-        self._enter_ends(result.final_scores[own], result.terminated[own])
+        planting = running[ops[running] == Op.GERMINATE]
+        self._numbers[planting, actions[planting, _SLOT]] = self._n_germinated[planting]
+        self._n_germinated[planting] += 1
+        self._score(was_running & (ops != Op.FINISH))
+        self._add_ends(result.final_scores[own], result.terminated[own])
 
-    def _enter_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
-        """Note the final scores of hosts that have just ended, and that they stay so."""
+    def _add_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
+        """Record the final scores of hosts that have just ended."""
         self._accuracy[ended] = scores[ended]
         self._n_reads[ended] += 1
         epochs = self._growth.records.epoch
         for host in np.flatnonzero(ended).tolist() if self._splits or self._goals else ():
             end = epochs[host]
             self._by_epoch["final"][host, end] = scores[host]
-            self._stay(host)
+            self._fill_after_end(host)
 
-    def _read(self, chosen: NDArray[np.bool_]) -> None:
-        """Score what hosts have committed after the epoch that they have just trained."""
+    def _score(self, chosen: NDArray[np.bool_]) -> None:
+        """Score the committed hosts after the epoch they have just trained."""
         if not (self._splits or self._goals) or not chosen.any():
             return
         growth, hosts = self._growth, np.flatnonzero(chosen)
@@ -182,30 +203,30 @@ class _Record:
         self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
         if self._goals is not None:
-            self._read_goals(self._goals, chosen)
+            self._score_at_goals(self._goals, chosen)
 
-    def _read_goals(self, goals: Goals, chosen: NDArray[np.bool_]) -> None:
-        """Score hosts that have just met a goal; end those that have met both."""
+    def _score_at_goals(self, goals: Goals, chosen: NDArray[np.bool_]) -> None:
+        """Score hosts that have just reached a goal; end those that have reached both."""
         growth, own = self._growth, slice(self._n)
         epochs = growth.records.epoch[own]
-        paid = goals.have_paid(growth.records.paid_flops[own])
-        is_due = chosen & ((epochs == goals.n_epochs) | (paid & ~self._has_paid))
-        # Whoever is at the end of the budget is scored by the episode itself.
+        spent = has_spent(growth.records.paid_flops[own], goals.flops)
+        is_due = chosen & ((epochs == goals.n_epochs) | (spent & ~self._has_spent))
+        # A host at the end of the budget is scored by the episode itself.
         is_due &= ~growth.records.is_over[own]
-        self._has_paid |= paid & chosen
+        self._has_spent |= spent & chosen
         due = np.flatnonzero(is_due)
         self._n_reads[due] += 1
         if len(due):
             self._by_epoch["final"][due, epochs[due]] = growth.score_committed(
                 due.tolist(), "final"
             )
-        is_met = chosen & self._has_paid & (epochs >= goals.n_epochs)
-        for host in np.flatnonzero(is_met & ~growth.records.is_over[own]).tolist():
-            self._stay(host)
+        is_done = chosen & self._has_spent & (epochs >= goals.n_epochs)
+        for host in np.flatnonzero(is_done & ~growth.records.is_over[own]).tolist():
+            self._fill_after_end(host)
             growth.stop(host)
 
-    def _stay(self, host: int) -> None:
-        """Note that a host stays as it is."""
+    def _fill_after_end(self, host: int) -> None:
+        """Repeat the values of a host's last epoch for all later epochs."""
         end = self._growth.records.epoch[host]
         for values in self._by_epoch.values():
             values[host, end:] = values[host, end]
@@ -219,7 +240,7 @@ class _Record:
         return records.n_parameters[:n] + committed.sum(1)
 
     def results(self) -> HostRuns:
-        """Return what was noted."""
+        """Return everything that was recorded."""
         records, arrays = self._growth.records, self._growth.population.slot_arrays()
         is_committed, own = self._is_committed(), slice(self._n)
         return HostRuns(

@@ -1,4 +1,4 @@
-"""Where hosts of a task are trained for an evaluation, so many at a time. Shapes: N = hosts."""
+"""Training the hosts of a task for an evaluation, in batches. Shapes: N = hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from esper.arrays import Integers
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes
 from esper.environment.options import require_splits
-from esper.evidence.controllers import Side, Stopping
-from esper.evidence.host_runs import Goals, HostRuns, run_hosts
+from esper.evidence.controllers import ControllerGroup, Stopping
+from esper.evidence.host_runs import Goals, HostRuns, join_runs, run_hosts
 from esper.evidence.search_space import Candidate
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
@@ -23,30 +23,30 @@ from esper.populations.host_models import CostTable
 from esper.tamiyo import Controller
 from esper.tasks import Task, TaskDraw
 
-PART = 128
-"""Hosts that are trained side by side."""
+BATCH_HOSTS = 128
+"""Number of hosts that are trained together."""
 LONGER = 2
-"""How many times the budget hosts may train that are to spend what others have spent."""
+"""Factor on the budget of hosts that must spend as many FLOPs as others."""
 
 MakeController = Callable[[GrowthEpisodes, slice], Controller]
-"""Makes the controller of a part of all hosts."""
+"""Makes the controller of a batch of hosts."""
 OnShare = Callable[[float], None]
-"""Told which share of the hosts is done."""
+"""Called with the share of the work that is done."""
 
 
-class Bench:
-    """Trains hosts of one task, for one purpose, scored on one split."""
+class HostTrainer:
+    """Trains hosts of one task for one purpose and scores them on one split."""
 
     def __init__(
         self, task: Task, *, purpose: Purpose, final_split: FinalSplit, training: int = 0
     ) -> None:
-        """Get ready.
+        """Prepare to train.
 
         Args:
-            task: What hosts learn.
-            purpose: The space of draws that they are from.
-            final_split: What they are scored on.
-            training: Which training of the same draws: others have other weights and batches.
+            task: The task.
+            purpose: The purpose that hosts are drawn for.
+            final_split: The split that hosts are scored on.
+            training: Number of the training; each has other weights and batches on the same draws.
         """
         self.task = task
         self._training, self._draws = training, dict[int, int]()
@@ -54,8 +54,8 @@ class Bench:
         self.final_split: FinalSplit = final_split
         require_splits(purpose, final_split)
         self._growth: GrowthEpisodes | None = None
-        self._longer: Bench | None = None
-        self._again: Bench | None = None
+        self._longer: HostTrainer | None = None
+        self._again: HostTrainer | None = None
         self._contexts: dict[int, tuple[int, int]] = {}
 
     @property
@@ -72,24 +72,24 @@ class Bench:
 
     @property
     def costs(self) -> CostTable:
-        """What hosts of the task's design cost."""
+        """The costs of hosts of the task's design."""
         return self._any().population.costs
 
-    def longer(self) -> Bench:
-        """Return a bench of the same hosts with :data:`LONGER` times the epochs.
+    def longer(self) -> HostTrainer:
+        """Return a trainer of the same hosts with :data:`LONGER` times the epochs.
 
-        A share of the reference run's FLOPs is as much smaller there, as that run is longer too.
+        Its reference run is longer too, so equal FLOPs are a smaller share of it.
         """
         if self._longer is None:
             budget = replace(self.task.budget, n_epochs=LONGER * self.task.budget.n_epochs)
             task = replace(self.task, budget=budget)
-            self._longer = Bench(task, purpose=self.purpose, final_split=self.final_split)
+            self._longer = HostTrainer(task, purpose=self.purpose, final_split=self.final_split)
         return self._longer
 
-    def again(self) -> Bench:
-        """Return a bench where the same draws are trained from other weights, on other batches."""
+    def again(self) -> HostTrainer:
+        """Return a trainer of the same draws with other initial weights and batches."""
         if self._again is None:
-            self._again = Bench(
+            self._again = HostTrainer(
                 self.task,
                 purpose=self.purpose,
                 final_split=self.final_split,
@@ -98,7 +98,7 @@ class Bench:
         return self._again
 
     def contexts(self, hosts: Sequence[int]) -> tuple[Integers, Integers]:
-        """Return the classes and samples of hosts, ``[N]`` each, before any of them trains."""
+        """Return the numbers of classes and samples of hosts, ``[N]`` each."""
         for host in hosts:
             if host not in self._contexts:
                 draw = self.task.sample(draw_seed(self.purpose, host, 0))
@@ -107,24 +107,26 @@ class Bench:
         return found[:, 0], found[:, 1]
 
     def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
-        """Return hosts at the start of their episodes, first in a population that may have more."""
-        numbers = [self._number(host) for host in hosts]
+        """Start the episodes of hosts, the first of a population that may hold more."""
+        seeds = [self._draw_seed(host) for host in hosts]
         if self._growth is None or self._growth.n_hosts < len(hosts):
-            self._growth = GrowthEpisodes(self._task_again(), numbers, final_split=self.final_split)
+            self._growth = GrowthEpisodes(
+                self._repeated_task(), seeds, final_split=self.final_split
+            )
             return self._growth
-        self._growth.begin(range(len(hosts)), numbers)
+        self._growth.begin(range(len(hosts)), seeds)
         for host in range(len(hosts), self._growth.n_hosts):
             self._growth.stop(host)
         return self._growth
 
-    def _number(self, host: int) -> int:
-        """Return what decides the weights and batches of a host."""
-        number = draw_seed(self.purpose, host, self._training)
-        self._draws[number] = draw_seed(self.purpose, host, 0)
-        return number
+    def _draw_seed(self, host: int) -> int:
+        """Return the seed of a host's weights and batches."""
+        seed = draw_seed(self.purpose, host, self._training)
+        self._draws[seed] = draw_seed(self.purpose, host, 0)
+        return seed
 
-    def _task_again(self) -> Task:
-        """Return the task, whose draws do not follow the number of the training."""
+    def _repeated_task(self) -> Task:
+        """Return the task with the same draws in every training."""
         if self._training == 0 or self.task.draw is None:
             return self.task
         sample, draws = self.task.sample, self._draws
@@ -147,75 +149,67 @@ class Bench:
         goals: Goals | None = None,
         on_share: OnShare = lambda _: None,
     ) -> HostRuns:
-        """Train hosts to their end, part after part; a caller's random numbers stay as they are.
+        """Train hosts to their end, batch by batch, and leave the caller's random state alone.
 
         Args:
-            hosts: The number of each host.
-            make: Makes the controller of a part.
-            seeds: What hosts start with, by their place in ``hosts``.
-            every_epoch: Splits to score by after every epoch.
-            goals: Where hosts are scored by the final split and when they end, if not at the end.
-            on_share: Told how far it is.
+            hosts: Numbers of the hosts.
+            make: Makes the controller of a batch.
+            seeds: Committed seeds that hosts start with, by index into ``hosts``.
+            every_epoch: Splits to score on after every epoch.
+            goals: When to score and end hosts, if not at the end of the budget.
+            on_share: Called with the share that is done.
         """
-        planted, parts = seeds or {}, list[HostRuns]()
+        planted, batches = seeds or {}, list[HostRuns]()
         with torch.random.fork_rng(devices=[]):
-            for first in range(0, len(hosts), PART):
+            for first in range(0, len(hosts), BATCH_HOSTS):
                 on_share(first / len(hosts))
-                part = slice(first, min(first + PART, len(hosts)))
-                own = hosts[part]
-                growth = self.start(own)
-                here = {place: planted.get(first + place, ()) for place in range(len(own))}
-                parts.append(
+                batch = slice(first, min(first + BATCH_HOSTS, len(hosts)))
+                numbers = hosts[batch]
+                growth = self.start(numbers)
+                first_seeds = {i: planted.get(first + i, ()) for i in range(len(numbers))}
+                batches.append(
                     run_hosts(
                         growth,
-                        make(growth, part),
-                        len(own),
-                        seed=own[0],
-                        seeds={place: some for place, some in here.items() if some},
+                        make(growth, batch),
+                        len(numbers),
+                        seed=numbers[0],
+                        seeds={host: some for host, some in first_seeds.items() if some},
                         every_epoch=every_epoch,
-                        goals=None if goals is None else goals.of_part(part),
+                        goals=None if goals is None else goals.select(batch),
                     )
                 )
-        return join_runs(parts)
+        return join_runs(batches)
 
 
-def join_runs(parts: Sequence[HostRuns]) -> HostRuns:
-    """Return the runs of several groups of hosts as one."""
-    names = parts[0].arrays()
-    return HostRuns(
-        **{name: np.concatenate([part.arrays()[name] for part in parts]) for name in names}
-    )
-
-
-def treat(
-    bench: Bench,
+def run_candidates(
+    trainer: HostTrainer,
     pairs: Sequence[tuple[Candidate, int]],
     *,
     stops: Integers | None = None,
     every_epoch: Sequence[Split] = (),
     on_share: OnShare = lambda _: None,
 ) -> HostRuns:
-    """Train hosts, each by its candidate.
+    """Train hosts, each with its own candidate.
 
     Args:
-        bench: Where they are trained.
+        trainer: Trains the hosts.
         pairs: The candidate and the number of each host.
-        stops: ``[N]`` epochs after which each host is finished; None for the end of the budget.
-        every_epoch: Splits to score by after every epoch.
-        on_share: Told how far it is.
+        stops: ``[N]`` epochs after which each host is finished; by default the end of the budget.
+        every_epoch: Splits to score on after every epoch.
+        on_share: Called with the share that is done.
     """
 
-    def make(growth: GrowthEpisodes, part: slice) -> Controller:
-        own = [candidate for candidate, _ in pairs[part]]
-        groups = [(candidate, len(list(same))) for candidate, same in groupby(own)]
+    def make(growth: GrowthEpisodes, batch: slice) -> Controller:
+        candidates = [candidate for candidate, _ in pairs[batch]]
+        groups = [(candidate, len(list(same))) for candidate, same in groupby(candidates)]
         controllers = [candidate.make(growth.layout) for candidate, _ in groups]
-        together = Side(controllers, [size for _, size in groups])
-        return together if stops is None else Stopping(together, np.asarray(stops)[part])
+        group = ControllerGroup(controllers, [size for _, size in groups])
+        return group if stops is None else Stopping(group, np.asarray(stops)[batch])
 
-    return bench.run(
+    return trainer.run(
         [host for _, host in pairs],
         make,
-        seeds={place: candidate.first_seeds() for place, (candidate, _) in enumerate(pairs)},
+        seeds={index: candidate.first_seeds() for index, (candidate, _) in enumerate(pairs)},
         every_epoch=every_epoch,
         on_share=on_share,
     )

@@ -1,4 +1,4 @@
-"""What could be done with every host alike: the settings among which an evaluation chooses."""
+"""The settings that tuned arms choose from."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from esper.tamiyo.policy.observations import ObservationLayout
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to treat hosts: what they start with, and whose rules they follow then."""
+    """A setting that is applied to all hosts: initial seeds, a schedule or a heuristic."""
 
     planted: tuple[Planting, ...] = ()
-    """Seeds that hosts start with, committed."""
+    """Committed seeds that hosts start with."""
     grown: tuple[Planting, ...] = ()
     """Seeds that a fixed schedule grows."""
     heuristic: HeuristicConfig | None = None
-    """Rules that the heuristic follows; None for no heuristic."""
+    """Settings of the heuristic; None for no heuristic."""
 
     def first_seeds(self) -> tuple[FirstSeed, ...]:
-        """Return what hosts start with."""
+        """Return the seeds that hosts start with."""
         return tuple(
             FirstSeed(action=germination(planting), number=number)
             for number, planting in enumerate(self.planted)
         )
 
     def make(self, layout: ObservationLayout) -> Controller:
-        """Return who steers the hosts."""
+        """Return the controller of the hosts."""
         if self.heuristic is not None:
             return Heuristic(layout, self.heuristic)
         return FixedSchedule(layout, self.grown) if self.grown else WaitController()
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that decides what the candidate does, as plain values."""
+        """Return the candidate as plain values."""
         values = asdict(self)
         for plantings in (values["planted"], values["grown"]):
             for planting in plantings:
                 planting["style"] = planting["style"].value
         return values
 
-    def words(self, stop: int) -> str:
-        """Return what it is, and after how many epochs hosts stop at the latest."""
+    def describe(self, stop: int) -> str:
+        """Return the candidate and its last stopping epoch in words."""
         end = f"stop after {stop}"
         if self.heuristic is not None:
-            return f"{_changes(self.heuristic)}; {end} at the latest"
+            return f"{_describe_heuristic(self.heuristic)}; {end} at the latest"
         if self.planted:
-            return f"{_places(self.planted)} from the start, {end}"
+            return f"{_describe_places(self.planted)} from the start, {end}"
         if self.grown:
-            return f"{_schedule(self.grown)}, {end}"
+            return f"{_describe_schedule(self.grown)}, {end}"
         return f"nothing grown, {end}"
 
 
 def germination(planting: Planting) -> GrowthAction:
-    """Return the action by which a seed germinates."""
+    """Return the action that germinates a planting."""
     return GrowthAction(
         op=Op.GERMINATE,
         slot=planting.slot,
@@ -73,8 +73,8 @@ def germination(planting: Planting) -> GrowthAction:
     )
 
 
-def _places(plantings: Iterable[Planting]) -> str:
-    """Return what is where, such as "widen_large in blocks.0 and blocks.1"."""
+def _describe_places(plantings: Iterable[Planting]) -> str:
+    """Return blueprints and slots, such as "widen_large in blocks.0 and blocks.1"."""
     parts = [
         f"{blueprint} in {' and '.join(planting.slot for planting in same)}"
         for blueprint, same in groupby(plantings, lambda planting: planting.blueprint)
@@ -82,43 +82,40 @@ def _places(plantings: Iterable[Planting]) -> str:
     return ", ".join(parts)
 
 
-def _schedule(plantings: tuple[Planting, ...]) -> str:
-    first = plantings[0]
-    words = f"{_places(plantings)} from epoch {first.epoch}, blended in {first.tempo_epochs} epochs"
-    is_whole = first.alpha_target == ALPHA_TARGETS[-1]
-    return words if is_whole else f"{words} to alpha {first.alpha_target:g}"
+def _describe_schedule(plantings: tuple[Planting, ...]) -> str:
+    first, places = plantings[0], _describe_places(plantings)
+    words = f"{places} from epoch {first.epoch}, blended in {first.tempo_epochs} epochs"
+    is_full = first.alpha_target == ALPHA_TARGETS[-1]
+    return words if is_full else f"{words} to alpha {first.alpha_target:g}"
 
 
-def _changes(config: HeuristicConfig) -> str:
-    """Return the settings in which a heuristic differs from the usual one."""
-    usual, own = asdict(HeuristicConfig()), asdict(config)
-    changed = {name: value for name, value in own.items() if value != usual[name]}
+def _describe_heuristic(config: HeuristicConfig) -> str:
+    """Return the settings in which a heuristic differs from the default."""
+    default = asdict(HeuristicConfig())
+    changed = {name: value for name, value in asdict(config).items() if value != default[name]}
     if "blueprints" in changed:
         changed["blueprints"] = f"{changed['blueprints'][0]} first"
-    words = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
-    return words or "its usual settings"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    words = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in changed.items()
+    ]
+    return ", ".join(words) or "its default settings"
 
 
 FASTEST = TEMPO_EPOCHS[0]
 """Epochs of the shortest first ramp of alpha."""
-
-
 WIDENINGS = ("widen_small", "widen_medium", "widen_large")
-MOST_PRODUCT = 64
-"""Combinations of widenings up to which all are tried; beyond, the first so many slots alike."""
+MAX_COMBINATIONS = 64
+"""Up to this many combinations of widenings all are tried; beyond, slots are widened alike."""
 _HEURISTICS = 0x4E4
-"""Keeps the draws of heuristics apart from other draws."""
+"""Seed of the random heuristics."""
 
 
 def static_candidates(slot_config: SlotConfig) -> list[Candidate]:
-    """Return networks as they are from the start: none, every blueprint in one slot and in all.
+    """Return static networks: the plain host, and every blueprint in one slot and in all slots.
 
-    Two widths side by side are among them, the wider first and the wider last, and a widening with
-    a module behind it.
+    Also included are mixed ones, with a large widening in one half of the slots and a smaller
+    widening or a module in the other.
     """
     found = [Candidate()]
     found += [Candidate(planted=plantings) for plantings in _uniform(slot_config)]
@@ -127,7 +124,7 @@ def static_candidates(slot_config: SlotConfig) -> list[Candidate]:
 
 
 def fixed_candidates(slot_config: SlotConfig, n_epochs: int) -> list[Candidate]:
-    """Return schedules: widenings by place, start and tempo; modules from the start; nothing."""
+    """Return fixed schedules: widenings by slot, start and tempo; modules; and no growth."""
     starts = sorted({0, n_epochs // 8, n_epochs // 4})
     found = [Candidate()]
     for plantings in _uniform(slot_config):
@@ -143,7 +140,7 @@ def fixed_candidates(slot_config: SlotConfig, n_epochs: int) -> list[Candidate]:
 
 
 def heuristic_candidates(slot_config: SlotConfig, n_candidates: int) -> list[Candidate]:
-    """Return the usual heuristic and others with thresholds, patience and blueprints at random."""
+    """Return the default heuristic and others with random settings."""
     generator = np.random.default_rng(_HEURISTICS)
     names = _growable(slot_config)
     found = [HeuristicConfig()]
@@ -153,11 +150,11 @@ def heuristic_candidates(slot_config: SlotConfig, n_candidates: int) -> list[Can
 
 
 def widening_sets(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
-    """Return the static widenings among which one of a wanted size is looked for."""
+    """Return static widenings, from which one of a wanted size can be chosen."""
     options = {slot: _fitting(slot_config, slot, WIDENINGS) for slot in _usable(slot_config)}
     slots = [slot for slot, names in options.items() if names]
     n_products = int(np.prod([1 + len(options[slot]) for slot in slots], dtype=np.float64))
-    if n_products <= MOST_PRODUCT:
+    if n_products <= MAX_COMBINATIONS:
         combinations = product(*(["", *options[slot]] for slot in slots))
         sets = [
             tuple(
@@ -174,7 +171,7 @@ def widening_sets(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
 
 
 def _draw_heuristic(generator: np.random.Generator, names: list[str]) -> HeuristicConfig:
-    """Return a heuristic whose settings are drawn, each near where it is of use."""
+    """Return a heuristic with random settings, each from a useful range."""
 
     def pick(*values: float) -> float:
         return values[generator.integers(len(values))]
@@ -204,7 +201,7 @@ def _draw_heuristic(generator: np.random.Generator, names: list[str]) -> Heurist
 
 
 def _uniform(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
-    """Return every blueprint in single slots and in all that it fits."""
+    """Return every blueprint in single slots and in all slots that it fits."""
     found: list[tuple[Planting, ...]] = []
     for name in _growable(slot_config):
         slots = [slot for slot in _usable(slot_config) if slot_config.does_fit(name, slot)]
@@ -215,7 +212,7 @@ def _uniform(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
 
 
 def _mixed(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
-    """Return a large widening in one half of the slots and something else in the other half."""
+    """Return a large widening in one half of the slots with another blueprint in the other half."""
     slots, found = _usable(slot_config), list[tuple[Planting, ...]]()
     half = len(slots) // 2
     for other in ("widen_small", "widen_medium", *_modules(slot_config)):
@@ -238,7 +235,7 @@ def _fitting(slot_config: SlotConfig, slot: str, names: tuple[str, ...]) -> list
 
 
 def _growable(slot_config: SlotConfig) -> list[str]:
-    """Return the blueprints that fit somewhere and do something, those tried first first."""
+    """Return the blueprints that fit a slot and are not a no-op, preferred ones first."""
     ranked = dict.fromkeys([*PREFERRED_BLUEPRINTS, *slot_config.blueprints])
     ranked.pop("noop", None)
     slots = _usable(slot_config)

@@ -1,4 +1,4 @@
-"""Evidence as tables and text, for terminals and Markdown."""
+"""Evidence as tables and text, for the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from esper.statistics import nested_interval
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text, to be printed by whoever has a screen."""
+    """A table of text cells."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     n_left: int = 1
-    """Columns of words, to the left; the others hold numbers and go to the right."""
+    """Number of left-aligned columns, which hold words; the others are right-aligned numbers."""
 
     def to_markdown(self) -> str:
-        """Return it in Markdown."""
+        """Return the table in Markdown."""
         n_right = len(self.headers) - self.n_left
         rules = ("---",) * self.n_left + ("---:",) * n_right
         return "\n".join(_markdown_row(row) for row in (self.headers, rules, *self.rows))
 
 
 def results_table(evidence: Evidence) -> Table:
-    """Return a row for each arm, the one that claims are about first."""
+    """Return a table with a row for each arm, the one that claims are about first."""
     headers = (
         "arm",
         "score",
@@ -52,7 +52,7 @@ def results_table(evidence: Evidence) -> Table:
 
 
 def settings_table(evidence: Evidence) -> Table:
-    """Return what was chosen for each arm that something was chosen for."""
+    """Return a table of the settings that were chosen for tuned arms."""
     rows = tuple((arm.name, arm.setting) for arm in evidence.arms if arm.setting)
     return Table(headers=("arm", "what was chosen"), rows=rows, n_left=2)
 
@@ -60,35 +60,35 @@ def settings_table(evidence: Evidence) -> Table:
 def facts(evidence: Evidence) -> tuple[str, ...]:
     """Return how the evidence was measured, in sentences."""
     n_runs = len(evidence.runs)
-    several = f"{n_runs} training runs ({listed(list(evidence.runs))}); intervals are 95 % ones "
-    several += "over runs and hosts, so they are about runs that were not made as well."
-    one = f"One training run ({evidence.runs[0]}); intervals are 95 % ones over hosts, "
-    one += "about this run and no other."
+    several = f"{n_runs} training runs ({listed(list(evidence.runs))}); 95 % intervals are over "
+    several += "runs and hosts, so they also hold for further training runs."
+    one = f"One training run ({evidence.runs[0]}); 95 % intervals are over hosts, so they hold "
+    one += "for this run only."
     return (
-        f"{evidence.n_hosts} hosts of {evidence.task}, the same for all arms, drawn for "
-        f"{evidence.purpose} (seed {evidence.seed}) and for nothing else.",
+        f"{evidence.n_hosts} hosts of {evidence.task}, the same for all arms, drawn only for "
+        f"{evidence.purpose} (seed {evidence.seed}).",
         _reads(evidence),
         several if n_runs > 1 else one,
-        f"Score = accuracy - {evidence.price:g} x FLOPs; FLOPs are all that training took, "
-        f"as a share of {evidence.reference}.",
+        f"Score = accuracy - {evidence.price:g} x FLOPs; FLOPs are the total of training, as a "
+        f"share of {evidence.reference}.",
         *_learned_price(evidence),
         f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01. "
-        "IQM is the mean of the middle half of them; P(improvement) is how often it is ahead.",
+        "IQM is the mean of the middle half of the differences; P(improvement) is how often the "
+        "difference is positive.",
         "p is corrected for all comparisons at this price (Holm), not for those at other prices. "
-        "Against the same architecture for as many epochs it is of being less accurate by 0.5 "
-        "points, then of as many FLOPs; against it at equal FLOPs of equal accuracy, else of equal "
-        "score.",
-        "Tuning runs are the hosts that were trained to choose a setting; for learned arms, those "
-        "of training, mean over runs.",
+        "It tests equal scores; at equal FLOPs, equal accuracies; for as many epochs, being less "
+        "accurate than the same architecture by 0.5 points, then equal FLOPs.",
+        "Tuning runs are host runs spent on choosing a setting; for learned arms, the episodes of "
+        "training, mean over runs.",
     )
 
 
 def to_markdown(evidence: Evidence, *, level: int = 1) -> str:
-    """Return evidence at one price as a page or, from level 2 on, as a part of one.
+    """Return evidence at one price as a page, or from level 2 on as a section of one.
 
     Args:
-        evidence: At one price.
-        level: Of the heading.
+        evidence: The evidence.
+        level: Level of the heading.
     """
     mark = "#" * level
     first, *others = verdict_sentences(evidence)
@@ -115,29 +115,29 @@ def file_to_markdown(file: EvidenceFile) -> str:
 
 
 def _reads(evidence: Evidence) -> str:
-    """Return what hosts were scored on and, of arms that counted it, how often."""
+    """Return the split that hosts were scored on and, where it was counted, how often."""
     arms: dict[int, list[str]] = {}
     for arm in evidence.arms:
         if arm.test_reads is not None:
             arms.setdefault(arm.test_reads, []).append(arm.name)
-    said = [
+    counts = [
         f"{'once' if times == 1 else f'up to {times} times'} by {listed(names)}"
         for times, names in sorted(arms.items())
     ]
-    counted = f"; each host {', '.join(said)}" if said else ""
+    counted = f"; each host {', '.join(counts)}" if counts else ""
     return f"Hosts are scored on the {evidence.split} split{counted}."
 
 
 def _learned_price(evidence: Evidence) -> list[str]:
-    """Return which price the controllers learned at, as far as it is known."""
+    """Return the price that the controllers learned at, if known."""
     learned = evidence.learned_price
     if learned is None:
         return []
     if learned == evidence.price:
         return ["Controllers learned at this price."]
     return [
-        f"Controllers learned at price {learned:g} and were not trained again; what is tuned was "
-        f"tuned at price {evidence.price:g}."
+        f"Controllers learned at price {learned:g} and were not retrained; tuned arms were tuned "
+        f"at price {evidence.price:g}."
     ]
 
 
@@ -168,12 +168,12 @@ def _row(arm: Arm, price: float, finding: Finding | None) -> tuple[str, ...]:
 
 
 def _origin(evidence: Evidence) -> list[str]:
-    """Return what gives the evidence again, as far as it is known."""
+    """Return what is needed to reproduce the evidence, as far as it is known."""
     options = ", ".join(f"{name} = {value}" for name, value in evidence.task_options.items())
     versions = ", ".join(f"{name} {value}" for name, value in evidence.versions.items())
-    found = [f"Options of the task: {options}."] if options else []
+    found = [f"Task options: {options}."] if options else []
     found += [f"Command: `{evidence.command}`"] if evidence.command else []
-    found += [f"Made {evidence.created}."] if evidence.created else []
+    found += [f"Created {evidence.created}."] if evidence.created else []
     return found + ([f"Versions: {versions}."] if versions else [])
 
 

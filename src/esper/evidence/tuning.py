@@ -1,9 +1,9 @@
-"""Choosing among candidates on draws that only serve for choosing.
+"""Tuning: choosing among candidates on draws that are used for nothing else.
 
 Shapes: C = candidates, N = hosts, T = epochs.
 
-A host run is one host trained to the end of its budget by one candidate. It is read at every epoch
-at which the host could have stopped, so that the stopping epoch is chosen along with the candidate.
+A host run trains one host to the end of its budget with one candidate. It is scored at every epoch
+at which the host could have stopped, so the stopping epoch is chosen along with the candidate.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Floats, Integers
-from esper.evidence.arms import ArmEnds, ends_of, join_ends
+from esper.evidence.arms import make_arm
 from esper.evidence.cache import ResultCache
 from esper.evidence.host_runs import HostRuns
-from esper.evidence.host_trainer import Bench, OnShare, treat
+from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
+from esper.evidence.results import Arm
 from esper.evidence.search_space import (
     Candidate,
     fixed_candidates,
@@ -32,46 +33,46 @@ Curves = tuple[Floats, Floats]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen."""
+    """A candidate and a stopping epoch."""
 
     candidate: Candidate
     stop: int
-    """Epochs after which hosts stop at the latest."""
+    """Epoch after which hosts stop at the latest."""
     value: float
-    """Mean score on the hosts that decided it."""
+    """Mean score on the hosts that it was chosen on."""
 
-    def words(self) -> str:
-        """Return what was chosen."""
-        return self.candidate.words(self.stop)
+    def describe(self) -> str:
+        """Return the choice in words."""
+        return self.candidate.describe(self.stop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """A choice, and how it came about."""
+    """A choice and the host runs behind it."""
 
     best: Choice
     ranking: tuple[Candidate, ...]
-    """All candidates, those that were dropped last first."""
+    """All candidates, best first: the later one was dropped, the earlier it comes."""
     runs: frozenset[tuple[Candidate, int]]
-    """The host runs that it is from, by candidate and host."""
+    """The host runs that were used, by candidate and host."""
 
 
 class TuningRuns:
-    """Host runs of candidates, each made once."""
+    """The host runs of candidates; each is run once."""
 
-    def __init__(self, bench: Bench, cache: ResultCache) -> None:
-        self.bench = bench
+    def __init__(self, trainer: HostTrainer, cache: ResultCache) -> None:
+        self.trainer = trainer
         self._cache = cache
         self._curves: dict[tuple[Candidate, int], Curves] = {}
 
     def curves(
         self, candidates: Sequence[Candidate], hosts: Sequence[int], on_share: OnShare
     ) -> tuple[Floats, Floats]:
-        """Return accuracy and FLOPs, ``[C, N, T + 1]``; runs that are missing are made."""
+        """Return accuracy and FLOPs, ``[C, N, T + 1]`` each; run what is missing."""
         pairs = [(candidate, host) for candidate in candidates for host in hosts]
         missing = [pair for pair in pairs if pair not in self._curves]
         if missing:
-            self._make(missing, on_share)
+            self._run(missing, on_share)
         shape = len(candidates), len(hosts), -1
         accuracy, flops = (
             np.stack([self._curves[pair][part] for pair in pairs]).reshape(shape)
@@ -79,25 +80,24 @@ class TuningRuns:
         )
         return accuracy, flops
 
-    def _make(self, pairs: list[tuple[Candidate, int]], on_share: OnShare) -> None:
-        """Run what is missing, or take it from the cache."""
-        decided_by = {"tuning": [[candidate.to_json(), host] for candidate, host in pairs]}
+    def _run(self, pairs: list[tuple[Candidate, int]], on_share: OnShare) -> None:
+        key = {"tuning": [[candidate.to_json(), host] for candidate, host in pairs]}
 
         def run() -> dict[str, NDArray[np.generic]]:
-            runs = treat(self.bench, pairs, every_epoch=("final",), on_share=on_share)
+            runs = run_candidates(self.trainer, pairs, every_epoch=("final",), on_share=on_share)
             return {"accuracy": runs.accuracy_by_epoch, "flops": runs.flops_by_epoch}
 
-        found = self._cache.get(decided_by, run)
+        found = self._cache.get(key, run)
         rows = zip(found["accuracy"], found["flops"], strict=True)
         self._curves.update(dict(zip(pairs, rows, strict=True)))
 
 
 def plan_rungs(n_candidates: int, budget: int) -> list[tuple[int, int]]:
-    """Return how many candidates are tried on how many hosts at each rung of halving.
+    """Return the numbers of candidates and hosts at each rung of successive halving.
 
-    All on few hosts, the better half on twice as many, and so on to the last two. Hosts of a rung
-    are among those of the next, so that a rung costs as much as its hosts that are not in the one
-    before. With too little budget for all candidates, as many as it lasts for.
+    All candidates run on a few hosts, the better half on twice as many, and so on to the last two.
+    Each rung includes the hosts of the one before, so it only pays for the others. A budget that is
+    too small for all candidates runs as many as it can.
 
     Reference: Jamieson and Talwalkar (2016).
     """
@@ -113,7 +113,7 @@ def plan_rungs(n_candidates: int, budget: int) -> list[tuple[int, int]]:
 
 
 def _cost(n: int, hosts: int) -> int:
-    """Return the host runs that halving n candidates takes, starting on so many hosts."""
+    """Return the host runs that halving n candidates takes, starting on ``hosts`` hosts."""
     total = n * hosts
     while n > 2:
         n, hosts = (n + 1) // 2, 2 * hosts
@@ -134,13 +134,13 @@ def halve(
     """Choose a candidate and a stopping epoch by successive halving.
 
     Args:
-        runs: Where host runs are made.
-        candidates: What there is to choose from.
-        price: Score that the reference run's FLOPs cost.
+        runs: Host runs of candidates.
+        candidates: The candidates.
+        price: Score that the FLOPs of one reference run cost.
         budget: Host runs that may be spent.
-        hosts: The hosts to choose by, in order; all if not given.
-        keep: A candidate that stays until the end.
-        on_share: Told how far it is.
+        hosts: The hosts to choose on, in order; by default all.
+        keep: A candidate that is never dropped.
+        on_share: Called with the share that is done.
     """
     rungs = plan_rungs(len(candidates), budget)
     left = list(candidates)[: rungs[0][0]]
@@ -151,66 +151,66 @@ def halve(
     scores: Floats = np.zeros((len(left), 1))
     for number, (n, n_hosts) in enumerate(rungs):
         if number:
-            left, gone = _narrow(left, scores, n, keep)
-            dropped = gone + dropped
-        own = range(n_hosts) if hosts is None else hosts[:n_hosts]
-        accuracy, flops = runs.curves(left, own, within(on_share, number, len(rungs)))
-        used.update((candidate, host) for candidate in left for host in own)
-        # Rounded, so that no last digit decides between equals: the first of them is taken.
+            left, worse = _keep_best(left, scores, n, keep)
+            dropped = worse + dropped
+        chosen = range(n_hosts) if hosts is None else hosts[:n_hosts]
+        accuracy, flops = runs.curves(left, chosen, report_part(on_share, number, len(rungs)))
+        used.update((candidate, host) for candidate in left for host in chosen)
+        # Rounded, so that ties go to the first candidate and not to the last digit.
         means: Floats = (accuracy - price * flops).mean(1).round(9)
-        scores = means[:, list(runs.bench.stops)]
-    order = _order(scores)
+        scores = means[:, list(runs.trainer.stops)]
+    order = _rank(scores)
     at = int(scores[order[0]].argmax())
     best = Choice(
-        candidate=left[order[0]], stop=runs.bench.stops[at], value=float(scores[order[0], at])
+        candidate=left[order[0]], stop=runs.trainer.stops[at], value=float(scores[order[0], at])
     )
     ranking = (*(left[index] for index in order), *dropped)
     return Tuned(best=best, ranking=ranking, runs=frozenset(used))
 
 
-def _order(scores: Floats) -> list[int]:
-    """Return the numbers of candidates, best first, each at its best stopping epoch."""
+def _rank(scores: Floats) -> list[int]:
+    """Return the indices of candidates, best first, each at its best stopping epoch."""
     order: list[int] = np.argsort(-scores.max(1), kind="stable").tolist()
     return order
 
 
-def _narrow(
+def _keep_best(
     left: list[Candidate], scores: Floats, n: int, keep: Candidate | None
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the best n candidates, one that is to be kept among them, and the others."""
-    ranked = [left[index] for index in _order(scores)]
-    kept, gone = ranked[:n], ranked[n:]
-    if keep is not None and keep not in kept:
-        gone = [kept[-1], *(candidate for candidate in gone if candidate != keep)]
-        kept[-1] = keep
-    return kept, gone
+    """Return the best n candidates, including ``keep``, and the others."""
+    ranked = [left[index] for index in _rank(scores)]
+    best, worse = ranked[:n], ranked[n:]
+    if keep is not None and keep not in best:
+        worse = [best[-1], *(candidate for candidate in worse if candidate != keep)]
+        best[-1] = keep
+    return best, worse
 
 
-def within(on_share: OnShare, number: int, n_parts: int) -> Callable[[float], None]:
-    """Return what is told how far a part of the work is, as a share of the whole."""
+def report_part(on_share: OnShare, number: int, n_parts: int) -> OnShare:
+    """Return a function that reports the share of one part as a share of the whole."""
     return lambda share: on_share((number + share) / n_parts)
 
 
 N_DRAWS = 1024
-"""Draws by which hosts are sorted into buckets."""
+"""Number of draws that determine the buckets."""
 N_BUCKETS = 3
-"""Buckets of each of the two facts."""
-FEWEST_HOSTS = 16
-"""Hosts of a bucket below which it has no choice of its own."""
+"""Number of buckets of classes, and of samples."""
+MIN_BUCKET_HOSTS = 16
+"""A bucket with fewer hosts has no choice of its own."""
 POOL = 32
-"""Candidates that each bucket chooses from."""
+"""Number of candidates that each bucket chooses from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """Where one bucket of classes, or of samples, ends and the next begins."""
+    """The edges between buckets of classes and of samples."""
 
     classes: tuple[float, ...]
     samples: tuple[float, ...]
 
     @classmethod
     def of(cls, n_classes: Integers, n_samples: Integers) -> Buckets:
-        """Return buckets with as many of these hosts in each, as far as that can be."""
+        """Return buckets that split these hosts as evenly as possible."""
         shares = np.arange(1, N_BUCKETS) / N_BUCKETS
         return cls(
             tuple(np.quantile(n_classes, shares).tolist()),
@@ -218,33 +218,33 @@ class Buckets:
         )
 
     def find(self, n_classes: Integers, n_samples: Integers) -> Integers:
-        """Return the bucket of each host, ``[N]``, counted row by row of the table."""
+        """Return the bucket of each host, ``[N]``, counted row by row."""
         rows = np.searchsorted(self.classes, n_classes)
         return rows * N_BUCKETS + np.searchsorted(self.samples, n_samples)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ContextTable:
-    """A choice for each bucket, and the one for all."""
+    """A choice for each bucket, and one for all hosts."""
 
     buckets: Buckets
     choices: dict[int, Choice]
-    """By bucket; those that are missing take the choice for all."""
+    """By bucket; buckets that are missing use the overall choice."""
     overall: Choice
     n_runs: int
-    """Host runs that all choices are from."""
+    """Number of host runs behind all choices."""
 
     def choose(self, n_classes: Integers, n_samples: Integers) -> list[Choice]:
         """Return the choice of each host."""
         found: list[int] = self.buckets.find(n_classes, n_samples).tolist()
         return [self.choices.get(bucket, self.overall) for bucket in found]
 
-    def words(self) -> str:
-        """Return how many buckets have a choice of their own."""
+    def describe(self) -> str:
+        """Return how many buckets have a choice of their own, in words."""
         n_own = sum(choice != self.overall for choice in self.choices.values())
         return (
-            f"{n_own} of {N_BUCKETS**2} kinds of hosts treated otherwise than by the best for all "
-            f"({self.overall.words()})"
+            f"{n_own} of {N_BUCKETS**2} kinds of hosts have a setting other than the best for all "
+            f"({self.overall.describe()})"
         )
 
 
@@ -256,42 +256,39 @@ def tune_contexts(
     budget: int,
     on_share: OnShare = lambda _: None,
 ) -> ContextTable:
-    """Choose for each bucket among the best candidates of families that were tuned before.
+    """Choose for each bucket among the best candidates of tuned families.
 
-    A bucket has a choice of its own where that is better than the best for all, on the same hosts
-    of the bucket, by more than a standard error: a choice by few hosts is worse where nothing is
-    to be gained.
+    A bucket gets its own choice only if that beats the overall choice on the bucket's hosts by more
+    than a standard error. Otherwise choosing on few hosts would do harm where nothing can be
+    gained.
 
     Args:
-        runs: Where host runs are made.
-        families: What was tuned on all hosts.
-        price: Score that the reference run's FLOPs cost.
-        budget: Host runs that may be spent on top of those of the families.
-        on_share: Told how far it is.
+        runs: Host runs of candidates.
+        families: The families, tuned on all hosts.
+        price: Score that the FLOPs of one reference run cost.
+        budget: Host runs that may be spent in addition to those of the families.
+        on_share: Called with the share that is done.
     """
-    n_classes, n_samples = runs.bench.contexts(range(N_DRAWS))
+    n_classes, n_samples = runs.trainer.contexts(range(N_DRAWS))
     buckets = Buckets.of(n_classes, n_samples)
     overall = best_of(runs, families, price)
     found, used = buckets.find(n_classes, n_samples), set[tuple[Candidate, int]]()
     used.update(*(tuned.runs for tuned in families))
     choices: dict[int, Choice] = {}
-    present = [bucket for bucket in np.unique(found).tolist() if _size(found, bucket)]
-    for number, bucket in enumerate(present):
-
-        def tell(share: float, number: int = number) -> None:
-            on_share((number + share) / len(present))
-
+    buckets_found, sizes = np.unique(found, return_counts=True)
+    large: list[int] = buckets_found[sizes >= MIN_BUCKET_HOSTS].tolist()
+    for number, bucket in enumerate(large):
         hosts: list[int] = np.flatnonzero(found == bucket).tolist()
-        own = budget // len(present)
-        last = hosts[: max(2, own // 4)]
+        share = budget // len(large)
+        last = hosts[: max(2, share // 4)]
         tuned = halve(
             runs,
             pool_of(families),
             price=price,
-            budget=max(2, own - 2 * len(last)),
+            budget=max(2, share - 2 * len(last)),
             hosts=hosts,
             keep=overall.candidate,
-            on_share=tell,
+            on_share=report_part(on_share, number, len(large)),
         )
         choices[bucket] = _own_or_overall(runs, tuned.best.candidate, overall, last, price)
         both = (tuned.best.candidate, overall.candidate)
@@ -300,7 +297,7 @@ def tune_contexts(
 
 
 def best_of(runs: TuningRuns, families: Sequence[Tuned], price: float) -> Choice:
-    """Return the best choice of several families, by the hosts that all of them were tried on."""
+    """Return the best choice of several families, on the hosts that all of them were run on."""
     bests = [tuned.best for tuned in families]
     tried = [
         {host for candidate, host in tuned.runs if candidate == tuned.best.candidate}
@@ -314,8 +311,8 @@ def best_of(runs: TuningRuns, families: Sequence[Tuned], price: float) -> Choice
 def _own_or_overall(
     runs: TuningRuns, candidate: Candidate, overall: Choice, hosts: Sequence[int], price: float
 ) -> Choice:
-    """Return a candidate at its best stop if it stands out on these hosts, or the best for all."""
-    scores, stops = _scores(runs, candidate, hosts, price), list(runs.bench.stops)
+    """Return a candidate at its best stop if it clearly beats ``overall`` on these hosts."""
+    scores, stops = _scores(runs, candidate, hosts, price), list(runs.trainer.stops)
     stop = stops[int(scores[:, stops].mean(0).round(9).argmax())]
     gains = scores[:, stop] - _scores(runs, overall.candidate, hosts, price)[:, overall.stop]
     if gains.mean() <= gains.std(ddof=1) / np.sqrt(len(hosts)):
@@ -332,83 +329,77 @@ def _scores(
 
 
 def pool_of(families: Sequence[Tuned]) -> list[Candidate]:
-    """Return the best candidates of each family, as many of each, in turn."""
+    """Return the best candidates of all families, taken in turn."""
     size = -(-POOL // len(families))
     ranked = [tuned.ranking[:size] for tuned in families]
     turns = [rank[turn] for turn in range(size) for rank in ranked if turn < len(rank)]
     return list(dict.fromkeys(turns))[:POOL]
 
 
-def _size(found: Integers, bucket: int) -> bool:
-    """Return whether a bucket has enough hosts for a choice of its own."""
-    return bool((found == bucket).sum() >= FEWEST_HOSTS)
-
-
 FAMILIES = ("static", "fixed", "heuristic")
-"""What is tuned for all hosts alike."""
+"""The arms that are tuned for all hosts together."""
 CONTEXTS = {"context_table": ("static", "fixed"), "context_heuristic": ("heuristic",)}
-"""What is tuned by the kind of host, and from which families."""
+"""The arms that are tuned for each kind of host, and the families that they choose from."""
 N_HEURISTICS = 64
-"""Heuristics that are tried with a moderate budget; more with a large one."""
+"""Number of heuristics to try with a moderate budget; a large one tries more."""
 
-Tell = Callable[[str], OnShare]
-"""Gives for each piece of work what is to be told how far it is."""
+Report = Callable[[str], OnShare]
+"""Returns, for a piece of work in words, the function that reports its progress."""
 
 
 def count_heuristics(budget: int) -> int:
-    """Return how many heuristics are worth trying with so many host runs."""
+    """Return the number of heuristics to try with a budget of host runs."""
     return max(2, min(budget // 16, max(N_HEURISTICS, budget // 32)))
 
 
 class TunedArms:
-    """Chooses settings at a price, and runs what was chosen."""
+    """Tunes arms at a price and runs what was chosen."""
 
     def __init__(
         self,
-        tuning: Bench,
-        evaluation: Bench,
+        tuning: HostTrainer,
+        evaluation: HostTrainer,
         *,
         budget: int,
         cache: ResultCache,
-        tell: Tell = lambda _: lambda _: None,
+        report: Report = lambda _: lambda _: None,
     ) -> None:
-        """Get ready.
+        """Prepare to tune.
 
         Args:
-            tuning: Where settings are chosen.
-            evaluation: Where they are run then.
+            tuning: Trains the hosts that settings are chosen on.
+            evaluation: Trains the hosts that the chosen settings are run on.
             budget: Host runs that may be spent on each family.
-            cache: Where runs are kept.
-            tell: Told what is done.
+            cache: Caches host runs.
+            report: Reports progress.
         """
         self._runs = TuningRuns(tuning, cache)
-        self._bench, self._cache = evaluation, cache
-        self._budget, self._tell = budget, tell
+        self._trainer, self._cache = evaluation, cache
+        self._budget, self._report = budget, report
         self._tuned: dict[tuple[str, float], Tuned] = {}
 
-    def run(self, arm: str, hosts: Sequence[int], price: float) -> ArmEnds:
-        """Return how an arm did, tuned for this price."""
+    def run(self, arm: str, hosts: Sequence[int], price: float) -> Arm:
+        """Return the results of an arm, tuned for this price."""
         if arm in FAMILIES:
             tuned = self.tune(arm, price)
             choices = [tuned.best] * len(hosts)
-            words, n_runs = tuned.best.words(), len(tuned.runs)
+            setting, n_runs = tuned.best.describe(), len(tuned.runs)
         else:
             table = self.tune_contexts(arm, price)
-            choices = table.choose(*self._bench.contexts(hosts))
-            words = table.words()
-            n_runs = table.n_runs
+            choices = table.choose(*self._trainer.contexts(hosts))
+            setting, n_runs = table.describe(), table.n_runs
         runs = self._evaluate(arm, choices, hosts)
-        return join_ends([ends_of(runs)], setting=words, tuning_runs=n_runs)
+        return make_arm(arm, [runs], setting=setting, tuning_runs=n_runs)
 
     def tune(self, family: str, price: float) -> Tuned:
         """Choose a setting of a family for all hosts."""
         key = family, price
         if key not in self._tuned:
-            config = self._runs.bench.slot_config
+            config = self._runs.trainer.slot_config
             n_heuristics = count_heuristics(self._budget)
             candidates = {
                 "static": lambda: static_candidates(config),
-                "fixed": lambda: fixed_candidates(config, self._bench.task.budget.n_epochs),
+                "fixed": lambda: fixed_candidates(config, self._trainer.task.budget.n_epochs),
                 "heuristic": lambda: heuristic_candidates(config, n_heuristics),
             }[family]()
             self._tuned[key] = halve(
@@ -416,7 +407,7 @@ class TunedArms:
                 candidates,
                 price=price,
                 budget=self._budget,
-                on_share=self._tell(f"tuning {family.replace('_', ' ')}"),
+                on_share=self._report(f"tuning {family.replace('_', ' ')}"),
             )
         return self._tuned[key]
 
@@ -432,21 +423,20 @@ class TunedArms:
             families,
             price=price,
             budget=self._budget,
-            on_share=self._tell(f"tuning {arm.replace('_', ' ')}"),
+            on_share=self._report(f"tuning {arm.replace('_', ' ')}"),
         )
 
     def _evaluate(self, arm: str, choices: list[Choice], hosts: Sequence[int]) -> HostRuns:
-        """Run each host by its choice; hosts with the same choice lie side by side."""
-        order = sorted(range(len(hosts)), key=lambda place: (str(choices[place]), place))
-        pairs = [(choices[place].candidate, hosts[place]) for place in order]
-        stops = np.array([choices[place].stop for place in order], np.int64)
-        decided_by = {
+        """Run each host with its choice; hosts with the same choice are trained together."""
+        order = sorted(range(len(hosts)), key=lambda index: (str(choices[index]), index))
+        pairs = [(choices[index].candidate, hosts[index]) for index in order]
+        stops = np.array([choices[index].stop for index in order], np.int64)
+        key = {
             "treated": [[candidate.to_json(), host] for candidate, host in pairs],
             "stops": stops.tolist(),
         }
-        tell = self._tell(arm.replace("_", " "))
+        report = self._report(arm.replace("_", " "))
         runs = self._cache.runs(
-            decided_by, lambda: treat(self._bench, pairs, stops=stops, on_share=tell)
+            key, lambda: run_candidates(self._trainer, pairs, stops=stops, on_share=report)
         )
-        back = np.argsort(np.array(order))
-        return runs.picked(back)
+        return runs.select(np.argsort(np.array(order)))
