@@ -1,12 +1,20 @@
-"""A command that is printed can be pasted, wherever the script is and however it was called."""
+"""Printed commands can be pasted into a shell, and training commands reproduce the settings."""
 
 import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from esper.cli.main import main
+from esper.config.run import CheckpointConfig, RunConfig, TelemetryConfig
+from esper.config.toml import load_preset, override, preset_names, read_toml
+from esper.invocation import training_command
+from tests.training.tiny import tiny_config
 
 ROOT = Path(__file__).parents[1]
 BARE = os.pathsep.join(["/usr/bin", "/bin"])
@@ -15,7 +23,7 @@ SCRIPT = f"#!{sys.executable}\nimport sys\nfrom esper.cli.main import main\nsys.
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a folder with a script as an environment's, and an interpreter of that environment."""
+    """Return a folder with an ``esper`` script in a virtual environment."""
     bin_folder = tmp_path / "a place/.venv/bin"
     bin_folder.mkdir(parents=True)
     script = bin_folder / "esper"
@@ -25,7 +33,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def printed_command(called: str, place: Path, path: str = BARE) -> str:
-    """Return the command that is printed with the list of no runs, after it was pasted."""
+    """Return the command that ``esper runs`` suggests, after running it."""
     environment = {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
 
     def run(words: str) -> str:
@@ -40,7 +48,7 @@ def printed_command(called: str, place: Path, path: str = BARE) -> str:
     return command
 
 
-def test_a_script_that_a_shell_does_not_find_is_named_by_its_path(place: Path) -> None:
+def test_a_script_outside_the_search_path_is_printed_with_its_path(place: Path) -> None:
     assert printed_command(".venv/bin/esper", place) == ".venv/bin/esper train"
     absolute = shlex.quote(str(place / ".venv/bin/esper"))
     assert printed_command(absolute, place) == ".venv/bin/esper train"
@@ -48,13 +56,13 @@ def test_a_script_that_a_shell_does_not_find_is_named_by_its_path(place: Path) -
     assert printed_command(absolute, place.parent) == "'a place/.venv/bin/esper' train"
 
 
-def test_a_script_that_a_shell_finds_is_named_by_its_name(place: Path) -> None:
+def test_a_script_in_the_search_path_is_printed_by_name(place: Path) -> None:
     path = f"{place}/.venv/bin{os.pathsep}{BARE}"
     assert printed_command("esper", place, path) == "esper train"
     assert printed_command(".venv/bin/esper", place, path) == "esper train"
 
 
-def test_another_script_of_the_name_is_not_taken_for_it(place: Path) -> None:
+def test_another_script_of_the_same_name_is_not_confused_with_it(place: Path) -> None:
     other = place / "other"
     other.mkdir()
     (other / "esper").write_text("#!/bin/sh\nexit 3\n")
@@ -63,9 +71,42 @@ def test_another_script_of_the_name_is_not_taken_for_it(place: Path) -> None:
     assert printed_command(".venv/bin/esper", place, path) == ".venv/bin/esper train"
 
 
-def test_a_module_is_called_as_one(place: Path) -> None:
+def test_python_dash_m_is_printed_as_such(place: Path) -> None:
     python = shlex.quote(sys.executable)
     assert printed_command(f"{python} -m esper", place) == f"{python} -m esper train"
     path = f"{Path(sys.executable).parent}{os.pathsep}{BARE}"
     name = Path(sys.executable).name
     assert printed_command(f"{name} -m esper", place, path) == f"{name} -m esper train"
+
+
+def parse_command(command: str, capsys: pytest.CaptureFixture[str]) -> RunConfig:
+    args = shlex.split(command)
+    assert args[:2] == ["esper", "train"]
+    assert main([*args[1:], "--print-config"]) == 0
+    return read_toml(capsys.readouterr().out, source="printed")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_training_command_of_a_preset_names_only_the_preset(name: str) -> None:
+    assert training_command(load_preset(name)) == f"esper train --preset {name}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"task": "spirals", "task_options": {"batches_per_epoch": 2, "note": "it's 1 = 2"}},
+        {"ppo.target_kl": None, "ppo.sequence_length": 4, "ppo.clip_range_vf": 0.25},
+        {"evaluation.deterministic": True, "policy.normalize_observations": False, "seed": 7},
+        {"ppo.learning_rate": 1e-5, "budget.flop_price": 0.1234567890123, "rounds": 1},
+    ],
+)
+def test_the_training_command_reproduces_changed_settings(
+    changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for start in (load_preset("quick"), tiny_config()):
+        config = override(start, changes)
+        found = parse_command(training_command(config), capsys)
+        # Checkpoints and telemetry do not affect what is learned.
+        same = {"checkpoints": CheckpointConfig(), "telemetry": TelemetryConfig()}
+        assert replace(found, **same) == replace(config, **same)

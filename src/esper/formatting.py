@@ -1,4 +1,4 @@
-"""Intervals and probabilities in words and digits, the same wherever they are told."""
+"""Numbers, intervals and durations as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from esper.statistics import Interval
 
 
 def points(interval: Interval) -> str:
-    """Return a difference of scores in points, which are hundredths."""
+    """Return a difference of scores in points, which are hundredths, with its interval."""
     mean, low, high = (
         _rounded(100.0 * end) for end in (interval.mean, interval.low, interval.high)
     )
@@ -16,14 +16,14 @@ def points(interval: Interval) -> str:
 
 
 def saving(ratio: Interval) -> Interval:
-    """Return the share that is saved, from the ratio of what is left."""
+    """Return one minus a ratio: the share saved."""
     return Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
 
 
 def change(ratio: Interval, what: str, *, unclear: str = "not shown to differ") -> str:
-    """Return how much less or more there is of something, from its ratio, in percent.
+    """Return a ratio as text: ``12% [8, 16] fewer parameters``.
 
-    Only a ratio that is shown to differ from one is called less or more.
+    ``unclear`` is used if the interval contains 1.
     """
     saved = saving(ratio)
     if saved.is_below_zero:
@@ -33,24 +33,24 @@ def change(ratio: Interval, what: str, *, unclear: str = "not shown to differ") 
 
 
 def at_price(price: float, learned_price: float | None = None) -> str:
-    """Return at which price something holds and, if it is another, which was learned at."""
+    """Return a price as text, with the price of training if it differs."""
     if learned_price is None or learned_price == price:
         return f"at price {price:g}"
     return f"at price {price:g} (learned at price {learned_price:g})"
 
 
 def too_few(interval: Interval) -> str:
-    """Return that an interval is from too few hosts to decide anything."""
+    """Return the message for an interval from too few hosts."""
     return f"{interval.n} hosts are too few to tell"
 
 
 def probability(p: float) -> str:
-    """Return a probability with three decimals, and never as zero."""
+    """Return a p-value with three decimals, never as zero."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def listed(names: list[str]) -> str:
-    """Return names as a sentence lists them."""
+    """Join names: ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
@@ -61,7 +61,7 @@ def _percent(mean: float, low: float, high: float) -> str:
 
 
 def _rounded(value: float, digits: int = 1) -> float:
-    """Return a value rounded, zero without a sign."""
+    """Round a value, without negative zero."""
     return round(value, digits) + 0.0
 
 
@@ -69,39 +69,39 @@ UNKNOWN = "-"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many digits after the point; a dash if there is none."""
+    """Return a number with a fixed number of decimals, or a dash for None."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def whole(value: float | None) -> str:
-    """Return a count with commas between thousands; a dash if there is none."""
+    """Return a count with thousands separators, or a dash for None."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def signed_points(difference: float) -> str:
-    """Return a difference of scores in points, which are hundredths, never as minus zero."""
-    return f"{round(100.0 * difference, 1) + 0.0:+.1f} points"
+    """Return a difference of scores in points, which are hundredths."""
+    return f"{_rounded(100.0 * difference):+.1f} points"
 
 
 def share(value: float) -> str:
-    """Return a share in percent; one that is not zero is not shown as zero, nor as all."""
+    """Return a share in percent; only exact values are shown as 0% or 100%."""
     if 0.0 < value < 0.005:
         return "less than 1%"
     return "more than 99%" if 0.995 <= value < 1.0 else f"{value:.0%}"
 
 
 def many(count: int, thing: str) -> str:
-    """Return a number of things: ``1 round``, ``2,000 rounds``."""
+    """Return a count with its noun: ``1 round``, ``2,000 rounds``."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def span(first: int, last: int) -> str:
-    """Return rounds from one to another in words."""
+    """Return a range of rounds: ``rounds 1 to 10``."""
     return f"round {first}" if first == last else f"rounds {first} to {last}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the two units that matter: ``2 h 5 min``, ``6 min 52 s``, ``9 s``."""
+    """Return a duration in its two largest units: ``2 h 5 min``, ``6 min 52 s``, ``9 s``."""
     total = max(0, round(seconds))
     hours, minutes = divmod(total // 60, 60)
     if hours:
@@ -115,5 +115,5 @@ def memory(n_bytes: float) -> str:
 
 
 def moment(stamp: str) -> str:
-    """Return a time that is recorded in ISO 8601, to the minute: ``2030-01-02 03:04 UTC``."""
+    """Return an ISO 8601 time to the minute: ``2030-01-02 03:04 UTC``."""
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"

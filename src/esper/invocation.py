@@ -1,4 +1,4 @@
-"""How the command ``esper`` is called here, so that a command we print can be pasted."""
+"""How this process was invoked, so that printed commands can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NAME = "esper"
 
 
 def program() -> str:
-    """Return the words that call the command as this process was called.
+    """Return the shell command that runs Esper the way this process was run.
 
-    That is ``esper`` where a shell finds this very script under that name, or where this process
-    is not the command; else the path of the script, or ``python -m esper``.
+    That is ``esper`` if the shell finds this script under that name, or if this process is not the
+    command line; otherwise the path of the script, or ``python -m esper``.
     """
     called = Path(sys.argv[0] if sys.argv else "")
     if called.name == "__main__.py" and called.parent.name == NAME:
@@ -31,9 +31,9 @@ def program() -> str:
 
 
 def _callable_path(path: Path) -> str:
-    """Return a program's name if a shell finds it there, else its path, short if it is below."""
+    """Return a program's name if the shell finds it, otherwise its path, relative if possible."""
     found = shutil.which(path.name)
-    # Not resolved: the python of an environment is a link to one that lacks its packages.
+    # Not resolved, because the Python of an environment links to one without its packages.
     if found is not None and os.path.abspath(found) == os.path.abspath(path):
         return path.name
     here = Path.cwd()
@@ -43,31 +43,31 @@ def _callable_path(path: Path) -> str:
     return shlex.quote(text if os.sep in text else f".{os.sep}{text}")
 
 
-_LEFT_OUT = ("checkpoints", "telemetry")
-"""Sections that change nothing of what is learned."""
+_IRRELEVANT = ("checkpoints", "telemetry")
+"""Sections that don't affect what is learned."""
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the words of a shell that train with these settings, from the nearest preset."""
-    settings = {setting.path: setting for setting in settings_of(config)}
+    """Return the shell command that trains with these settings, based on the nearest preset."""
+    settings = settings_of(config)
     by_preset = {name: _changes(settings, load_preset(name)) for name in preset_names()}
     preset = min(by_preset, key=lambda name: len(by_preset[name]))
-    words = [word for setting in by_preset[preset] for word in _words(setting)]
-    return shlex.join(["esper", "train", "--preset", preset, *words])
+    args = [arg for setting in by_preset[preset] for arg in _arguments(setting)]
+    return shlex.join(["esper", "train", "--preset", preset, *args])
 
 
-def _changes(settings: dict[str, Setting], start: RunConfig) -> list[Setting]:
-    """Return the settings that are not as in a preset and decide what is learned."""
-    before = {setting.path: setting.default for setting in settings_of(start)}
+def _changes(settings: list[Setting], preset: RunConfig) -> list[Setting]:
+    """Return the relevant settings that differ from a preset."""
+    values = {setting.path: setting.default for setting in settings_of(preset)}
     return [
         setting
-        for path, setting in settings.items()
-        if setting.section not in _LEFT_OUT and before[path] != setting.default
+        for setting in settings
+        if setting.section not in _IRRELEVANT and values[setting.path] != setting.default
     ]
 
 
-def _words(setting: Setting) -> list[str]:
-    """Return the flag of a setting and its value, as the command takes them."""
+def _arguments(setting: Setting) -> list[str]:
+    """Return a setting as command-line arguments."""
     value: Any = setting.default
     section = f"{setting.section}." if setting.section else ""
     name = setting.name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Settings of runs at random, within what is allowed."""
+"""Random valid settings of runs."""
 
 from hypothesis import strategies as st
 
@@ -25,13 +25,13 @@ options = st.dictionaries(words, st.booleans() | st.integers() | finite | words,
 
 @st.composite
 def run_configs(draw: st.DrawFn) -> RunConfig:
-    """Draw settings of a run; both discounts are equal, for shaping needs that."""
+    """Draw valid settings of a run; shaping needs both discount factors to be equal."""
     gamma = draw(st.floats(0, 1, exclude_min=True))
     ppo = st.builds(
         PPOConfig,
         learning_rate=positive,
         n_epochs=counts,
-        n_minibatches=st.just(1),  # more need as many sequences
+        n_minibatches=st.just(1),  # more minibatches need more sequences
         sequence_length=st.none() | counts,
         gamma=st.just(gamma),
         gae_lambda=shares,

@@ -1,4 +1,4 @@
-"""What counts as a whole number, a number and a choice, whoever made it."""
+"""Validation accepts numbers of any library and rejects everything else."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +19,7 @@ class Colour(Enum):
 
 
 @pytest.mark.parametrize("value", [3, 7, np.int64(3), np.int8(3), np.uint16(3)])
-def test_whole_numbers_of_any_kind_are_whole_numbers(value: Any) -> None:
+def test_integers_of_any_type_are_accepted(value: Any) -> None:
     require_int("n", value, least=3)
     require_number("n", value, least=3.0, most=7.0)
 
@@ -27,13 +27,13 @@ def test_whole_numbers_of_any_kind_are_whole_numbers(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [2, np.int64(2), 3.0, np.float64(3), True, np.True_, "3", None, np.array(3)]
 )
-def test_what_is_no_whole_number_that_is_large_enough_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"n is .*; it must be a whole number of at least 3"):
+def test_other_values_and_small_integers_are_rejected(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"n is .* at least 3"):
         require_int("n", value, least=3)
 
 
 @pytest.mark.parametrize("value", [0.5, 1, np.float32(0.5), np.float16(0.5), np.float64(0.5)])
-def test_numbers_of_any_kind_are_numbers(value: Any) -> None:
+def test_numbers_of_any_type_are_accepted(value: Any) -> None:
     require_number("rate", value, above=0.0, most=1.0)
 
 
@@ -41,32 +41,32 @@ def test_numbers_of_any_kind_are_numbers(value: Any) -> None:
     "value",
     [0.0, np.float32(0), np.float32(1.5), np.float32("nan"), np.float64("inf"), True, "1", 0.5j],
 )
-def test_what_is_no_number_in_range_is_refused(value: Any) -> None:
+def test_numbers_out_of_range_and_other_values_are_rejected(value: Any) -> None:
     with pytest.raises(ConfigError, match="rate is "):
         require_number("rate", value, above=0.0, most=1.0)
 
 
 @pytest.mark.parametrize("value", [14, 14.0, np.int32(14), np.float32(14)])
-def test_a_choice_is_the_allowed_value_itself(value: Any) -> None:
+def test_a_choice_is_returned_as_the_allowed_value(value: Any) -> None:
     chosen = require_choice("size", value, (28, 14))
     assert chosen == 14
     assert type(chosen) is int
 
 
-def test_words_and_members_are_choices() -> None:
+def test_strings_and_enum_members_are_choices() -> None:
     assert require_choice("host", "mlp", {"cnn": 1, "mlp": 2}) == "mlp"
     assert require_choice("colour", Colour.RED, tuple(Colour)) is Colour.RED
 
 
 @pytest.mark.parametrize("value", [True, np.True_, 13, "28", None, [14], np.array([14, 28]), {}])
-def test_what_is_no_choice_is_refused_with_the_choices(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"size is .*; it must be one of 28, 14, 1\."):
+def test_other_values_are_rejected_with_the_choices(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"size is .* 28, 14, 1\."):
         require_choice("size", value, (28, 14, 1))
-    with pytest.raises(ConfigError, match=r"host is 'mpl'; .* cnn, mlp\. Did you mean 'mlp'\?"):
+    with pytest.raises(ConfigError, match=r"host is 'mpl'.*Did you mean 'mlp'\?"):
         require_choice("host", "mpl", ("cnn", "mlp"))
 
 
-def test_numbers_of_other_libraries_become_pythons_own() -> None:
+def test_numbers_of_other_libraries_become_python_numbers() -> None:
     @dataclass(frozen=True)
     class Settings:
         values: tuple[Any, ...]

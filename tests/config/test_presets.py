@@ -1,4 +1,4 @@
-"""Presets are complete files, and the page on configuration says what the code does."""
+"""Presets are complete files, and the configuration reference matches the code."""
 
 import importlib.util
 import re
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/configuration.md"
 
 
-def test_these_are_the_presets() -> None:
+def test_the_presets_are_listed() -> None:
     assert preset_names() == ("digits", "digits-family", "quick", "spirals", "text")
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_is_a_complete_file_below_what_it_is_for(name: str) -> None:
+def test_a_preset_has_a_summary_and_all_settings(name: str) -> None:
     head, _, settings = preset_text(name).partition("\n\n")
     assert all(line.startswith("# ") and len(line) <= 100 for line in head.splitlines())
     assert settings == write_toml(load_preset(name)), "run tools/write_configuration.py"
@@ -32,17 +32,17 @@ def test_a_preset_is_a_complete_file_below_what_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_names_a_task_that_there_is(name: str) -> None:
+def test_the_task_of_a_preset_exists(name: str) -> None:
     config = load_preset(name)
     assert make_task(config.task, **config.task_options).name == config.task
 
 
-def test_a_preset_that_there_is_not_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"no preset 'quik'; .* Did you mean 'quick'\?"):
+def test_an_unknown_preset_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'quik'.*Did you mean 'quick'\?"):
         load_preset("quik")
 
 
-def test_the_tables_of_the_page_are_those_of_the_code() -> None:
+def test_the_tables_of_the_reference_match_the_code() -> None:
     text = PAGE.read_text()
     assert text.endswith(configuration_tables()), "run tools/write_configuration.py"
     named = re.findall(r"^\| `([\w-]+)` \|", text.partition("## Presets")[2], flags=re.MULTILINE)
@@ -65,11 +65,11 @@ def _value(config: object, field: object) -> object:
     return getattr(config, field.name)  # type: ignore[attr-defined]
 
 
-def test_every_setting_is_explained() -> None:
+def test_every_setting_has_a_description() -> None:
     assert all(setting.doc.endswith(".") for setting in settings_of())
 
 
-def test_the_tool_that_writes_presets_and_page_has_nothing_to_write() -> None:
+def test_presets_and_reference_are_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("tool", ROOT / "tools/write_configuration.py")
     assert spec is not None
     assert spec.loader is not None
@@ -79,12 +79,12 @@ def test_the_tool_that_writes_presets_and_page_has_nothing_to_write() -> None:
     assert all(tool.preset_file(name) == preset_text(name) for name in preset_names())
 
 
-def test_the_python_of_the_page_runs() -> None:
+def test_the_code_of_the_reference_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), {})
 
 
-def test_configurations_are_read_without_torch_and_numpy() -> None:
+def test_reading_settings_imports_neither_torch_nor_numpy() -> None:
     script = (
         "import sys\nfrom esper.config.toml import load_preset\nload_preset('quick')\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"

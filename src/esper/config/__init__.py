@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses, checked when they are built. Nothing here imports torch."""
+"""Settings: frozen dataclasses that validate themselves. Nothing here imports torch."""
 
 from esper.config.growth import GovernorConfig, GrowthConfig
 from esper.config.learning import PolicyConfig, PPOConfig

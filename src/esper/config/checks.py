@@ -1,4 +1,4 @@
-"""The checks that settings share: each names the setting, its value and what is allowed."""
+"""Validation of settings; every error names the setting, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Choice = TypeVar("Choice")
 
 
 def require_int(name: str, value: object, *, least: int) -> None:
-    """Refuse anything but a whole number of at least ``least`` (True is not a number here)."""
+    """Require an integer of at least ``least``; bool is not accepted."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
 
@@ -28,7 +28,7 @@ def require_number(
     most: float = math.inf,
     above: float = -math.inf,
 ) -> None:
-    """Refuse anything but a finite number in ``[least, most]`` that is greater than ``above``."""
+    """Require a finite number in ``[least, most]`` that is greater than ``above``."""
     if (
         not isinstance(value, Real)
         or isinstance(value, bool)
@@ -40,15 +40,15 @@ def require_number(
 
 
 def require_bool(name: str, value: object) -> None:
-    """Refuse anything but True or False."""
+    """Require True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; it must be True or False.")
 
 
 def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choice:
-    """Return the allowed value that a value equals; refuse anything else.
+    """Return the allowed value that equals the given one, or raise ConfigError.
 
-    Numbers of another kind become the allowed one: 14.0 is 14, but True is not 1.
+    Numbers of other types are converted: 14.0 becomes 14. True is not 1.
     """
     choices = tuple(allowed)
     if isinstance(value, (str, Real, Enum)):
@@ -61,10 +61,7 @@ def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choic
 
 
 def make_numbers_plain(settings: Any) -> None:
-    """Turn the numbers of other libraries (numpy's) in frozen settings into Python's own.
-
-    They count and compare in the same way, but cannot be written to every file.
-    """
+    """Convert NumPy numbers in frozen settings to Python numbers, which every file can hold."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if type(value) in (bool, int, float):

@@ -1,4 +1,4 @@
-"""Settings of the controllers that follow rules."""
+"""Settings of rule-based controllers."""
 
 from __future__ import annotations
 
@@ -22,66 +22,66 @@ PREFERRED_BLUEPRINTS: tuple[str, ...] = (
     "low_rank",
     "lora_small",
 )
-"""What is grown where there is no other wish: width first, and the large before the small."""
+"""Default order of preference: width first, and large before small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig:
     """When the heuristic germinates, advances, fossilizes, prunes and finishes.
 
-    Scores are in units of the score (0.02 is two points of accuracy), epochs are decisions.
+    Thresholds are in units of the score (0.02 is two points of accuracy); an epoch is one decision.
     """
 
     warmup_epochs: int = 2
-    """Epochs of an episode before any trend counts."""
+    """Epochs before trends are considered."""
 
     plateau_rise: float = 0.02
-    """A rise of the score over four epochs that is below this is a plateau."""
+    """Rise of the score over four epochs below which it is on a plateau."""
 
     training_epochs: int = 1
-    """Epochs that a seed learns by itself before it is blended in."""
+    """Epochs that a seed trains before it is blended in."""
 
     training_patience: int = 4
-    """Epochs of learning after which a seed that is still not healthy is pruned."""
+    """Epochs of training after which an unhealthy seed is pruned."""
 
     min_gradient_ratio: float = 0.003
-    """A seed whose gradient is smaller than this share of the host's is not healthy."""
+    """Smallest gradient of a healthy seed, relative to the host's."""
 
     max_loss_rise: float = 0.2
-    """While the validation loss rises by more than this in an epoch, as a share of the loss of
-    guessing, no seed is blended in."""
+    """Largest rise of the validation loss in an epoch at which seeds are blended in, relative to
+    the loss of guessing."""
 
     tempo_epochs: int = 3
-    """Epochs that alpha takes to 1; one of the choices of the tempo head."""
+    """Epochs that alpha takes to reach 1; must be a choice of the tempo head."""
 
     holding_epochs: int = 1
-    """Epochs that a seed is held before it can be fossilized."""
+    """Epochs that a seed is held before it may be fossilized."""
 
     judging_epochs: int = 2
-    """Epochs that a seed is held before it is pruned for not helping."""
+    """Epochs that a seed is held before it may be pruned for not helping."""
 
     min_contribution: float = 0.0
-    """A held seed helps if the score with it is above the score without it by more than this."""
+    """Contribution to the score above which a held seed helps."""
 
     max_live_seeds: int = 1
-    """Seeds that live at once; while there are as many, none germinates."""
+    """Number of live seeds at which no other germinates."""
 
     max_prunes: int = 2
-    """Lost seeds, pruned by a rule or by the governor, after which a host gets no other."""
+    """Number of seeds lost, to a rule or the governor, after which a host gets no other."""
 
     profit_epochs: int = 2
-    """Epochs that must be left after a seed is committed, for it to be worth starting."""
+    """Epochs that must remain after a seed is fossilized for it to be worth starting."""
 
     finish_rise: float = 0.02
-    """A rise of the score over four epochs that is below this is as good as none."""
+    """Rise of the score over four epochs below which it counts as no rise."""
 
     finish_patience: int | None = 2
-    """Epochs without a rise after which a host that has nothing more to grow is finished; None for
+    """Epochs without a rise after which a host with nothing more to grow is finished; None for
     never."""
 
     blueprints: tuple[str, ...] = PREFERRED_BLUEPRINTS
-    """The blueprints to grow, best first: the first that fits a slot, after each lost seed the
-    next. Those that fit and are not named come last."""
+    """Blueprints in order of preference: the first that fits a slot, then the next after each lost
+    seed. Unlisted ones that fit come last."""
 
     def __post_init__(self) -> None:
         require_int("warmup_epochs", self.warmup_epochs, least=0)
@@ -101,7 +101,7 @@ class HeuristicConfig:
         require_number("max_loss_rise", self.max_loss_rise, least=0.0)
         require_number("min_contribution", self.min_contribution)
         if isinstance(self.blueprints, str) or not isinstance(self.blueprints, Iterable):
-            raise ConfigError(f"blueprints is {self.blueprints!r}; a tuple of names is needed.")
+            raise ConfigError(f"blueprints is {self.blueprints!r}; it must be a tuple of names.")
         object.__setattr__(self, "blueprints", tuple(self.blueprints))
         for index, name in enumerate(self.blueprints):
             if not isinstance(name, str):
@@ -110,6 +110,6 @@ class HeuristicConfig:
 
     @property
     def commit_epochs(self) -> int:
-        """Decisions from germinating a seed to fossilizing it, if nothing holds it up."""
-        # It is germinated for one epoch, and alpha is at rest in the last epoch of its ramp.
+        """Fewest decisions from germinating a seed to fossilizing it."""
+        # A seed is germinated for one epoch, and alpha is at rest in the last epoch of its ramp.
         return 1 + self.training_epochs + self.tempo_epochs + self.holding_epochs

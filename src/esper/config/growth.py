@@ -1,4 +1,4 @@
-"""Settings of growth: how long a seed stays in a stage, and when the governor steps in."""
+"""Settings of growth: stages, the governor, budgets, rewards, populations and hosts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from esper.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthConfig:
-    """How long a seed must stay in a stage before a gate lets it go on."""
+    """How long a seed stays in a stage before its gate opens."""
 
     min_training_epochs: int = 1
-    """Epochs that a seed learns in isolation before it may blend."""
+    """Epochs that a seed trains before it may blend."""
 
     min_holding_epochs: int = 1
-    """Epochs that a seed is held at its target before it may be fossilized."""
+    """Epochs that a seed is held before it may be fossilized."""
 
     embargo_epochs: int = 2
-    """Epochs that a slot rests after a seed was pruned."""
+    """Epochs that a slot is closed after a seed was pruned."""
 
     advances_alone: bool = False
-    """Whether a seed goes on by itself as soon as its gate lets it, from germinating to being held.
-    What is left to decide is what to germinate, fossilize and prune, and how to blend."""
+    """Whether seeds advance by themselves as soon as their gate opens. The controller then decides
+    only what to germinate, fossilize and prune, and how to blend."""
 
     def __post_init__(self) -> None:
         require_bool("advances_alone", self.advances_alone)
@@ -41,22 +41,22 @@ class GrowthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """When a loss counts as an outlier. Numbers that are not finite always stop an update."""
+    """When a loss is an outlier. Losses and gradients that are not finite always stop an update."""
 
     warmup_losses: int = 20
-    """Losses that are watched before any can count as an outlier."""
+    """Losses observed before any can be an outlier."""
 
     memory: float = 0.95
-    """How much of the running mean and spread each new loss keeps, in [0, 1)."""
+    """Decay of the running mean and deviation of the loss, in [0, 1)."""
 
     outlier_deviations: float = 10.0
-    """Deviations above the running mean at which a loss is an outlier."""
+    """Standard deviations above the running mean that an outlier must reach."""
 
     outlier_factor: float = 3.0
-    """An outlier is also at least this many times the running mean."""
+    """Multiple of the running mean that an outlier must reach."""
 
     outlier_floor: float = 1.0
-    """A rise above the running mean that is smaller than this is no outlier."""
+    """Rise above the running mean that an outlier must reach."""
 
     def __post_init__(self) -> None:
         require_number("outlier_floor", self.outlier_floor, least=0.0)
@@ -68,17 +68,17 @@ class GovernorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long an episode is, and what it costs, in units of a task's score."""
+    """Length of an episode, and its prices in units of the task's score."""
 
     n_epochs: int = 16
-    """Decisions of an episode: epochs that a host may train."""
+    """Epochs that a host may train, which is the number of decisions in an episode."""
 
     flop_price: float = 0.2
-    """Score that one whole run of the reference host's FLOPs costs."""
+    """Price of the FLOPs of one reference run, in score."""
 
     parameter_rent: float = 0.02
-    """Score that it costs to hold as many added parameters as the reference host has, for a whole
-    run."""
+    """Price of holding as many added parameters as the reference host has for a whole run, in
+    score."""
 
     def __post_init__(self) -> None:
         require_int("n_epochs", self.n_epochs, least=1)
@@ -92,23 +92,23 @@ REWARDS = ("dense", "sparse")
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How an episode's result is spread over its steps.
+    """How an episode's return is distributed over its steps.
 
-    With gamma 1 the sum is the same for all settings; with another gamma the discounted sum is the
-    same for all shapings.
+    With gamma 1 the sum of rewards is the same for all settings; otherwise the discounted sum is
+    the same for all values of ``shaping``.
     """
 
     reward: Literal["dense", "sparse"] = "dense"
-    """Pay as it happens, or everything at the end."""
+    """Reward every step, or only the last one."""
 
     shaping: float = 0.02
-    """Potential, in score, of a host all of whose slots are fossilized; 0 for no shaping."""
+    """Shaping potential of a host whose slots are all fossilized, in score; 0 for no shaping."""
 
     governor_penalty: float = 0.01
-    """Score that each epoch costs in which the governor had to put a host back."""
+    """Penalty for each epoch that the governor rolls back, in score."""
 
     gamma: float = 1.0
-    """Discount of the agent that learns from the reward, which shaping must know."""
+    """Discount factor used in shaping; must equal ppo.gamma."""
 
     def __post_init__(self) -> None:
         require_choice("reward", self.reward, REWARDS)
@@ -126,37 +126,37 @@ class PopulationConfig:
     """How the hosts of a population are trained."""
 
     batch_size: int = 32
-    """Samples of a step, or all of a host that has fewer."""
+    """Samples per batch; all samples for hosts that have fewer."""
 
     batches_per_epoch: int | None = None
-    """Batches of an epoch, from one shuffle after another; None for one pass of whole batches."""
+    """Batches per epoch, reshuffling as needed; None for one pass over all full batches."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    """The rule by which parameters move."""
+    """Optimizer of the hosts."""
 
     learning_rate: float = 1e-3
-    """Step size of hosts that have none of their own."""
+    """Learning rate of hosts that don't set their own."""
 
     weight_decay: float = 0.0
-    """How strongly weights are pulled to zero; decoupled from the gradient for adamw."""
+    """Weight decay; decoupled from the gradient for adamw."""
 
     momentum: float = 0.9
-    """Share of the last move that sgd repeats."""
+    """Momentum of sgd."""
 
     beta1: float = 0.9
-    """Memory of the mean gradient, for adam and adamw."""
+    """Decay of the mean gradient, for adam and adamw."""
 
     beta2: float = 0.999
-    """Memory of the squared gradient, for adam and adamw."""
+    """Decay of the squared gradient, for adam and adamw."""
 
     adam_eps: float = 1e-8
-    """Floor under the root of the squared gradient, for adam and adamw."""
+    """Epsilon of adam and adamw."""
 
     seed_lr_factor: float = 1.0
-    """Learning rate of a seed that is not committed, relative to its host's."""
+    """Learning rate of a seed before it is fossilized, relative to its host's."""
 
     widen_start: Literal["random", "gradmax"] = "random"
-    """Where a widening seed starts: anywhere, or where its gradient on a batch is largest."""
+    """Initialization of widening seeds: random, or maximizing the gradient on a batch (GradMax)."""
 
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size, least=2)
@@ -175,20 +175,20 @@ class PopulationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MLPHostConfig:
-    """A network of linear layers for vectors, residual as a rule."""
+    """An MLP for vectors, residual by default."""
 
     n_features: int = 64
-    """Numbers in a sample."""
+    """Number of input features."""
     n_classes: int = 10
-    """Outputs."""
+    """Number of classes."""
     width: int = 16
     """Width of the residual stream."""
     hidden: int = 16
     """Hidden units of each block."""
     n_blocks: int = 2
-    """Blocks, each with a slot."""
+    """Number of blocks, each with a slot."""
     has_skips: bool = True
-    """Whether blocks are residual; without, everything goes through their hidden units."""
+    """Whether blocks have skip connections."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "n_features", "n_classes", "width", "hidden", "n_blocks")
@@ -200,17 +200,17 @@ class CNNHostConfig:
     """A residual network of 3x3 convolutions for images."""
 
     image_size: int = 8
-    """Rows and columns of an image."""
+    """Height and width of an image."""
     n_channels: int = 1
     """Channels of an image."""
     n_classes: int = 10
-    """Outputs."""
+    """Number of classes."""
     width: int = 8
     """Channels of the residual stream."""
     hidden: int = 8
     """Channels between the two convolutions of each block."""
     n_blocks: int = 2
-    """Residual blocks, each with a slot."""
+    """Number of residual blocks, each with a slot."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "image_size", "n_channels", "n_classes", "width", "hidden", "n_blocks")
@@ -221,24 +221,23 @@ class GPTHostConfig:
     """A causal pre-norm transformer over tokens."""
 
     vocabulary: int = 64
-    """Different tokens."""
+    """Number of distinct tokens."""
     context: int = 32
-    """Tokens that a prediction may look at."""
+    """Context length in tokens."""
     width: int = 16
     """Width of the residual stream."""
     hidden: int = 32
-    """Hidden units of each block's two-layer network."""
+    """Hidden units of each block's MLP."""
     n_heads: int = 2
-    """Attention heads; the width is divided among them."""
+    """Number of attention heads; must divide the width."""
     n_blocks: int = 2
-    """Transformer blocks, each with a slot around it and one around its two-layer network."""
+    """Number of transformer blocks, each with a slot around it and one around its MLP."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "vocabulary", "context", "width", "hidden", "n_heads", "n_blocks")
         if self.width % self.n_heads:
             raise ConfigError(
-                f"width is {self.width} and n_heads is {self.n_heads}; the width must be a "
-                "multiple of n_heads."
+                f"width is {self.width}; it must be a multiple of n_heads, which is {self.n_heads}."
             )
 
 

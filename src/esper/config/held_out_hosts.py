@@ -1,7 +1,7 @@
-"""Which numbers of the hosts that are drawn for evaluation belong to whom.
+"""Ranges of held-out host numbers, one for each purpose.
 
-Hosts that were scored for one purpose are not met again for another: what a run is chosen by, and
-what a task is chosen by, says nothing about the hosts that claims are made on.
+A host scored for one purpose is never used for another: the hosts that select a controller or a
+task must not be those that claims are made on.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from esper.errors import ConfigError
 
 @dataclass(frozen=True)
 class HostNumbers:
-    """A range of numbers of hosts, and whose it is."""
+    """A range of host numbers and its purpose."""
 
-    owner: str
+    purpose: str
     first: int
     end: int
-    """The number after the last."""
+    """One past the last number."""
 
     def take(self, first: int | None, n_hosts: int) -> range:
-        """Return so many hosts from the first on, or from another one on.
+        """Return the numbers of ``n_hosts`` hosts, starting at ``first`` or at the range's start.
 
         Raises:
-            ConfigError: If some of them belong to somebody else.
+            ConfigError: If they leave the range.
         """
         start = self.first if first is None else first
         if not self.first <= start <= start + n_hosts <= self.end:
             raise ConfigError(
-                f"seed is {start} with {n_hosts} hosts; hosts of {self.owner} are {self.first} to "
-                f"{self.end - 1}, and others are kept for other uses."
+                f"seed is {start} with {n_hosts} hosts; {self.purpose} must use hosts "
+                f"{self.first} to {self.end - 1}."
             )
         return range(start, start + n_hosts)
 
 
 MOST_TRIAL_HOSTS = 50_000
-"""Hosts of the comparison that ends a training run, which begins with number 0. Where hosts learn
-several tasks it has a few more, all of them far below 100,000."""
+"""Most hosts in the comparison at the end of a training run, which start at number 0. Runs with
+several tasks use a few more, still far below 100,000."""
 EVALUATION_HOSTS = HostNumbers("evaluations and comparisons", 100_000, 200_000)
 HEADROOM_HOSTS = HostNumbers("headroom", 200_000, 300_000)

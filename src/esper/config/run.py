@@ -1,4 +1,4 @@
-"""Settings of a whole run: what is learned, by whom, for how long, and what is kept of it."""
+"""Settings of a training run."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ OptionValue = bool | int | float | str
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How rates change from the first round to the last."""
+    """Schedules of the learning rate and the entropy coefficient over the run."""
 
     learning_rate: Literal["constant", "linear", "cosine"] = "linear"
-    """The way from ppo.learning_rate to its last value."""
+    """Schedule of ppo.learning_rate."""
 
     learning_rate_end: float = 0.2
-    """The last learning rate, as a share of the first."""
+    """Final learning rate, relative to the initial one."""
 
     ent_coef: Literal["constant", "linear", "cosine"] = "linear"
-    """The way from ppo.ent_coef to its last value."""
+    """Schedule of ppo.ent_coef."""
 
     ent_coef_end: float = 0.1
-    """The last entropy weight, as a share of the first."""
+    """Final entropy coefficient, relative to the initial one."""
 
     def __post_init__(self) -> None:
         require_choice("learning_rate", self.learning_rate, SCHEDULES)
@@ -50,25 +50,25 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When the controller is tried on hosts that it does not learn from."""
+    """Evaluation of the controller on held-out hosts."""
 
     eval_freq: int = 10
-    """Rounds between evaluations; the last round is always followed by one."""
+    """Rounds between evaluations; the last round is always evaluated."""
 
     n_eval_episodes: int = 64
-    """Hosts of such an evaluation, the same each time."""
+    """Hosts per evaluation, the same each time."""
 
     n_final_episodes: int = 256
-    """Hosts of the comparison at the end, which nothing was chosen by."""
+    """Hosts in the comparison at the end, which are used for nothing else."""
 
     deterministic: bool = False
-    """Whether the likeliest action is taken instead of drawing one."""
+    """Whether to take the most likely action instead of sampling."""
 
     patience: int | None = None
-    """Evaluations without a better one after which the run stops; None for never."""
+    """Evaluations without improvement after which the run stops; None for never."""
 
     min_improvement: float = 0.0
-    """What an evaluation must be better by, in return, to count as better."""
+    """Smallest increase in return that counts as an improvement."""
 
     def __post_init__(self) -> None:
         require_int("eval_freq", self.eval_freq, least=1)
@@ -77,7 +77,7 @@ class EvaluationConfig:
         if self.n_final_episodes > MOST_TRIAL_HOSTS:
             raise ConfigError(
                 f"n_final_episodes is {self.n_final_episodes}; it must be at most "
-                f"{MOST_TRIAL_HOSTS}, hosts with higher numbers are kept for evaluations."
+                f"{MOST_TRIAL_HOSTS}, because hosts with higher numbers are for evaluations."
             )
         require_bool("deterministic", self.deterministic)
         if self.patience is not None:
@@ -88,13 +88,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """How often a run is saved, and how much of it is kept."""
+    """Saving of checkpoints."""
 
     save_freq: int = 80
-    """Steps of all environments between checkpoints, counted as one; also in mid-rollout."""
+    """Steps between checkpoints, which may fall within a round; a step of all environments counts
+    once."""
 
     keep_last: int = 3
-    """Checkpoints that are kept beside the best."""
+    """Latest checkpoints to keep, besides the best."""
 
     def __post_init__(self) -> None:
         require_int("save_freq", self.save_freq, least=1)
@@ -104,18 +105,18 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """What is recorded of a run."""
+    """Recording of telemetry."""
 
     record_steps: bool = True
-    """Whether every step of every environment is recorded, or only episodes and rounds."""
+    """Whether to record every step of every environment, or only episodes and rounds."""
 
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where metrics are sent besides the run's own database."""
+    """Trackers to send metrics to, besides the run's own database."""
 
     def __post_init__(self) -> None:
         require_bool("record_steps", self.record_steps)
         if isinstance(self.sinks, str) or not isinstance(self.sinks, (tuple, list)):
-            raise ConfigError(f"sinks is {self.sinks!r}; a list of names is needed.")
+            raise ConfigError(f"sinks is {self.sinks!r}; it must be a list of names.")
         object.__setattr__(self, "sinks", tuple(self.sinks))
         for index, name in enumerate(self.sinks):
             require_choice(f"sinks[{index}]", name, SINKS)
@@ -123,52 +124,52 @@ class TelemetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides a training run."""
+    """All settings of a training run."""
 
     task: str = "digits-family"
-    """What hosts learn: the name of a task, or module:function of your own."""
+    """Task of the hosts: a registered name, or module:function of your own."""
 
     task_options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the task, by name."""
 
     rounds: int = 300
-    """Rounds of collecting steps and improving the policy."""
+    """Number of rounds; each collects rollouts and updates the policy."""
 
     envs: int = 64
-    """Hosts that are grown side by side."""
+    """Number of hosts grown in parallel."""
 
     n_steps: int = 16
-    """Steps that each host contributes to a round."""
+    """Steps per host and round."""
 
     seed: int = 0
-    """Decides everything that is random."""
+    """Random seed."""
 
     threads: int = 1
-    """Threads of PyTorch. Small hosts are fastest with one."""
+    """PyTorch threads. Small hosts are fastest with one."""
 
     budget: Budget = field(default_factory=Budget)
-    """How long an episode is, and what it costs."""
+    """Length and price of an episode."""
 
     rewards: RewardConfig = field(default_factory=RewardConfig)
-    """How an episode's result is spread over its steps."""
+    """Reward of an episode's steps."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The controller's network."""
 
     ppo: PPOConfig = field(default_factory=lambda: PPOConfig(gamma=1.0))
-    """The update."""
+    """The PPO update."""
 
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """How rates change over the run."""
+    """Schedules of the learning rate and the entropy coefficient."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Trials on hosts that are not learned from."""
+    """Evaluation of the controller on held-out hosts."""
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """What is saved, and when."""
+    """Saving of checkpoints."""
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
-    """What is recorded."""
+    """Recording of telemetry."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, str) or not self.task:
@@ -183,18 +184,18 @@ class RunConfig:
         n_sequences = self.envs * -(-self.n_steps // length)
         if self.ppo.n_minibatches > n_sequences:
             raise ConfigError(
-                f"ppo.n_minibatches is {self.ppo.n_minibatches}; a rollout of {self.envs} hosts "
-                f"has {n_sequences} sequences, so it must be at most that."
+                f"ppo.n_minibatches is {self.ppo.n_minibatches}; it must be at most {n_sequences}, "
+                f"the number of sequences in a rollout of {self.envs} hosts."
             )
         if self.ppo.gamma != self.rewards.gamma and self.rewards.shaping:
             raise ConfigError(
                 f"ppo.gamma is {self.ppo.gamma} and rewards.gamma is {self.rewards.gamma}; "
-                "shaping needs them to be equal."
+                "they must be equal for shaping."
             )
         make_numbers_plain(self)
 
     def _require_options(self) -> None:
-        """Refuse options of the task that no file could hold."""
+        """Reject task options that a TOML file cannot hold."""
         if not isinstance(self.task_options, dict):
             raise ConfigError(f"task_options is {self.task_options!r}; it must be a dict.")
         for name, value in self.task_options.items():
@@ -202,6 +203,6 @@ class RunConfig:
             is_finite = isinstance(value, float) and math.isfinite(value)
             if not isinstance(name, str) or not (is_plain or is_finite):
                 raise ConfigError(
-                    f"task_options.{name} is {value!r}; it must be a finite number, a word or a "
-                    "flag."
+                    f"task_options.{name} is {value!r}; it must be a finite number, a string, or "
+                    "true or false."
                 )

@@ -1,4 +1,4 @@
-"""What settings there are: their paths, types, defaults and explanations, from the dataclasses.
+"""Paths, types, defaults and descriptions of all settings, read from the dataclasses.
 
 A path names a setting from the top: ``rounds``, or ``ppo.learning_rate`` in the section ``ppo``.
 """
@@ -21,24 +21,29 @@ from esper.config.run import RunConfig
 from esper.errors import ConfigError, did_you_mean
 
 NONE = "none"
-"""How None is written, for TOML has no word for it."""
+"""The spelling of None, which TOML lacks."""
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a string",
+}
 _MOST_SHOWN = 60
-_MISFIT = object()
+_MISMATCH = object()
 
 
 def checked_value(path: str, value: object, hint: Any) -> Any:
-    """Return a value as a setting of this type has it.
+    """Return a value converted to the type of a setting.
 
     Args:
-        path: Where the setting is, for the message.
-        value: What a file or a user gives.
+        path: The setting's path, for messages.
+        value: The value from a file or a user.
         hint: The setting's type: a plain one, a Literal, a tuple or a dict of these, or a union.
 
     Raises:
-        ConfigError: If the value is not of that type. True is no number and 1.0 no whole number;
-            a whole number is also a number, and a number is finite.
+        ConfigError: If the value is not of that type. True is not a number and 1.0 not an integer;
+            an integer is also a float, and floats are finite.
     """
     for member in _members(hint):
         if get_origin(member) is tuple and isinstance(value, (list, tuple)):
@@ -47,16 +52,16 @@ def checked_value(path: str, value: object, hint: Any) -> Any:
             return tuple(checked_value(f"{path}[{i}]", item, kind) for i, item in enumerate(items))
         if get_origin(member) is dict and isinstance(value, Mapping):
             return _checked_table(path, cast("Mapping[object, object]", value), member)
-        fitting = _fitting(value, member)
-        if fitting is not _MISFIT:
-            return fitting
+        converted = _convert(value, member)
+        if converted is not _MISMATCH:
+            return converted
     words = [word for member in _members(hint) for word in _choices(member)]
     near = did_you_mean(value, words) if isinstance(value, str) else ""
     raise ConfigError(f"{path} is {shown(value)}; it must be {allowed_words(hint)}.{near}")
 
 
 def allowed_words(hint: Any) -> str:
-    """Return in words what a setting of this type may be."""
+    """Describe the values that a setting of this type may have."""
     members = _members(hint)
     if NoneType in members:
         others = [member for member in members if member is not NoneType]
@@ -69,11 +74,11 @@ def allowed_words(hint: Any) -> str:
         return f"a list, each {allowed_words(get_args(hint)[0])}"
     if get_origin(hint) is dict:
         return f"a table, each {allowed_words(get_args(hint)[1])}"
-    return _WORDS[hint]
+    return _TYPE_NAMES[hint]
 
 
 def value_text(value: object) -> str:
-    """Return a value as it is written in TOML, so that it reads back exactly."""
+    """Return a value as TOML that reads back exactly."""
     if value is None:
         return f'"{NONE}"'
     if isinstance(value, bool):
@@ -87,59 +92,57 @@ def value_text(value: object) -> str:
     if isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         return f"[{', '.join(value_text(item) for item in items)}]"
-    assert isinstance(value, Mapping), f"{value!r} is not the value of a setting"
+    assert isinstance(value, Mapping), f"a setting cannot be {value!r}"
     pairs = cast("Mapping[str, object]", value).items()
     return "{" + ", ".join(f"{key_text(key)} = {value_text(item)}" for key, item in pairs) + "}"
 
 
 def string_text(text: str) -> str:
-    """Return a text in quotes, with everything escaped that TOML does not take as it is.
+    """Return a string as a quoted and escaped TOML string.
 
     Raises:
-        ConfigError: If a file cannot hold the text.
+        ConfigError: If it contains a lone surrogate, which no file can hold.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the text {shown(text)} holds half of a character; no file can hold it."
-        ) from error
+        raise ConfigError(f"{shown(text)} is not valid Unicode.") from error
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04X}", escaped) + '"'
 
 
 def key_text(key: str) -> str:
-    """Return a name as it is written in TOML: bare if it can be, else in quotes."""
+    """Return a TOML key: bare if possible, otherwise quoted."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else string_text(key)
 
 
 def shown(value: object) -> str:
-    """Return what a value is for a message, cut short if it is long."""
+    """Return a value for a message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
-def _fitting(value: object, kind: Any) -> Any:
-    """Return a value as one plain type has it, or that it does not fit."""
+def _convert(value: object, kind: Any) -> Any:
+    """Return a value converted to a plain type, or ``_MISMATCH``."""
     if kind is NoneType:
-        return None if value is None or value == NONE else _MISFIT
+        return None if value is None or value == NONE else _MISMATCH
     if get_origin(kind) is Literal:
-        return value if isinstance(value, str) and value in get_args(kind) else _MISFIT
+        return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
     if kind is bool or isinstance(value, bool):
-        return value if kind is bool and isinstance(value, bool) else _MISFIT
+        return value if kind is bool and isinstance(value, bool) else _MISMATCH
     if kind is float:
-        return _finite(value)
-    return value if isinstance(kind, type) and isinstance(value, kind) else _MISFIT
+        return _convert_to_float(value)
+    return value if isinstance(kind, type) and isinstance(value, kind) else _MISMATCH
 
 
-def _finite(value: object) -> Any:
+def _convert_to_float(value: object) -> Any:
     if not isinstance(value, (int, float)):
-        return _MISFIT
+        return _MISMATCH
     try:
         number = float(value)
     except OverflowError:
-        return _MISFIT
-    return number if math.isfinite(number) else _MISFIT
+        return _MISMATCH
+    return number if math.isfinite(number) else _MISMATCH
 
 
 def _checked_table(path: str, table: Mapping[object, object], hint: Any) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def _checked_table(path: str, table: Mapping[object, object], hint: Any) -> dict
     checked: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(key, str):
-            raise ConfigError(f"a name in {path} is {shown(key)}; it must be a text.")
+            raise ConfigError(f"a name in {path} is {shown(key)}; it must be a string.")
         checked[key] = checked_value(f"{path}.{key_text(key)}", value, kind)
     return checked
 
@@ -165,48 +168,48 @@ class Setting:
     """One setting of a run."""
 
     path: str
-    """Where it is, from the top, with dots."""
+    """Dotted path from the top."""
 
     hint: Any
-    """Its type, as the dataclass writes it."""
+    """Type annotation."""
 
     default: object
-    """What it is if nobody says otherwise."""
+    """Default value."""
 
     doc: str
-    """What it means, in one line."""
+    """Description in one line."""
 
     @property
     def section(self) -> str:
-        """The section that it is in; empty at the top."""
+        """The name of its section; empty at the top."""
         return self.path.rpartition(".")[0]
 
     @property
     def name(self) -> str:
-        """Its name in its section."""
+        """Its name within its section."""
         return self.path.rpartition(".")[2]
 
 
 def is_section(hint: Any) -> bool:
-    """Whether a type is a section: settings of their own, in a dataclass."""
+    """Return whether a type is a section, which is a dataclass of settings."""
     return isinstance(hint, type) and is_dataclass(hint)
 
 
 def is_table(hint: Any) -> bool:
-    """Whether a type is a table of names that the user chooses."""
+    """Return whether a type is a table with user-defined keys."""
     return get_origin(hint) is dict
 
 
 @lru_cache
 def hints_of(cls: type[Any]) -> dict[str, Any]:
-    """Return the type of each field of a dataclass, in order."""
+    """Return the types of a dataclass's fields, in order."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
 @lru_cache
 def docs_of(cls: type[Any]) -> dict[str, str]:
-    """Return what is written under each field of a dataclass, in one line each."""
+    """Return the docstrings of a dataclass's fields, each in one line."""
     body = _class_bodies(cls.__module__)[cls.__name__]
     docs: dict[str, str] = {}
     for line, below in pairwise(body):
@@ -219,23 +222,23 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
 
 @lru_cache
 def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the statements of each class of a module."""
+    """Return the statements of each class in a module."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 def first_sentence(doc: str) -> str:
-    """Return what a docstring says first, up to its first full stop."""
+    """Return the first sentence of a docstring."""
     return re.split(r"(?<=\.)\s", doc, maxsplit=1)[0]
 
 
 def settings_of(config: RunConfig | None = None) -> list[Setting]:
-    """Return every setting, in the order of the dataclasses, with what it is in ``config``."""
+    """Return all settings in order, with the values of ``config`` as defaults."""
     return list(_walk(RunConfig() if config is None else config, ""))
 
 
 def configuration_tables() -> str:
-    """Return the tables of the page on configuration, in Markdown, one for each section."""
+    """Return the Markdown tables of the configuration reference, one for each section."""
     sections: dict[str, list[Setting]] = {"": []}
     for setting in settings_of():
         sections.setdefault(setting.section, []).append(setting)

@@ -1,4 +1,4 @@
-"""Configuration files: settings of a run read from TOML, strictly, and written with comments."""
+"""Configuration files and presets: strict reading of TOML, and writing with comments."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ _WIDTH = 98
 
 
 def read_toml(text: str, *, source: str) -> RunConfig:
-    """Return the settings that a text gives; those that it leaves out have their defaults.
+    """Return settings from TOML; missing ones have their defaults.
 
     Args:
-        text: TOML.
+        text: TOML text.
         source: Where the text is from, for messages.
 
     Raises:
-        ConfigError: If the text is not TOML, or names something that is not a setting, or gives
-            one a value that is not allowed.
+        ConfigError: If the text is not TOML, or a setting is unknown or has an invalid value.
     """
     try:
         values = tomllib.loads(text)
@@ -54,48 +53,48 @@ def read_toml(text: str, *, source: str) -> RunConfig:
 
 
 def read_toml_file(path: str | PathLike[str]) -> RunConfig:
-    """Return the settings in a file.
+    """Return settings from a TOML file.
 
     Raises:
-        ConfigError: If the file cannot be read, or what it says cannot be used.
+        ConfigError: If the file cannot be read or its settings are invalid.
     """
     place = Path(path)
     try:
         text = place.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no configuration file {str(place)!r}.") from error
+        raise ConfigError(f"no configuration file {str(place)!r}.") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{str(place)!r} is a folder; a configuration is a file.") from error
+        raise ConfigError(f"{str(place)!r} is a folder, not a configuration file.") from error
     except UnicodeDecodeError as error:
         line = place.read_bytes()[: error.start].count(b"\n") + 1
         raise ConfigError(
-            f"{place} is not text in UTF-8 (line {line}); save it with that encoding."
+            f"{place} is not UTF-8 text (line {line}); save it with that encoding."
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(place)!r} cannot be read: {error}.") from error
+        raise ConfigError(f"cannot read {str(place)!r}: {error}.") from error
     return read_toml(text, source=str(place))
 
 
 def write_toml(config: RunConfig) -> str:
-    """Return every setting as TOML, each below what it means; it reads back as an equal one."""
+    """Return all settings as TOML with comments; it reads back as an equal configuration."""
     return "\n".join(_section_lines(config, "")).lstrip("\n") + "\n"
 
 
 def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
-    """Return settings with some changed, checked as strictly as a file is.
+    """Return settings with some changed, validated as strictly as a file.
 
     Args:
         config: The settings to start from.
         changes: Values by path, such as ``"ppo.learning_rate"`` or ``"task_options.n_epochs"``.
-            Names of whole sections and tables replace these; tables are then complete.
+            The name of a section or table replaces all of it.
 
     Raises:
-        ConfigError: If a path is not a setting's, or a value is not allowed.
+        ConfigError: If a path is unknown or a value is invalid.
     """
     nested: dict[str, Any] = {}
     for path, value in changes.items():
         if not isinstance(path, str):
-            raise ConfigError(f"a setting's path is {shown(path)}; it must be a text.")
+            raise ConfigError(f"a setting's path is {shown(path)}; it must be a string.")
         first, _, rest = path.partition(".")
         if not rest:
             nested[first] = value
@@ -104,13 +103,13 @@ def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
             nested.setdefault(first, dict(getattr(config, first)))
         inner = nested.setdefault(first, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{first} and {path} are both changed; change one of them.")
+            raise ConfigError(f"{first} and {path} are both changed; change only one.")
         inner[rest] = value
     return _changed(config, nested, "")
 
 
 def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Section:
-    """Return a section with these values in place of its own."""
+    """Return a section with some values replaced."""
     hints = hints_of(type(config))
     changes: dict[str, Any] = {}
     for key, value in values.items():
@@ -126,7 +125,7 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
             changes[key] = _changed(getattr(config, key), section, f"{path}.")
         else:
             raise ConfigError(
-                f"{path} is {shown(value)}; it is a section: write [{path}] and its settings below."
+                f"{path} is {shown(value)}; it must be a section [{path}] with its settings below."
             )
     try:
         return replace(cast("Any", config), **changes)
@@ -135,18 +134,18 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
 
 
 def _unknown(prefix: str, key: str, value: object, names: list[str]) -> str:
-    """Return what is wrong with a name that is not a setting, and which was meant."""
+    """Return the message about an unknown name, with a suggestion."""
     what = "section" if isinstance(value, Mapping) else "setting"
     elsewhere = [setting.path for setting in settings_of() if setting.name == key]
     if elsewhere:
         near = " Did you mean " + " or ".join(repr(path) for path in elsewhere) + "?"
     else:
-        near = did_you_mean(key, names) or f" There are {', '.join(names)}."
+        near = did_you_mean(key, names) or f" Choose one of {', '.join(names)}."
     return f"{prefix}{key_text(key)} is not a {what}.{near}"
 
 
 def _section_lines(config: object, prefix: str) -> list[str]:
-    """Return the lines of a section: its own settings, then the sections in it."""
+    """Return the lines of a section: its settings, then its subsections."""
     docs, hints = docs_of(type(config)), hints_of(type(config))
     lines: list[str] = []
     for name, hint in hints.items():
@@ -168,7 +167,7 @@ def _comment(doc: str) -> list[str]:
 
 
 def _reason(error: ValueError, text: str) -> str:
-    """Return what a parser says against a text, with the line that it is about."""
+    """Return the message of a TOML error, with its line."""
     reason = str(error).rstrip(".").replace("Cannot overwrite a value", "a setting is given twice")
     found = re.fullmatch(
         r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", reason, re.DOTALL
@@ -183,29 +182,29 @@ def _reason(error: ValueError, text: str) -> str:
 _FOLDER = Path(__file__).with_name("presets")
 
 DEFAULT_PRESET = "quick"
-"""What a run starts from that names neither a preset nor a file."""
+"""The preset used if neither a preset nor a file is given."""
 
 
 def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets, in the order of the alphabet."""
+    """Return the names of all presets, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
 def preset_text(name: str) -> str:
-    """Return the file of a preset: what it is for in comments, a blank line, every setting.
+    """Return the file of a preset: a comment on its purpose, then all settings.
 
     Raises:
-        ConfigError: If there is no such preset.
+        ConfigError: If the preset is unknown.
     """
     names = preset_names()
     if name not in names:
         hint = did_you_mean(name, names)
-        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(names)}.{hint}")
+        raise ConfigError(f"unknown preset {name!r}; choose one of {', '.join(names)}.{hint}")
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def preset_summary(name: str) -> str:
-    """Return what a preset is for: the first line of its file."""
+    """Return the purpose of a preset, which is the first line of its file."""
     return preset_text(name).partition("\n")[0].lstrip("# ")
 
 
@@ -213,6 +212,6 @@ def load_preset(name: str) -> RunConfig:
     """Return the settings of a preset.
 
     Raises:
-        ConfigError: If there is no such preset.
+        ConfigError: If the preset is unknown.
     """
     return read_toml(preset_text(name), source=f"preset {name}")
