@@ -28,6 +28,10 @@ Leaf = tuple[Any, ...]
 """``("tensors", name)`` or ``("facts", key, key, ...)``."""
 
 
+NUMBERED = ("hosts", "seeds", "episodes", "elapsed", "state", "blueprints")
+"""Lists whose entries are leaves of one kind."""
+
+
 class Differs(Exception):  # noqa: N818 - control flow, not an error
     """A record differs from that of the uninterrupted run."""
 
@@ -174,7 +178,7 @@ class StoppedRun:
         slots = self.trainer.parts.envs.slot_config.slot_ids
         parts = [str(part) for part in leaf[1:] for part in str(part).split("/")]
         for i, part in enumerate(parts):
-            is_number = parts[i - 1] in ("hosts", "seeds", "episodes", "elapsed", "state")
+            is_number = parts[i - 1] in NUMBERED
             is_layer = part.endswith((".weight", ".bias")) and "hosts" in parts
             if part in slots or is_layer or (is_number and part.isdigit()):
                 parts[i] = "*"

@@ -13,7 +13,7 @@ from esper.errors import CheckpointError, RunError
 from esper.growing.grow import grow
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import State, merge
+from esper.storage.state import State, merge, split
 from esper.tamiyo import Heuristic, LearnedController, WaitController, load_saved, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tasks import make_task
@@ -66,6 +66,15 @@ def test_a_saved_and_loaded_controller_acts_the_same(done_run: Run, tmp_path: Pa
     assert loaded.origin["rounds"] == done_run.config.rounds
     assert done_run.summary is not None
     assert loaded.origin["comparison"] == list(done_run.summary.sentences)
+
+
+def test_a_checkpoint_describes_its_controller_without_the_environments(done_run: Run) -> None:
+    parts = split(CheckpointFolder(done_run.folder.checkpoints).latest().state)
+    saved, facts = controller_of(done_run), parts["best_policy"].facts
+    assert tuple(facts["blueprints"]) == saved.blueprints
+    envs = GrowthVectorEnv(make_run_task(done_run.config), 1)
+    assert saved.blueprints == envs.slot_config.blueprints
+    assert saved.growth == envs.task.growth
 
 
 def test_a_runs_controller_steers_hosts_with_other_slots(done_run: Run) -> None:

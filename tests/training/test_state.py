@@ -23,6 +23,8 @@ NOT_MISSED = {
     "envs/made_with/variants": "a missing one counts as None, which it is",
     "envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
     "envs/made_with/episode_seconds": "a missing one counts as None, which it is",
+    "best_policy/blueprints/*": "describes the controller to others",
+    "best_policy/growth": "describes the controller to others",
     "envs/elapsed/*": "wall time, for a limit that runs do not have",
     "buffer/bootstrap_values": "for truncated steps, which a run does not have",
     "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",

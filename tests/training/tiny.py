@@ -100,13 +100,14 @@ class Seen:
 
 
 def state_digest(state: State) -> str:
-    """Return a hash of all tensors and facts except wall-clock times."""
+    """Return a hash of all that a run depends on: tensors and facts except wall-clock times."""
     total = hashlib.sha256()
     for name, tensor in sorted(state.tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     facts = json.loads(json.dumps(state.facts))
     facts["envs"].pop("elapsed", None)
+    facts["best_policy"] = {}  # describes the controller to others
     total.update(json.dumps(facts, sort_keys=True).encode())
     return total.hexdigest()
 

@@ -149,13 +149,13 @@ def difference_in_words(interval: Interval) -> str:
     return f"{'better' if interval.is_above_zero else 'worse'}, {spread}"
 
 
-def _find_best(own: ArmResults, actions: NDArray[np.int64]) -> BestHost:
-    number = int(own.returns.argmax())
+def _find_best(learned: ArmResults, actions: NDArray[np.int64]) -> BestHost:
+    number = int(learned.returns.argmax())
     taken = actions[number]
     return BestHost(
         number=number,
-        ep_rew=float(own.returns[number]),
-        score=float(own.scores[number]),
+        ep_rew=float(learned.returns[number]),
+        score=float(learned.scores[number]),
         actions=taken[taken[:, 0] >= 0].tolist(),
     )
 
@@ -198,18 +198,18 @@ _LABELS = {
 }
 
 
-def _growth_sentence(own: ArmResults, wait: ArmResults) -> str:
+def _growth_sentence(learned: ArmResults, wait: ArmResults) -> str:
     """Return whether growth helped, judged by the hosts that were grown."""
-    is_grown = own.seed_parameters > 0
+    is_grown = learned.seed_parameters > 0
     grown = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
     if is_grown.mean() < SELDOM:
         return (
             f"Growth was not shown to help: the controller grew {grown}. "
-            f"{_computing_sentence(own, wait)}; {_gain_sentence(own, wait)}."
+            f"{_computing_sentence(learned, wait)}; {_gain_sentence(learned, wait)}."
         )
-    score = paired_interval(own.scores[is_grown], wait.scores[is_grown])
-    value = paired_interval(own.returns[is_grown], wait.returns[is_grown])
-    overall = paired_interval(own.scores, wait.scores)
+    score = paired_interval(learned.scores[is_grown], wait.scores[is_grown])
+    value = paired_interval(learned.returns[is_grown], wait.returns[is_grown])
+    overall = paired_interval(learned.scores, wait.scores)
     grown_hosts = (
         f"in the {grown} that it grew, the score was {score.text()} against hosts left alone"
     )
@@ -229,23 +229,23 @@ def _growth_sentence(own: ArmResults, wait: ArmResults) -> str:
         verdict = f"Growth helped: {grown_hosts}"
     if value.is_above_zero and not score.is_above_zero:
         verdict += f" (the return was {value.text()})"
-    return f"{verdict}. {_computing_sentence(own, wait)}."
+    return f"{verdict}. {_computing_sentence(learned, wait)}."
 
 
-def _gain_sentence(own: ArmResults, wait: ArmResults) -> str:
+def _gain_sentence(learned: ArmResults, wait: ArmResults) -> str:
     """Return what a controller that hardly grows gains over hosts left alone."""
-    value = paired_interval(own.returns, wait.returns)
+    value = paired_interval(learned.returns, wait.returns)
     if not value.is_above_zero:
         return "it gains nothing significant over them"
-    if paired_interval(wait.flops, own.flops).is_above_zero:
+    if paired_interval(wait.flops, learned.flops).is_above_zero:
         return "what it gains over them is computing saved by stopping early"
     return f"its return minus theirs is {value.text()}"
 
 
-def _computing_sentence(own: ArmResults, wait: ArmResults) -> str:
+def _computing_sentence(learned: ArmResults, wait: ArmResults) -> str:
     """Return how much computing all hosts took, compared with hosts left alone."""
     theirs = float(wait.flops.mean())
-    share = float(own.flops.mean()) / theirs if theirs > 0 else 1.0
+    share = float(learned.flops.mean()) / theirs if theirs > 0 else 1.0
     if abs(share - 1.0) < 0.005:
         return "All hosts together took as much computing as hosts left alone"
     more = "more" if share > 1.0 else "less"

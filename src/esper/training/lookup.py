@@ -87,19 +87,20 @@ def controller_of(run: Run) -> SavedController:
         CheckpointError: If no checkpoint of the run is intact.
     """
     parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
-    weights = parts["best_policy"].tensors
-    if not weights:
+    best = parts["best_policy"]
+    if not best.tensors:
         raise RunError(
             f"run {run.name!r} has no controller yet; its first evaluation is after round "
             f"{run.config.evaluation.eval_freq}."
         )
-    made_with: dict[str, Any] = parts["envs"].facts["made_with"]
-    growth = made_with["growth"]
+    # Esper 0.1 saved these facts with the environments only.
+    facts: dict[str, Any] = best.facts or parts["envs"].facts["made_with"]
+    growth = facts["growth"]
     return SavedController(
         name=run.name,
-        weights=weights,
+        weights=best.tensors,
         policy=run.config.policy,
-        blueprints=tuple(made_with["blueprints"]),
+        blueprints=tuple(facts["blueprints"]),
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),

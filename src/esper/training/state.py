@@ -103,11 +103,19 @@ class RunParts:
                 "collector": State(self.collector.state_dict()),
                 "buffer": State(self.buffer.state_dict()),
                 "tally": State(self.tally.state_dict()),
-                "best_policy": State(dict(self.best_policy)),
+                "best_policy": State(dict(self.best_policy), self._describe_controller()),
                 "progress": State({}, self.progress.to_facts()),
                 "config": State({}, {"toml": write_toml(self.config)}),
             }
         )
+
+    def _describe_controller(self) -> dict[str, Any]:
+        """Return what a controller needs besides its weights and the settings of the run."""
+        growth = self.envs.task.growth
+        return {
+            "blueprints": list(self.envs.slot_config.blueprints),
+            "growth": None if growth is None else asdict(growth),
+        }
 
     def load(self, state: State) -> None:
         """Continue from what :meth:`save` returned.

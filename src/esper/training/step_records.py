@@ -52,7 +52,7 @@ class StepRecorder:
 
     def records(
         self,
-        place: dict[str, int],
+        position: dict[str, int],
         step: CollectedStep,
         before: tuple[SlotOutcome, NDArray[np.int64]],
         tally: RoundTally,
@@ -60,7 +60,7 @@ class StepRecorder:
         """Return the records of a step, in the order in which they are written.
 
         Args:
-            place: The ``round`` and the ``step`` of the run.
+            position: The ``round`` and the ``step`` of the run.
             step: The step.
             before: What :meth:`before` returned.
             tally: The tally with the step added, before :meth:`RoundTally.end_episodes`.
@@ -72,9 +72,9 @@ class StepRecorder:
         epochs = self._epochs(step)
         found: list[Record] = []
         if self._record_steps:
-            found += self._step_records(place, step, result, episodes, epochs)
+            found += self._step_records(position, step, result, episodes, epochs)
         hosts = [
-            {**place, "env": env, "episode": episode, "draw_seed": draw}
+            {**position, "env": env, "episode": episode, "draw_seed": draw}
             for env, (episode, draw) in enumerate(zip(episodes, draws.tolist(), strict=True))
         ]
         found += self._seed_events(hosts, epochs, slots_before, result.slots)
@@ -93,7 +93,7 @@ class StepRecorder:
 
     def _step_records(
         self,
-        place: dict[str, int],
+        position: dict[str, int],
         step: CollectedStep,
         result: StepResult,
         episodes: list[int],
@@ -121,7 +121,7 @@ class StepRecorder:
             columns[column] = info["reward_terms"][term].tolist()
         names = list(columns)
         return [
-            StepRecord(**place, env=env, **dict(zip(names, row, strict=True)))
+            StepRecord(**position, env=env, **dict(zip(names, row, strict=True)))
             for env, row in enumerate(zip(*columns.values(), strict=True))
         ]
 

@@ -223,8 +223,8 @@ class Trainer:
         progress.step += 1
         with self.stopwatch.measure("telemetry"):
             parts.tally.add(step)
-            place = {"round": progress.round + 1, "step": progress.step}
-            self._output.write(self._recorder.records(place, step, before, parts.tally))
+            position = {"round": progress.round + 1, "step": progress.step}
+            self._output.write(self._recorder.records(position, step, before, parts.tally))
             parts.tally.end_episodes(step.dones)
 
     def _update(self, rates: dict[str, float]) -> UpdateRecord:
