@@ -68,7 +68,7 @@ def example(kind: type[Any], **changes: Any) -> Any:
 
 @contextmanager
 def written(folder: Path, records: list[Record]) -> Iterator[RunTelemetry]:
-    """Give the telemetry of a folder to which records were written."""
+    """Yield the telemetry of a folder after writing records to it."""
     with TelemetryWriter(folder / FILE) as writer:
         writer.write_many(records)
     with open_run(folder) as telemetry:

@@ -1,4 +1,4 @@
-"""A disk that refuses to write stops the writer cleanly, and what was acknowledged stays."""
+"""A failing disk stops the writer cleanly, and acknowledged rows are kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print("closed")
 """
 
 
-def test_a_full_disk_stops_the_writer_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_writer_and_keeps_acknowledged_rows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / FILE)],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_a_full_disk_stops_the_writer_and_keeps_what_was_acknowledged(tmp_path: 
 
 @contextmanager
 def protected_folder(*, is_open: bool = False) -> Iterator[Path]:
-    """Give a folder with telemetry that this process may read and not write.
+    """Yield a folder with telemetry that this process may read but not write.
 
     The super-user may always write, so it becomes nobody for a while.
     """
@@ -100,21 +100,21 @@ def protected_folder(*, is_open: bool = False) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_disk(is_open: bool) -> None:
+def test_a_read_only_folder_is_a_storage_error(is_open: bool) -> None:
     with protected_folder(is_open=is_open) as folder:
         for name in (FILE, "other.sqlite"):
-            with pytest.raises(StorageError, match=rf"{name} cannot be written \(.*make the fold"):
+            with pytest.raises(StorageError, match=f"{name} cannot be written"):
                 TelemetryWriter(folder / name)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_folder_that_cannot_be_written_can_be_read(is_open: bool) -> None:
+def test_a_read_only_folder_can_be_read(is_open: bool) -> None:
     with protected_folder(is_open=is_open) as folder, open_run(folder) as telemetry:
         assert telemetry.rows("notices") == [notice(1)]
         with telemetry.snapshot():
             assert telemetry.count("steps") == 0
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         TelemetryWriter(tmp_path / "nowhere" / FILE)

@@ -1,4 +1,4 @@
-"""Exports hold what the database holds."""
+"""Exports have the same rows as the database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def raw(run: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     return result
 
 
-def test_csv_files_hold_every_table(run: Path) -> None:
+def test_csv_files_have_every_table(run: Path) -> None:
     paths = export_csv(run, run / "out" / "csv")
     assert {path.name for path in paths} == {f"{name}.csv" for name in TABLES}
     for name, kind in TABLES.items():
@@ -64,7 +64,7 @@ def test_csv_files_hold_every_table(run: Path) -> None:
     assert (last["ep_rew_mean"], last["ep_len_mean"]) == ("", "nan")
 
 
-def test_parquet_files_hold_every_table_in_its_types(
+def test_parquet_files_have_every_table_with_its_types(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -86,7 +86,7 @@ def test_parquet_files_hold_every_table_in_its_types(
     assert parquet.read_table(run / "out" / "notices.parquet").to_pylist()[-1]["message"] == TEXT
 
 
-def test_parquet_without_its_package_says_how_to_install_it(
+def test_a_missing_parquet_package_is_reported_with_the_install_command(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -95,7 +95,7 @@ def test_parquet_without_its_package_says_how_to_install_it(
     assert not (run / "out").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(run: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(run: Path) -> None:
     (run / "file").touch()
     with pytest.raises(StorageError, match="file cannot be written"):
         export_csv(run, run / "file")
@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_written_is_named(run: Path) -> None:
         export_csv(run, run / "taken")
 
 
-def test_a_run_without_telemetry_is_named(tmp_path: Path) -> None:
+def test_a_run_without_telemetry_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="does not exist"):
         export_csv(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""No acknowledged row is lost when the process is killed, and readers always see a beginning."""
+"""No acknowledged row is lost in a kill, and readers always see a prefix of the rows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_acknowledged_row_is_lost_under_kill_9(tmp_path: Path, n_acknowledged
         assert found == list(range(1, acknowledged + 2))
 
 
-def test_a_reader_sees_a_beginning_without_holes_while_rows_are_written(tmp_path: Path) -> None:
+def test_a_reader_sees_a_prefix_of_the_rows_during_writing(tmp_path: Path) -> None:
     writer = TelemetryWriter(tmp_path / FILE, flush_seconds=0.001)
     is_over = threading.Event()
 

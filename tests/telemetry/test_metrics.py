@@ -39,7 +39,7 @@ def explained(name: str) -> list[str]:
     return [key for key, pattern in patterns.items() if re.fullmatch(pattern, name)]
 
 
-def test_every_metric_is_documented_once_and_nothing_else_is() -> None:
+def test_every_metric_is_documented_exactly_once() -> None:
     records = [example(RoundRecord), UPDATE, TUNING, FINAL]
     names = [name for record in records for name in metrics_of(record)]
     assert len(set(names)) == len(names)
@@ -68,7 +68,7 @@ def test_ops_and_rounds_have_their_names() -> None:
     assert sum(name.startswith("ops/") for name in metrics) == 7
 
 
-def test_missing_values_are_left_out_and_nan_is_kept() -> None:
+def test_missing_values_are_omitted_and_nan_is_kept() -> None:
     metrics = metrics_of(example(RoundRecord, ep_rew_mean=None, score_mean=math.nan))
     assert "rollout/ep_rew_mean" not in metrics
     assert math.isnan(metrics["growth/score"])

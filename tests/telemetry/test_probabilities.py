@@ -1,4 +1,4 @@
-"""Packed probabilities read back as what was packed."""
+"""Packed probabilities are unpacked to the same values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (3, sum(SIZES))
     arrays.arrays(np.float32, SHAPE, elements=st.floats(0, 1, width=32)),
     arrays.arrays(np.bool_, SHAPE),
 )
-def test_legal_choices_have_their_probability_and_others_none(
+def test_legal_choices_have_a_probability_and_masked_ones_none(
     values: np.ndarray, legal: np.ndarray
 ) -> None:
     for row, packed in enumerate(pack_probabilities(values, legal)):
@@ -35,6 +35,6 @@ def test_a_worked_example_of_bytes() -> None:
     assert unpack_probabilities(packed, (1, 2)) == [[None], [1.0, 32767 / 65534]]
 
 
-def test_a_wrong_number_of_choices_is_refused() -> None:
+def test_a_wrong_number_of_choices_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"2 .* 3 choices"):
         unpack_probabilities(b"\0\0\0\0", (3,))

@@ -28,7 +28,7 @@ from tests.telemetry.samples import FILE, example, notice, step, written
 STEPS: list[Record] = [step(number) for number in range(100)]
 
 
-def test_rows_can_be_chosen_by_the_values_of_columns(tmp_path: Path) -> None:
+def test_rows_can_be_filtered_by_column_values(tmp_path: Path) -> None:
     with written(tmp_path, [*STEPS, step(100, refusal="too young")]) as telemetry:
         assert telemetry.rows(StepRecord, env=1, round=2) == [
             step(33),
@@ -70,7 +70,7 @@ def test_the_run_record_is_an_error_before_it_is_written(tmp_path: Path) -> None
         (lambda t: t.rows("steps", **{'round" OR 1 --': 1}), "no column"),
     ],
 )
-def test_unknown_tables_and_columns_are_named(
+def test_unknown_tables_and_columns_are_rejected(
     tmp_path: Path, ask: Callable[[Any], Any], message: str
 ) -> None:
     with written(tmp_path, []) as telemetry, pytest.raises(TelemetryError, match=message):
@@ -116,7 +116,7 @@ def overwrite(folder: Path, table: str, column: str, value: object) -> None:
     connection.close()
 
 
-def test_only_fields_that_depend_on_clock_or_process_are_left_out_of_the_digest() -> None:
+def test_the_digest_omits_only_fields_that_depend_on_clock_or_process() -> None:
     marked = {
         (kind, field.name)
         for kind in RECORD_TYPES

@@ -1,4 +1,4 @@
-"""Records read back as written, for any values that their fields allow."""
+"""Records are read as they were written, for any valid values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def same(a: Any, b: Any) -> bool:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of([records(kind) for kind in RECORD_TYPES]), max_size=20))
-def test_any_records_are_read_as_they_were_written(given_records: list[Record]) -> None:
+def test_records_are_read_as_they_were_written(given_records: list[Record]) -> None:
     with tempfile.TemporaryDirectory() as folder, written(Path(folder), given_records) as telemetry:
         for kind in RECORD_TYPES:
             expected = [record for record in given_records if type(record) is kind]
@@ -133,7 +133,7 @@ def test_a_value_sqlite_cannot_store_is_an_error_at_the_next_flush(
     writer.write(notice(1))
     writer.flush()
     writer.write(record)
-    with pytest.raises(TelemetryError, match="a record cannot be stored"):
+    with pytest.raises(TelemetryError, match="cannot be stored"):
         writer.flush()
     writer.close()
     with open_run(tmp_path) as telemetry:

@@ -1,4 +1,4 @@
-"""Sinks send metrics to trackers, under the same run when it is resumed."""
+"""Sinks send metrics to trackers, and a resumed run continues the same tracker run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluation(number: int) -> EvaluationRecord:
 
 
 class FakeRun:
-    """A run of a tracker that remembers what it gets."""
+    """A fake tracker run that records what it receives."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -50,7 +50,7 @@ class FakeRun:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
-    """Put fakes in the places of both trackers, and give the runs that are begun there."""
+    """Replace both trackers by fakes and return the runs they start."""
     found: list[FakeRun] = []
 
     def init(**options: Any) -> FakeRun:
@@ -67,7 +67,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_get_metrics_at_their_rounds_and_nothing_else(
+def test_trackers_receive_only_metrics_at_their_rounds(
     name: str, tmp_path: Path, runs: list[FakeRun]
 ) -> None:
     sink: Sink = make_sink(name, tmp_path, CONFIG)
@@ -84,7 +84,7 @@ def test_trackers_get_metrics_at_their_rounds_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_under_its_name_and_another_run_does_not(
+def test_a_resumed_run_continues_its_tracker_run_and_another_run_does_not(
     name: str, tmp_path: Path, runs: list[FakeRun]
 ) -> None:
     folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
@@ -102,7 +102,7 @@ def test_a_resumed_run_goes_on_under_its_name_and_another_run_does_not(
     assert all(run.options["resume"] == "allow" for run in runs)
 
 
-def test_trackio_does_not_talk_on_standard_output(
+def test_trackio_does_not_print_to_standard_output(
     tmp_path: Path, runs: list[FakeRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_sink("trackio", tmp_path, CONFIG).close()
@@ -112,7 +112,7 @@ def test_trackio_does_not_talk_on_standard_output(
     assert len(runs) == 1
 
 
-def test_the_project_of_weights_and_biases_can_be_named_in_the_environment(
+def test_the_wandb_project_can_be_set_by_the_environment(
     tmp_path: Path, runs: list[FakeRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
@@ -124,7 +124,7 @@ def test_the_project_of_weights_and_biases_can_be_named_in_the_environment(
     ("name", "package"),
     [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")],
 )
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_a_missing_package_is_reported_with_the_install_command(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -134,13 +134,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_sink_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
+def test_an_unknown_sink_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'tensorboard'\\?"):
         make_sink("tensorbord", tmp_path, CONFIG)
 
 
 def events(path: Path) -> Iterator[Any]:
-    """Give the events of a file: records of length, checksum, bytes, checksum."""
+    """Yield the events of a file, each stored as length, checksum, bytes, checksum."""
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
 
     data, place = path.read_bytes(), 0
@@ -151,7 +151,7 @@ def events(path: Path) -> Iterator[Any]:
 
 
 def shown_points(folder: Path) -> dict[tuple[str, int], list[float]]:
-    """Return what TensorBoard shows: a session's start hides earlier points from its step on."""
+    """Return the points that TensorBoard shows; a new session hides earlier ones from its step on."""
     points: dict[tuple[str, int], list[float]] = {}
     for path in sorted(folder.iterdir()):
         for event in events(path):
@@ -199,7 +199,7 @@ def test_tensorboard_keeps_a_round_that_is_resumed_at_its_evaluation(tmp_path: P
     assert all(len(values) == 1 for values in points.values())
 
 
-def test_a_sink_that_got_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_sink_without_records_leaves_no_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     sink = make_sink("tensorboard", tmp_path, CONFIG)
     sink.write(step(1))
