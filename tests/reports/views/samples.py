@@ -1,4 +1,4 @@
-"""Made-up names, records and databases for tests of views."""
+"""Sample names, records and databases for tests of views."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def config_text(*, record_steps: bool = True, target_kl: float | None = 0.02) ->
 
 
 def run_record(*, record_steps: bool = True, **changes: Any) -> RunRecord:
-    """Return what the run of these settings is."""
+    """Return the record of a run with these settings."""
     values: dict[str, Any] = {
         "name": "made-up",
         "task": "spirals",
@@ -81,14 +81,14 @@ def run_record(*, record_steps: bool = True, **changes: Any) -> RunRecord:
 
 
 def trial(round_: int, arm: str, **changes: Any) -> EvaluationRecord:
-    """Return a trial in the course of a run."""
+    """Return an evaluation during training."""
     values: dict[str, Any] = {"purpose": "tuning", "split": "validation", "is_best": False}
     values |= {"fixed_reward": 0.6 if arm == "learned" else None}
     return example(EvaluationRecord, round=round_, arm=arm, **(values | changes))
 
 
 def write(folder: Path, records: list[Record]) -> Path:
-    """Write records to a folder, with a session that ended, and return the folder."""
+    """Write records and a finished session to a folder, and return the folder."""
     folder.mkdir(exist_ok=True)
     with TelemetryWriter(folder / FILE) as writer:
         writer.start_session(first_round=1, threads=1, torch_version="2")
@@ -99,13 +99,13 @@ def write(folder: Path, records: list[Record]) -> Path:
 
 @contextmanager
 def stored(folder: Path, records: list[Record]) -> Iterator[RunTelemetry]:
-    """Give the telemetry of records that are written to a folder."""
+    """Yield the telemetry of records written to a folder."""
     with open_run(write(folder, records)) as telemetry:
         yield telemetry
 
 
 def age(folder: Path, version: int) -> None:
-    """Take from a database what an earlier schema version did not have."""
+    """Downgrade a database to an earlier schema version."""
     with closing(sqlite3.connect(folder / FILE)) as connection:
         for table, kind in TABLES.items():
             for column in columns_of(kind):

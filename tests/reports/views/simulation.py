@@ -1,4 +1,4 @@
-"""A run made up by chance: records in the order in which training writes them."""
+"""A simulated run: random records in the order in which training writes them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Host:
 
 
 class Simulation:
-    """Gives the records of a run; all that is drawn follows from a seed."""
+    """Generates the records of a run from a random seed."""
 
     def __init__(self, seed: int = 0, *, n_envs: int = 3, record_steps: bool = True) -> None:
         self._random = random.Random(seed)
@@ -68,12 +68,12 @@ class Simulation:
         return _Host(draw_seed=self._random.getrandbits(62), episode=episode)
 
     def first(self) -> list[Record]:
-        """Return what a run writes before its first round."""
+        """Return the records before the first round."""
         run = run_record(record_steps=self._record_steps)
         return [run, trial(0, "wait", score_mean=0.5), trial(0, "fixed", ep_rew_mean=0.6)]
 
     def round(self, number: int, n_steps: int = 4) -> list[Record]:
-        """Return what one round writes."""
+        """Return the records of one round."""
         self._ended, self._ops = [], Counter()
         found: list[Record] = []
         for _ in range(n_steps):
@@ -86,7 +86,7 @@ class Simulation:
         return found
 
     def step(self, round_: int) -> list[Record]:
-        """Return what one step of all environments writes."""
+        """Return the records of one step of all environments."""
         self._step += 1
         steps: list[Record] = []
         events: list[Record] = []
@@ -113,7 +113,7 @@ class Simulation:
         return self._random.choice([WAIT, GERMINATE, FOSSILIZE])
 
     def _act(self, host: _Host, op: int) -> None:
-        """Let each slot go on by up to five stages that may follow."""
+        """Advance each slot by up to five allowed stages."""
         for slot in range(len(SLOTS)):
             if host.stages[slot] is not Stage.DORMANT or op == GERMINATE:
                 for _ in range(self._random.choice([0, 1, 2, 3, 5])):
@@ -221,7 +221,7 @@ class Simulation:
 
 
 def simulate(n_rounds: int = 8, seed: int = 0, **options: Any) -> list[Record]:
-    """Return the records of a run of some rounds."""
+    """Return the records of a run."""
     simulation = Simulation(seed, **options)
     records = simulation.first()
     for number in range(1, n_rounds + 1):

@@ -1,4 +1,4 @@
-"""All views of runs at any moment: begun, in mid-step, rewound, of another age, still written."""
+"""All views work at any moment of a run and for every schema version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDS = simulate(n_rounds=6, seed=9)
 
 
 def everything(telemetry: RunTelemetry) -> dict[str, Any]:
-    """Return all views of a run, having seen that they are JSON, and none of its sessions."""
+    """Return all views of a run as JSON values, without its sessions."""
     lists = {order: views.episode_list(telemetry, order=order) for order in views.ORDERS}
     found: dict[str, Any] = {
         "overview": views.overview(telemetry) | {"sessions": []},
@@ -43,7 +43,7 @@ def everything(telemetry: RunTelemetry) -> dict[str, Any]:
     return found
 
 
-def test_any_beginning_of_a_run_can_be_seen_and_a_rewound_run_is_as_if_never_gone_on(
+def test_views_work_at_any_moment_and_a_rewound_run_equals_its_past(
     tmp_path: Path,
 ) -> None:
     ends = [*range(len(RECORDS) - 1, 8, -23), 5, 4, 3, 2, 1, 0]
@@ -59,7 +59,7 @@ def test_any_beginning_of_a_run_can_be_seen_and_a_rewound_run_is_as_if_never_gon
                     assert everything(telemetry) == found
 
 
-def test_a_run_that_was_resumed_shows_what_it_did_the_second_time(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_its_second_attempt(tmp_path: Path) -> None:
     # Taken back to the middle of a step, and gone on with from there, with other results.
     again, other = simulate(n_rounds=8, seed=9), simulate(n_rounds=9, seed=10)
     end = [k for k, one in enumerate(again) if isinstance(one, EpisodeRecord)][4]
@@ -72,7 +72,7 @@ def test_a_run_that_was_resumed_shows_what_it_did_the_second_time(tmp_path: Path
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_earlier_version_has_all_views(tmp_path: Path, version: int) -> None:
+def test_earlier_schema_versions_have_all_views(tmp_path: Path, version: int) -> None:
     age(write(tmp_path, RECORDS), version)
     with open_run(tmp_path) as telemetry, stored(tmp_path / "new", RECORDS) as new:
         found, expected = everything(telemetry), everything(new)
@@ -80,7 +80,7 @@ def test_an_earlier_version_has_all_views(tmp_path: Path, version: int) -> None:
         assert found[name] == expected[name]
 
 
-def test_without_recorded_steps_all_other_views_are_the_same(tmp_path: Path) -> None:
+def test_other_views_do_not_depend_on_recorded_steps(tmp_path: Path) -> None:
     without: list[Record] = [
         run_record(record_steps=False),
         *(one for one in RECORDS[1:] if not isinstance(one, StepRecord)),
@@ -97,7 +97,7 @@ def test_without_recorded_steps_all_other_views_are_the_same(tmp_path: Path) -> 
             assert not more["is_over"] or parts == [bar["parts"] for bar in more["bars"]]
 
 
-def test_a_view_inside_a_snapshot_sees_its_moment(tmp_path: Path) -> None:
+def test_views_in_a_snapshot_see_one_moment(tmp_path: Path) -> None:
     with TelemetryWriter(tmp_path / FILE) as writer:
         writer.write_many(RECORDS[:100])
         writer.flush()
@@ -110,13 +110,13 @@ def test_a_view_inside_a_snapshot_sees_its_moment(tmp_path: Path) -> None:
             assert everything(telemetry) != before
 
 
-def test_settings_that_this_version_does_not_know_are_named(tmp_path: Path) -> None:
+def test_unknown_settings_are_named(tmp_path: Path) -> None:
     run = run_record(config="colour = 3\n")
     with stored(tmp_path, [run]) as telemetry, pytest.raises(ConfigError, match="colour"):
         views.overview(telemetry)
 
 
-def test_a_view_can_be_changed_without_changing_the_next(tmp_path: Path) -> None:
+def test_changing_a_view_does_not_affect_the_next(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         expected = everything(telemetry)
         for view in (views.overview(telemetry), views.headline(telemetry)):
@@ -126,7 +126,7 @@ def test_a_view_can_be_changed_without_changing_the_next(tmp_path: Path) -> None
         assert everything(telemetry) == expected
 
 
-def test_views_are_imported_without_torch_and_numpy() -> None:
+def test_importing_views_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, esper.reports.views; "
         "print({'torch', 'numpy', 'gymnasium', 'matplotlib'} & set(sys.modules))"

@@ -1,4 +1,4 @@
-"""Bars of seeds against painting the stages of every step, epoch by epoch."""
+"""Bars of seeds agree with the stages of every step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def painted(bars: list[Bar], slot: str, last_epoch: int) -> list[str]:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_bars_show_the_stage_that_each_epoch_was_trained_in(seed: int) -> None:
+def test_bars_show_the_stage_in_each_epoch(seed: int) -> None:
     records = simulate(n_rounds=3, seed=seed)
     episodes = {(one.env, one.episode) for one in records if isinstance(one, StepRecord)}
     for env, episode in sorted(episodes):
@@ -75,7 +75,7 @@ def event(epoch: int, from_stage: Stage, to_stage: Stage, **changes: Any) -> See
     return example(SeedEventRecord, epoch=epoch, **stages, **(values | changes))
 
 
-def test_a_life_worked_by_hand() -> None:
+def test_a_seed_worked_by_hand() -> None:
     # Germinated in the first epoch, pruned in the fourth, free from the sixth on; then another
     # seed in the seventh, which is given up when the host is finished after eight epochs.
     events = [
@@ -100,14 +100,14 @@ def test_a_life_worked_by_hand() -> None:
     ]
 
 
-def test_a_seed_that_is_gone_in_its_first_step_has_a_bar_without_a_name() -> None:
+def test_a_seed_lost_in_its_first_step_has_an_unnamed_bar() -> None:
     events = [event(6, Stage.DORMANT, Stage.PRUNED, blueprint="")]
     (bar,) = make_bars(events, [], SLOTS, last_epoch=6, finish_step=None)
     assert bar["blueprint"] is None
     assert bar["parts"] == [{"stage": "pruned", "from": 5, "to": 6}]
 
 
-def test_an_ended_episode_of_a_simulation_is_finished_or_trained_to_its_last_epoch() -> None:
+def test_simulated_episodes_end_by_finishing_or_at_the_last_epoch() -> None:
     records = simulate(n_rounds=10, seed=5)
     ended = [one for one in records if isinstance(one, EpisodeRecord)]
     finished = [bars_of(records, one.env, one.episode)[2] for one in ended]

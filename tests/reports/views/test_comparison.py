@@ -1,4 +1,4 @@
-"""What a run came to, from its folder: the summary, evaluations, and files that are damaged."""
+"""The comparison view reads the summary and evaluations, and reports damaged files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_summary(n: int = 20) -> Comparison:
     return compare_arms(arms)
 
 
-def test_the_summary_is_told_in_numbers_and_words(tmp_path: Path) -> None:
+def test_the_summary_is_shown_in_numbers_and_words(tmp_path: Path) -> None:
     summary = make_summary()
     (tmp_path / "summary.json").write_text(json.dumps(summary.to_json()), "utf-8")
     found = comparison_view(tmp_path)
@@ -55,7 +55,7 @@ def test_the_summary_is_told_in_numbers_and_words(tmp_path: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_evaluations_are_found_in_the_folder_and_below_with_their_verdicts(tmp_path: Path) -> None:
+def test_evaluations_are_found_in_the_folder_and_below(tmp_path: Path) -> None:
     evidence = make_evidence(
         make_arm("learned", make_hosts(2, 30, gain=0.1), kind="learned"),
         make_arm("wait", make_hosts(1, 30, seed=1)),
@@ -78,9 +78,7 @@ def test_evaluations_are_found_in_the_folder_and_below_with_their_verdicts(tmp_p
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"n_hosts": 3}', '{"entries": [{}]}', "7"])
 @pytest.mark.parametrize("name", ["summary.json", "evaluation.json"])
-def test_a_damaged_file_is_named_and_hides_nothing_else(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(make_summary(2).to_json()), "utf-8")
     (tmp_path / name).write_text(text, "utf-8")
     found = comparison_view(tmp_path)
@@ -91,12 +89,12 @@ def test_a_damaged_file_is_named_and_hides_nothing_else(
     assert bool(found["arms"]) == (name != "summary.json")
 
 
-def test_a_folder_without_either_has_no_comparison(tmp_path: Path) -> None:
+def test_a_folder_without_results_has_no_comparison(tmp_path: Path) -> None:
     assert comparison_view(tmp_path) is None
     assert comparison_view(tmp_path / "nowhere") is None
 
 
-def test_trials_are_as_they_were_recorded(tmp_path: Path) -> None:
+def test_evaluations_are_returned_as_recorded(tmp_path: Path) -> None:
     broken = trial(9, "learned", score_mean=float("nan"), flops_mean=float("inf"))
     records = [*simulate(6), broken]
     recorded = [one for one in records if isinstance(one, EvaluationRecord)]

@@ -1,4 +1,4 @@
-"""All environments at once, against the last steps of each in the raw records."""
+"""The environments view agrees with the last steps in the raw records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reports.views.simulation import Simulation, simulate
 
 
 def brute_force(records: list[Record]) -> list[dict[str, Any]]:
-    """Return each environment as its last recorded episode tells, looking at all rows."""
+    """Return each environment's last episode, by scanning all rows."""
     steps = [one for one in records if isinstance(one, StepRecord)]
     ended = {(one.env, one.episode) for one in records if isinstance(one, EpisodeRecord)}
     found: list[dict[str, Any]] = []
@@ -45,7 +45,7 @@ def brute_force(records: list[Record]) -> list[dict[str, Any]]:
     return found
 
 
-def test_each_environment_is_as_of_its_last_step_wherever_the_records_end(tmp_path: Path) -> None:
+def test_environments_show_their_last_step_wherever_the_records_end(tmp_path: Path) -> None:
     simulation, is_over = Simulation(seed=4, n_envs=4), set[bool]()
     records = simulation.first()
     for number in range(1, 6):
@@ -61,7 +61,7 @@ def test_each_environment_is_as_of_its_last_step_wherever_the_records_end(tmp_pa
     assert is_over == {True, False}
 
 
-def test_without_recorded_steps_there_are_none_and_that_is_said(tmp_path: Path) -> None:
+def test_a_run_without_steps_has_no_environments(tmp_path: Path) -> None:
     records = simulate(n_rounds=3, seed=1, record_steps=False)
     with stored(tmp_path / "off", records) as telemetry:
         found = environments(telemetry)
@@ -71,7 +71,7 @@ def test_without_recorded_steps_there_are_none_and_that_is_said(tmp_path: Path) 
     assert found == {"slots": [], "n_epochs_max": None, "has_steps": False, "envs": []}
 
 
-def test_an_earlier_version_did_not_record_parameters(tmp_path: Path) -> None:
+def test_earlier_versions_have_no_seed_parameters(tmp_path: Path) -> None:
     records = simulate(n_rounds=3, seed=1)
     age(write(tmp_path, records), 2)
     with open_run(tmp_path) as telemetry:
@@ -80,7 +80,7 @@ def test_an_earlier_version_did_not_record_parameters(tmp_path: Path) -> None:
     assert envs == expected
 
 
-def test_a_reward_that_is_no_number_leaves_no_sum(tmp_path: Path) -> None:
+def test_a_nan_reward_makes_the_return_none(tmp_path: Path) -> None:
     (first, second, *_) = [one for one in simulate(2) if isinstance(one, StepRecord)]
     broken = [replace(first, reward=float("nan")), replace(second, env=first.env)]
     with stored(tmp_path, [run_record(), *broken]) as telemetry:

@@ -1,4 +1,4 @@
-"""One episode against the raw records: steps, events, the lives of seeds, and what is not there."""
+"""The episode view agrees with the raw records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS = simulate(n_rounds=7, seed=1)
 
 
 def own(records: list[Record], kind: type[Any], env: int, episode: int) -> list[Any]:
-    """Return the records of an episode, by looking at them all."""
+    """Return the records of an episode, by scanning all of them."""
     return [
         one
         for one in records
@@ -59,7 +59,7 @@ def detail_of(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDetail:
     return found
 
 
-def test_every_episode_has_its_own_records_in_order_also_those_that_go_on(tmp_path: Path) -> None:
+def test_every_episode_has_its_own_records_in_order(tmp_path: Path) -> None:
     is_over = set[bool]()
     with stored(tmp_path, RECORDS) as telemetry:
         for env, episode in episodes_in(RECORDS):
@@ -95,7 +95,7 @@ def test_every_episode_has_its_own_records_in_order_also_those_that_go_on(tmp_pa
     assert is_over == {True, False}
 
 
-def test_the_result_is_the_line_of_the_list(tmp_path: Path) -> None:
+def test_the_result_equals_the_entry_in_the_list(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         for line in episode_list(telemetry, order="recent")["episodes"]:
             assert detail_of(telemetry, line["env"], line["episode"])["result"] == line
@@ -148,7 +148,7 @@ def test_a_step_has_names_for_indices_and_probabilities_by_head(tmp_path: Path) 
         ]
 
 
-def test_what_there_is_not_is_none(tmp_path: Path) -> None:
+def test_a_missing_episode_is_none(tmp_path: Path) -> None:
     n_episodes = 1 + max(episode for env, episode in episodes_in(RECORDS) if env == 0)
     with stored(tmp_path, RECORDS) as telemetry:
         for env, episode in ((0, n_episodes), (0, 999), (0, -1), (99, 0), (99, 1), (-1, 0)):
@@ -157,7 +157,7 @@ def test_what_there_is_not_is_none(tmp_path: Path) -> None:
         assert episode_detail(telemetry, 0, 0) is None
 
 
-def test_without_recorded_steps_events_and_the_result_are_there(tmp_path: Path) -> None:
+def test_events_and_the_result_do_not_need_steps(tmp_path: Path) -> None:
     records = simulate(n_rounds=7, seed=1, record_steps=False)
     with stored(tmp_path, records) as telemetry:
         lines = episode_list(telemetry, order="recent", limit=1000)["episodes"]
@@ -173,7 +173,7 @@ def test_without_recorded_steps_events_and_the_result_are_there(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_of_an_earlier_version_what_it_did_not_record_is_none(tmp_path: Path, version: int) -> None:
+def test_fields_missing_in_earlier_versions_are_none(tmp_path: Path, version: int) -> None:
     write(tmp_path / "new", RECORDS)
     age(write(tmp_path / "old", RECORDS), version)
     with open_run(tmp_path / "new") as new, open_run(tmp_path / "old") as old:
@@ -190,7 +190,7 @@ def test_of_an_earlier_version_what_it_did_not_record_is_none(tmp_path: Path, ve
             assert found == expected
 
 
-def test_numbers_that_are_not_finite_are_none(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_none(tmp_path: Path) -> None:
     (first, *_), nan = own(RECORDS, StepRecord, 0, 0), float("nan")
     slots = "[[3,1,0.5,nan,7],[4,0,-inf,inf,8]]"
     broken = replace(
@@ -206,7 +206,7 @@ def test_numbers_that_are_not_finite_are_none(tmp_path: Path) -> None:
     ]
 
 
-def test_probabilities_that_do_not_fit_the_heads_are_named(tmp_path: Path) -> None:
+def test_probabilities_that_do_not_match_the_heads_are_rejected(tmp_path: Path) -> None:
     broken = replace(own(RECORDS, StepRecord, 0, 0)[0], probabilities=b"\x00\x00")
     with (
         stored(tmp_path, [run_record(), broken]) as telemetry,
@@ -215,7 +215,7 @@ def test_probabilities_that_do_not_fit_the_heads_are_named(tmp_path: Path) -> No
         episode_detail(telemetry, 0, 0)
 
 
-def test_an_index_without_a_name_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_an_index_without_a_name_is_shown_as_text(tmp_path: Path) -> None:
     (first, *_) = own(RECORDS, StepRecord, 0, 0)
     broken = replace(first, op=77, op_done=78, slots="[[1,99,0.0,0.0,0]]")
     with stored(tmp_path, [run_record(), broken]) as telemetry:

@@ -1,4 +1,4 @@
-"""Lists of episodes against sorting and filtering the raw rows."""
+"""Episode lists agree with sorting and filtering the raw rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDED = [one for one in RECORDS if isinstance(one, EpisodeRecord)]
 
 
 def brute_force(order: str, **bounds: int | None) -> list[tuple[int, int]]:
-    """Return the numbers of episodes in an order, by sorting them all."""
+    """Return the episodes in an order, by sorting all of them."""
     env, first, last = (bounds.get(name) for name in ("env", "first_round", "last_round"))
     kept = [
         one
@@ -42,7 +42,7 @@ def brute_force(order: str, **bounds: int | None) -> list[tuple[int, int]]:
     return [(one.env, one.episode) for one in kept]
 
 
-def test_every_order_and_filter_gives_what_sorting_all_rows_does(tmp_path: Path) -> None:
+def test_orders_and_filters_agree_with_sorting_all_rows(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         for order, env, first, last in itertools.product(
             ("recent", "best", "worst", "typical"), (None, 1, 77), (None, 4), (None, 9, 0)
@@ -54,7 +54,7 @@ def test_every_order_and_filter_gives_what_sorting_all_rows_does(tmp_path: Path)
             assert [(one["env"], one["episode"]) for one in found["episodes"]] == expected
 
 
-def test_pages_join_to_the_whole(tmp_path: Path) -> None:
+def test_pages_add_up_to_the_whole_list(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         whole = episode_list(telemetry, order="best", limit=1000)["episodes"]
         pages = [
@@ -66,7 +66,7 @@ def test_pages_join_to_the_whole(tmp_path: Path) -> None:
     assert pages[-1] == []
 
 
-def test_an_episode_is_as_it_was_recorded_and_counts_what_it_fossilized(tmp_path: Path) -> None:
+def test_an_episode_is_as_recorded_with_its_fossilized_seeds(tmp_path: Path) -> None:
     grown = {
         (one.env, one.episode): [
             event
@@ -85,7 +85,7 @@ def test_an_episode_is_as_it_was_recorded_and_counts_what_it_fossilized(tmp_path
         assert one == {name: getattr(record, name) for name in one}
 
 
-def test_a_return_that_is_no_number_is_none_and_comes_last(tmp_path: Path) -> None:
+def test_a_nan_return_is_none_and_comes_last(tmp_path: Path) -> None:
     broken = replace(ENDED[0], ep_rew=float("nan"), final_score=float("nan"), flops=float("inf"))
     with stored(tmp_path, [broken, *ENDED[1:5]]) as telemetry:
         for order in ("best", "worst", "typical"):
@@ -112,8 +112,6 @@ def test_without_episodes_the_list_is_empty(tmp_path: Path) -> None:
         ({"order": "best", "offset": -1}, "offset is -1"),
     ],
 )
-def test_what_cannot_be_asked_for_is_named(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with stored(tmp_path, []) as telemetry, pytest.raises(ConfigError, match=message):
         episode_list(telemetry, **options)

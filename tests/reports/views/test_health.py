@@ -1,4 +1,4 @@
-"""The health of a run against its raw records."""
+"""The health view agrees with the raw records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTICES = [one for one in RECORDS if isinstance(one, NoticeRecord)]
 NUMBERS = [one.round for one in ROUNDS]
 
 
-def test_health_is_what_the_records_add_up_to(tmp_path: Path) -> None:
+def test_health_sums_the_records(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         found, sessions = health(telemetry), telemetry.sessions()
     json.dumps(found, allow_nan=False)
@@ -52,7 +52,7 @@ def test_health_is_what_the_records_add_up_to(tmp_path: Path) -> None:
     assert found["sessions"] == [asdict(one) for one in sessions]
 
 
-def test_seconds_are_by_part_then_by_round_and_zero_where_a_round_lacks_a_part(
+def test_seconds_are_listed_by_part_and_zero_if_missing(
     tmp_path: Path,
 ) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
@@ -63,7 +63,7 @@ def test_seconds_are_by_part_then_by_round_and_zero_where_a_round_lacks_a_part(
         assert values == [json.loads(one.seconds_by_part).get(name, 0.0) for one in ROUNDS]
 
 
-def test_a_limit_keeps_the_newest_and_counts_all(tmp_path: Path) -> None:
+def test_a_limit_keeps_the_newest_events(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         found, whole = health(telemetry, limit=2), health(telemetry)
         with pytest.raises(ConfigError, match="limit is 0"):
@@ -73,7 +73,7 @@ def test_a_limit_keeps_the_newest_and_counts_all(tmp_path: Path) -> None:
     assert found["governor"]["total"] == len(RESCUES)
 
 
-def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
+def test_non_finite_values_are_none(tmp_path: Path) -> None:
     parts = '{"training": NaN}'
     broken = replace(ROUNDS[0], steps_per_second=float("inf"), seconds_by_part=parts)
     with stored(tmp_path, [broken]) as telemetry:
@@ -82,7 +82,7 @@ def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
     assert found["seconds_by_part"]["values"] == [[None]]
 
 
-def test_a_run_that_has_only_begun_is_well(tmp_path: Path) -> None:
+def test_a_new_run_is_healthy(tmp_path: Path) -> None:
     with stored(tmp_path, []) as telemetry:
         found = health(telemetry)
     nothing = {"rounds": [], "values": []}

@@ -1,4 +1,4 @@
-"""What was learned, against counting raw steps, events and episodes."""
+"""The learned view agrees with counts over the raw records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shares(names: list[str]) -> dict[str, Any]:
 
 
 def brute_force(first: int, last: int) -> dict[str, Any]:
-    """Return what was done in some rounds, by looking at all records."""
+    """Return what was done in a range of rounds, by scanning all records."""
     mine = [one for one in RECORDS if first <= getattr(one, "round", 0) <= last]
     events = [one for one in mine if isinstance(one, SeedEventRecord)]
     ended = [one for one in mine if isinstance(one, EpisodeRecord)]
@@ -51,7 +51,7 @@ def brute_force(first: int, last: int) -> dict[str, Any]:
     }
 
 
-def test_each_part_is_what_its_rounds_hold(tmp_path: Path) -> None:
+def test_each_part_agrees_with_its_rounds(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         for n_parts in (1, 3, 4):
             parts = learned(telemetry, n_parts)["parts"]
@@ -66,7 +66,7 @@ def bounds(parts: list[LearnedPart]) -> list[tuple[int, int]]:
     return [(part["first_round"], part["last_round"]) for part in parts]
 
 
-def test_parts_cover_all_rounds_and_differ_by_one_at_most(tmp_path: Path) -> None:
+def test_parts_cover_all_rounds_evenly(tmp_path: Path) -> None:
     for done, n_parts in ((20, 6), (7, 3), (3, 6), (1, 1)):
         with stored(tmp_path / f"{done}", simulate(n_rounds=done)) as telemetry:
             found = bounds(learned(telemetry, n_parts)["parts"])
@@ -77,7 +77,7 @@ def test_parts_cover_all_rounds_and_differ_by_one_at_most(tmp_path: Path) -> Non
         assert len(found) == min(n_parts, done)
 
 
-def test_what_an_unfinished_round_holds_is_not_counted_yet(tmp_path: Path) -> None:
+def test_an_unfinished_round_is_not_counted(tmp_path: Path) -> None:
     simulation = Simulation(seed=7)
     records = [*simulation.first(), *simulation.round(1), *simulation.round(2)]
     more = [*simulation.step(3), *simulation.step(3), *simulation.step(3)]
@@ -88,7 +88,7 @@ def test_what_an_unfinished_round_holds_is_not_counted_yet(tmp_path: Path) -> No
     assert any(isinstance(one, EpisodeRecord) for one in more)
 
 
-def test_shares_are_in_the_order_of_their_size_and_can_be_written_as_json(tmp_path: Path) -> None:
+def test_shares_are_sorted_and_valid_json(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         found = learned(telemetry)
     json.dumps(found, allow_nan=False)
@@ -100,14 +100,14 @@ def test_shares_are_in_the_order_of_their_size_and_can_be_written_as_json(tmp_pa
             assert list(epochs) == sorted(epochs)
 
 
-def test_without_rounds_nothing_is_said(tmp_path: Path) -> None:
+def test_a_run_without_rounds_has_no_parts(tmp_path: Path) -> None:
     with stored(tmp_path / "a", simulate(n_rounds=0)) as telemetry:
         assert learned(telemetry) == {"parts": []}
         with pytest.raises(ConfigError, match="n_parts is 0"):
             learned(telemetry, 0)
 
 
-def test_rounds_in_which_no_episode_ended_have_no_means(tmp_path: Path) -> None:
+def test_rounds_without_finished_episodes_have_no_means(tmp_path: Path) -> None:
     simulation = Simulation(seed=0)
     records = [*simulation.first(), *simulation.round(1, n_steps=1)]
     assert not any(isinstance(one, EpisodeRecord) for one in records)
@@ -117,7 +117,7 @@ def test_rounds_in_which_no_episode_ended_have_no_means(tmp_path: Path) -> None:
     assert (part["mean_return"], part["mean_score"]) == (None, None)
 
 
-def test_scores_that_are_no_numbers_are_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_nan_scores_are_left_out_of_the_mean(tmp_path: Path) -> None:
     records = simulate(n_rounds=3, seed=7)
     ended = [k for k, one in enumerate(records) if isinstance(one, EpisodeRecord)]
     for k, score in zip(ended, (0.25, float("nan"), 0.75), strict=False):

@@ -1,4 +1,4 @@
-"""What a run is and how far it is, against its records."""
+"""The overview and headline agree with the records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.telemetry.samples import FILE
 RECORDS = simulate(n_rounds=10, seed=2)
 
 
-def test_the_overview_tells_names_settings_and_sessions(tmp_path: Path) -> None:
+def test_the_overview_has_names_settings_and_sessions(tmp_path: Path) -> None:
     run = run_record()
     with stored(tmp_path, RECORDS) as telemetry:
         found, sessions = overview(telemetry), telemetry.sessions()
@@ -50,14 +50,14 @@ def test_the_overview_tells_names_settings_and_sessions(tmp_path: Path) -> None:
     assert [one["outcome"] for one in found["sessions"]] == ["done"]
 
 
-def test_a_run_that_never_stops_an_update_has_no_limit_of_divergence(tmp_path: Path) -> None:
+def test_a_run_without_target_kl_has_no_kl_limit(tmp_path: Path) -> None:
     run = run_record(config=config_text(target_kl=None))
     with stored(tmp_path, [run]) as telemetry:
         assert overview(telemetry)["kl_limit"] is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_earlier_version_tells_the_choices_that_it_named(tmp_path: Path, version: int) -> None:
+def test_earlier_versions_have_only_the_recorded_choices(tmp_path: Path, version: int) -> None:
     age(write(tmp_path, RECORDS), version)
     with open_run(tmp_path) as telemetry:
         found = overview(telemetry)
@@ -65,7 +65,7 @@ def test_an_earlier_version_tells_the_choices_that_it_named(tmp_path: Path, vers
     assert (found["reads"], found["host"]) == ({}, None)
 
 
-def test_a_session_that_goes_on_has_not_ended(tmp_path: Path) -> None:
+def test_a_running_session_has_no_end(tmp_path: Path) -> None:
     with TelemetryWriter(tmp_path / FILE) as writer:
         writer.start_session(first_round=1, threads=1, torch_version="2")
         with open_run(tmp_path) as telemetry:
@@ -73,7 +73,7 @@ def test_a_session_that_goes_on_has_not_ended(tmp_path: Path) -> None:
     assert (session["ended_at"], session["outcome"]) == (None, None)
 
 
-def test_the_headline_is_of_the_last_round_and_of_the_best_trial(tmp_path: Path) -> None:
+def test_the_headline_has_the_last_round_and_the_best_evaluation(tmp_path: Path) -> None:
     rounds = [one for one in RECORDS if isinstance(one, RoundRecord)]
     trials = [one for one in RECORDS if isinstance(one, EvaluationRecord)]
     best = [one for one in trials if one.arm == "learned" and one.is_best][-1]
@@ -102,7 +102,7 @@ def test_the_headline_is_of_the_last_round_and_of_the_best_trial(tmp_path: Path)
     }
 
 
-def test_the_comparison_at_the_end_is_no_trial_that_the_best_is_chosen_by(tmp_path: Path) -> None:
+def test_the_final_comparison_does_not_select_the_best(tmp_path: Path) -> None:
     later = [
         trial(9, "learned", purpose="final", is_best=True, score_mean=0.99),
         trial(9, "wait", purpose="final", score_mean=0.01),
@@ -114,7 +114,7 @@ def test_the_comparison_at_the_end_is_no_trial_that_the_best_is_chosen_by(tmp_pa
         assert headline(telemetry) == before | {"position": before["position"] + 3}
 
 
-def test_what_is_not_known_yet_is_none(tmp_path: Path) -> None:
+def test_unknown_values_are_none(tmp_path: Path) -> None:
     of_trials = ("best_return", "fixed_return", "accuracy_gain", "best_score", "static_score")
     of_best = ("host_parameters", "seed_parameters", "flops")
     unknown: dict[str, object] = dict.fromkeys((*of_trials, *of_best, "steps_per_second"))
@@ -131,7 +131,7 @@ def test_what_is_not_known_yet_is_none(tmp_path: Path) -> None:
         assert (found["rounds"], found["rounds_done"]) == (9, 0)
 
 
-def test_a_score_that_is_no_number_gains_nothing(tmp_path: Path) -> None:
+def test_a_nan_score_has_no_gain(tmp_path: Path) -> None:
     broken = trial(2, "learned", is_best=True, score_mean=float("nan"), ep_rew_mean=float("inf"))
     with stored(tmp_path, [*RECORDS[:3], broken]) as telemetry:
         found = headline(telemetry)

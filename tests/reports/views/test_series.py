@@ -1,4 +1,4 @@
-"""Metrics over rounds against the metrics that telemetry gives, from any round on."""
+"""Metric series agree with the metrics of telemetry, from any round on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = simulate(n_rounds=9, seed=2)
 
 
 def later(metrics: Metrics, after: int) -> dict[str, dict[str, list[float]]]:
-    """Return the points of rounds after one, without metrics that have none."""
+    """Return the points after a round, without empty metrics."""
     found: dict[str, dict[str, list[float]]] = {}
     for name, series in metrics.items():
         points = zip(series.rounds, series.values, strict=True)
@@ -30,7 +30,7 @@ def later(metrics: Metrics, after: int) -> dict[str, dict[str, list[float]]]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_from_any_round_on_they_are_what_telemetry_gives(tmp_path: Path, version: int) -> None:
+def test_series_agree_with_telemetry_from_any_round_on(tmp_path: Path, version: int) -> None:
     age(write(tmp_path, RECORDS), version)
     with open_run(tmp_path) as telemetry:
         metrics = telemetry.metrics()
@@ -40,14 +40,14 @@ def test_from_any_round_on_they_are_what_telemetry_gives(tmp_path: Path, version
     assert len(metrics) > 20
 
 
-def test_trials_before_the_first_round_belong_to_round_0(tmp_path: Path) -> None:
+def test_evaluations_before_the_first_round_belong_to_round_0(tmp_path: Path) -> None:
     records = [*RECORDS[:1], trial(0, "learned"), *RECORDS[1:]]
     with stored(tmp_path, records) as telemetry:
         assert metric_series(telemetry, -1)["series"]["eval/score"]["rounds"][0] == 0
         assert metric_series(telemetry)["series"]["eval/score"]["rounds"][0] == 2
 
 
-def test_who_asks_again_for_the_last_round_misses_nothing(tmp_path: Path) -> None:
+def test_asking_again_for_the_last_round_misses_nothing(tmp_path: Path) -> None:
     # The trial of a round is recorded after the round, and may come after a reader's look.
     (end,) = [k for k, one in enumerate(RECORDS) if isinstance(one, RoundRecord) and one.round == 8]
     with stored(tmp_path / "then", RECORDS[: end + 1]) as telemetry:
@@ -64,7 +64,7 @@ def test_who_asks_again_for_the_last_round_misses_nothing(tmp_path: Path) -> Non
         assert known == dict(zip(points["rounds"], points["values"], strict=True))
 
 
-def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
+def test_non_finite_values_are_none(tmp_path: Path) -> None:
     (first, *_) = [one for one in RECORDS if isinstance(one, RoundRecord)]
     broken = replace(first, ep_rew_mean=float("nan"), steps_per_second=float("inf"))
     with stored(tmp_path, [broken]) as telemetry:
@@ -74,6 +74,6 @@ def test_what_is_not_finite_is_none(tmp_path: Path) -> None:
     assert series["time/fps"] == {"rounds": [1], "values": [None]}
 
 
-def test_without_rounds_there_are_none(tmp_path: Path) -> None:
+def test_a_run_without_rounds_has_no_series(tmp_path: Path) -> None:
     with stored(tmp_path, []) as telemetry:
         assert metric_series(telemetry, -1) == {"rounds_done": 0, "series": {}}
