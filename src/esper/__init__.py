@@ -1,4 +1,4 @@
-"""Esper grows neural networks while they train, steered by a controller that learns."""
+"""Esper grows neural networks while they train, guided by a learned controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if "gymnasium" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    """Find a name of :mod:`esper.api` when it is first asked for, so that importing is quick."""
+    """Import a name of :mod:`esper.api` on first use, so that ``import esper`` is fast."""
     if not name.startswith("_"):
         api = importlib.import_module("esper.api")
         if name in api.__all__:

@@ -1,4 +1,4 @@
-"""The names that ``import esper`` offers, in one list."""
+"""The public names of ``import esper``."""
 
 from esper.config.growth import (
     Budget,

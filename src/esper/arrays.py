@@ -1,4 +1,4 @@
-"""Names for the types of NumPy arrays that many modules share."""
+"""Type aliases of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Features = NDArray[np.float32]
-"""Observations as a policy reads them."""
+"""Observations."""
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -151,7 +151,7 @@ def events(path: Path) -> Iterator[Any]:
 
 
 def shown_points(folder: Path) -> dict[tuple[str, int], list[float]]:
-    """Return the points that TensorBoard shows; a new session hides earlier ones from its step on."""
+    """Return the points that TensorBoard shows; a new session hides earlier ones."""
     points: dict[tuple[str, int], list[float]] = {}
     for path in sorted(folder.iterdir()):
         for event in events(path):
