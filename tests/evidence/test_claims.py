@@ -13,7 +13,6 @@ from esper.evidence import claims
 from esper.evidence.claims import (
     EQUIVALENCE,
     Finding,
-    difference_sentence,
     find_differences,
     headline,
     verdict_json,
@@ -381,15 +380,3 @@ def test_the_verdict_survives_json() -> None:
     assert plain["sentences"] == list(verdict_sentences(evidence))
     assert plain["findings"][0]["score"]["mean"] == weigh(evidence)[0].score.mean
     assert plain["findings"][0]["verdict"] == "better"
-
-
-def test_any_two_controllers_are_compared_in_a_sentence() -> None:
-    heuristic = other("heuristic", 0.0, label="the heuristic", kind="tuned")
-    wait = make_arm("wait", heuristic.accuracy - 0.02, label="leaving hosts alone")
-    assert difference_sentence(heuristic, wait, price=0.1) == (
-        "The heuristic: better than leaving hosts alone at price 0.1: yes, +2.0 [2.0, 2.0] points."
-    )
-    one_run = difference_sentence(own_arm(n_runs=1), wait, price=0.1)
-    assert "for this one training run" in one_run
-    kept = difference_sentence(*scratch(0.0), price=0.2)
-    assert "better than the same architecture" in kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -384,17 +384,6 @@ def verdict_json(evidence: Evidence) -> dict[str, Any]:
         "sentences": list(verdict_sentences(evidence)),
         "findings": [one.to_json() for one in weigh(evidence)],
     }
-
-
-def difference_sentence(own: Arm, other: Arm, *, price: float) -> str:
-    """Return what is shown about any arm against any other, both seen as controllers.
-
-    p-values are not corrected; for one arm against several use :func:`weigh`.
-    """
-    # The kind of an arm is its relation to the learned arm, which may be neither of these.
-    kind = "learned" if other.kind in FOLLOWS_RUN else "simple"
-    (finding,) = find_differences(own, [replace(other, kind=kind)], price=price)
-    return f"{_capital(own.label)}: {finding.sentence}."
 
 
 def _capital(text: str) -> str:

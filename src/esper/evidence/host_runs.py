@@ -169,8 +169,8 @@ class _Recorder:
 
     def add_step(self, actions: Integers, result: StepResult) -> None:
         """Record a step."""
-        own = slice(self._n)
-        ops, was_running = result.ops[own], result.was_running[own]
+        trained = slice(self._n)
+        ops, was_running = result.ops[trained], result.was_running[trained]
         running = np.flatnonzero(was_running)
         self._actions[running, self._step] = actions[running]
         self._step += 1
@@ -179,7 +179,7 @@ class _Recorder:
         self._numbers[planting, actions[planting, _SLOT]] = self._n_germinated[planting]
         self._n_germinated[planting] += 1
         self._score(was_running & (ops != Op.FINISH))
-        self._add_ends(result.final_scores[own], result.terminated[own])
+        self._add_ends(result.final_scores[trained], result.terminated[trained])
 
     def _add_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
         """Record the final scores of hosts that have just ended."""
@@ -207,12 +207,12 @@ class _Recorder:
 
     def _score_at_goals(self, goals: Goals, chosen: NDArray[np.bool_]) -> None:
         """Score hosts that have just reached a goal; end those that have reached both."""
-        growth, own = self._growth, slice(self._n)
-        epochs = growth.records.epoch[own]
-        spent = has_spent(growth.records.paid_flops[own], goals.flops)
+        growth, trained = self._growth, slice(self._n)
+        epochs = growth.records.epoch[trained]
+        spent = has_spent(growth.records.paid_flops[trained], goals.flops)
         is_due = chosen & ((epochs == goals.n_epochs) | (spent & ~self._has_spent))
         # A host at the end of the budget is scored by the episode itself.
-        is_due &= ~growth.records.is_over[own]
+        is_due &= ~growth.records.is_over[trained]
         self._has_spent |= spent & chosen
         due = np.flatnonzero(is_due)
         self._n_reads[due] += 1
@@ -221,7 +221,7 @@ class _Recorder:
                 due.tolist(), "final"
             )
         is_done = chosen & self._has_spent & (epochs >= goals.n_epochs)
-        for host in np.flatnonzero(is_done & ~growth.records.is_over[own]).tolist():
+        for host in np.flatnonzero(is_done & ~growth.records.is_over[trained]).tolist():
             self._fill_after_end(host)
             growth.stop(host)
 
@@ -242,22 +242,22 @@ class _Recorder:
     def results(self) -> HostRuns:
         """Return everything that was recorded."""
         records, arrays = self._growth.records, self._growth.population.slot_arrays()
-        is_committed, own = self._is_committed(), slice(self._n)
+        is_committed, trained = self._is_committed(), slice(self._n)
         return HostRuns(
             accuracy=self._accuracy,
-            flops=records.paid_flops[own].copy(),
+            flops=records.paid_flops[trained].copy(),
             parameters=self._parameters(),
-            host_parameters=records.n_parameters[own].copy(),
-            n_epochs=records.epoch[own].copy(),
+            host_parameters=records.n_parameters[trained].copy(),
+            n_epochs=records.epoch[trained].copy(),
             grown=(is_committed & ~self._planted).sum(1),
             n_reads=self._n_reads,
-            n_classes=records.n_classes[own].copy(),
-            n_samples=records.n_samples[own].copy(),
+            n_classes=records.n_classes[trained].copy(),
+            n_samples=records.n_samples[trained].copy(),
             actions=self._actions,
             op_counts=self._op_counts,
-            blueprint=np.where(is_committed, arrays.blueprint[own], -1),
-            style=np.where(is_committed, arrays.style[own], 0),
-            alpha=np.where(is_committed, arrays.alpha[own], 0.0),
+            blueprint=np.where(is_committed, arrays.blueprint[trained], -1),
+            style=np.where(is_committed, arrays.style[trained], 0),
+            alpha=np.where(is_committed, arrays.alpha[trained], 0.0),
             number=np.where(is_committed, self._numbers, 0),
             accuracy_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],
