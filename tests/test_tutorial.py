@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import progress
+from esper.cli import views
 from esper.cli.main import main
 from tests.cli.test_interrupting import SignalAt
 from tests.tutorial_steps import TUTORIAL, tutorial_steps
@@ -48,7 +48,7 @@ def test_the_tutorial_works_from_its_first_step_to_its_last(
         elif step.is_interrupted:
             with monkeypatch.context() as patch:
                 printer = SignalAt("round 1/2", signal.SIGINT)
-                patch.setattr(progress, "LineWriter", lambda printer=printer: printer)
+                patch.setattr(views, "LineWriter", lambda printer=printer: printer)
                 assert run_in_process(step.text) == 130, step
         else:
             assert run_in_process(step.text) == 0, step
