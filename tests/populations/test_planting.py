@@ -1,4 +1,4 @@
-"""Hosts that start with committed seeds are the static networks that growing would lead to."""
+"""Hosts that start with committed seeds are the static networks that growth would lead to."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make(form: type[Population]) -> Population:
 
 
 def grow(population: Population, host: int, actions: list[GrowthAction]) -> None:
-    """Germinate seeds one after another, each advanced until the next one may, without training."""
+    """Germinate seeds in turn without training, advancing each until the next may germinate."""
     for action in actions:
         population.apply(host, action)
         for _ in range(2):
@@ -55,7 +55,7 @@ def grow(population: Population, host: int, actions: list[GrowthAction]) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_planted_seeds_have_the_weights_of_grown_ones_and_count_at_once(
+def test_planted_seeds_have_the_weights_of_grown_ones_and_are_blended_immediately(
     form: type[Population],
 ) -> None:
     planted, grown = make(form), make(form)
@@ -74,7 +74,7 @@ def test_planted_seeds_have_the_weights_of_grown_ones_and_count_at_once(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_number_of_a_seed_decides_its_weights(form: type[Population]) -> None:
+def test_the_number_of_a_seed_determines_its_weights(form: type[Population]) -> None:
     planted, grown = make(form), make(form)
     planted.plant(0, [FirstSeed(action=germinate("blocks.0", "widen_small"), number=1)])
     grow(grown, 0, [germinate(f"blocks.{index}", "widen_small") for index in (1, 0)])
@@ -84,7 +84,7 @@ def test_the_number_of_a_seed_decides_its_weights(form: type[Population]) -> Non
 
 
 @pytest.mark.parametrize("design", ["mlp", "cnn"])
-def test_both_forms_train_planted_hosts_alike_and_they_cost_alike(design: str) -> None:
+def test_both_forms_agree_on_planted_hosts_and_their_costs(design: str) -> None:
     pair = make_pair(design, CONFIG, torch.float64)
     blueprint = "widen_medium" if design == "mlp" else "conv_small"
     seeds = [FirstSeed(action=germinate("blocks.1", blueprint), number=0)]
@@ -103,7 +103,7 @@ def test_both_forms_train_planted_hosts_alike_and_they_cost_alike(design: str) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_planted_widening_trains_as_a_plain_wider_network_would(form: type[Population]) -> None:
+def test_a_host_with_a_planted_widening_trains_like_a_wider_network(form: type[Population]) -> None:
     population = make(form)
     population.plant(
         0,
@@ -130,7 +130,7 @@ def test_a_planted_widening_trains_as_a_plain_wider_network_would(form: type[Pop
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_planting_is_refused_after_training_and_where_it_does_not_fit(
+def test_planting_is_rejected_after_training_and_where_it_does_not_fit(
     form: type[Population],
 ) -> None:
     population = make(form)
@@ -140,12 +140,12 @@ def test_planting_is_refused_after_training_and_where_it_does_not_fit(
     with pytest.raises(IllegalActionError, match=r"germinate .*blocks\.0"):
         population.plant(0, wide_and_gated()[:1])
     population.train_epoch()
-    with pytest.raises(SlotError, match="has trained for 1 epochs"):
+    with pytest.raises(SlotError, match=r"host \d .*1 epochs"):
         population.plant(1, wide_and_gated())
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_judging_what_is_committed_leaves_out_every_other_seed(form: type[Population]) -> None:
+def test_committed_only_evaluation_leaves_out_every_other_seed(form: type[Population]) -> None:
     population = make(form)
     population.plant(0, wide_and_gated()[:1])
     population.apply(0, germinate("blocks.1", "mlp_large"))

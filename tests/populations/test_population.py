@@ -1,4 +1,4 @@
-"""What every population does: it isolates hosts from one another, finishes and restarts them."""
+"""Every population trains hosts independently, finishes them and restarts them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_host_does_not_depend_on_its_neighbours(form: type[Population]) -> Non
 
 @pytest.mark.parametrize("kind", ["data", "weight", "seed weight"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_that_fails_is_restored_and_the_others_go_on(
+def test_a_failing_host_is_rolled_back_and_the_others_continue(
     form: type[Population], kind: str
 ) -> None:
     specs = make_specs(CNN, (24, 24, 24))
@@ -123,7 +123,7 @@ def test_a_host_that_fails_is_restored_and_the_others_go_on(
 
 
 def _spoil(population: Population, host: int, part: str, name: str) -> None:
-    """Put NaN into a present weight, past everything that looks at states."""
+    """Write NaN into a current weight without going through set_state."""
     if isinstance(population, StackedPopulation):
         groups = population.state.groups.values()
         store = population.state.hosts if part == "host" else next(iter(groups))
@@ -138,7 +138,7 @@ def _spoil(population: Population, host: int, part: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_finished_host_stays_as_it_is_and_costs_nothing(form: type[Population]) -> None:
+def test_a_finished_host_does_not_change_and_costs_nothing(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
     population.train_epoch()
     population.finish(2)
@@ -151,7 +151,7 @@ def test_a_finished_host_stays_as_it_is_and_costs_nothing(form: type[Population]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_restarted_host_is_a_new_one_and_leaves_nothing_of_the_old(
+def test_a_restarted_host_keeps_nothing_of_the_old_one(
     form: type[Population],
 ) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
@@ -174,7 +174,7 @@ def test_a_restarted_host_is_a_new_one_and_leaves_nothing_of_the_old(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_can_be_taken_out_as_a_model(form: type[Population]) -> None:
+def test_a_host_can_be_copied_as_a_model(form: type[Population]) -> None:
     config = PopulationConfig(batch_size=8, learning_rate=0.05)
     population = form(Builder(CNN), make_specs(CNN, (24, 16)), config)
     population.apply(0, germinate("blocks.0"))
@@ -202,7 +202,7 @@ def test_a_host_can_be_taken_out_as_a_model(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_hosts_are_judged_in_the_order_asked_for(form: type[Population]) -> None:
+def test_evaluation_keeps_the_order_of_hosts(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 60, 9, 24)), CONFIG)
     population.train_epoch()
     all_hosts = population.evaluate()
@@ -213,7 +213,7 @@ def test_hosts_are_judged_in_the_order_asked_for(form: type[Population]) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_slot_arrays_say_what_the_lives_say(form: type[Population]) -> None:
+def test_slot_arrays_match_the_lives(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
     population.apply(1, germinate("blocks.1"))
     for _ in range(2):
@@ -228,32 +228,30 @@ def test_slot_arrays_say_what_the_lives_say(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_mistakes_get_a_clear_line(form: type[Population]) -> None:
+def test_invalid_arguments_are_rejected_by_name_and_value(form: type[Population]) -> None:
     specs = make_specs(MLP, (16, 16))
     with pytest.raises(ConfigError, match="specs is empty"):
         form(Builder(MLP), [], CONFIG)
     population = form(Builder(MLP), specs, CONFIG)
-    with pytest.raises(SlotError, match="there are 1 actions; there are 2 hosts"):
+    with pytest.raises(SlotError, match="1 actions for 2 hosts"):
         population.apply_all([WAIT])
     with pytest.raises(IllegalActionError, match=r"fossilize .*blocks\.0"):
         population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot="blocks.0"))
-    with pytest.raises(ConfigError, match="the state has 1 hosts; the population 2"):
+    with pytest.raises(ConfigError, match=r"1 hosts.* 2"):
         population.load_state_dict(form(Builder(MLP), specs[:1], CONFIG).state_dict())
-    with pytest.raises(ConfigError, match="there is no host 7; there are 0 to 1"):
+    with pytest.raises(ConfigError, match=r"no host 7; .*0 to 1"):
         population.apply(7, WAIT)
     with pytest.raises(ConfigError, match="there is no host -1"):
         population.evaluate(hosts=[-1])
     assert len(population.evaluate(hosts=[]).losses) == 0
     bad = HostData(torch.zeros(4, 9), torch.zeros(4).long(), torch.zeros(2, 9), torch.zeros(2))
-    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model: mat1"):
+    with pytest.raises(ConfigError, match=r"host 1 .*mat1"):
         form(Builder(MLP), [specs[0], HostSpec(seed=1, data=bad)], CONFIG)
     wrong = HostData(torch.zeros(4, 6), torch.full((4,), 3), torch.zeros(2, 6), torch.zeros(2))
-    with pytest.raises(
-        ConfigError, match="host 0 do not fit the model: a target is 3; there are 3"
-    ):
+    with pytest.raises(ConfigError, match=r"host 0 .*target 3"):
         form(Builder(MLP), [HostSpec(seed=1, data=wrong)], CONFIG)
     before = snapshot(population, 1)
-    with pytest.raises(ConfigError, match="the data of host 1 do not fit the model"):
+    with pytest.raises(ConfigError, match="host 1 "):
         population.restart(1, HostSpec(seed=5, data=bad))
     assert_same(snapshot(population, 1), before)
     with pytest.raises(ShapeError, match="3 inputs and 2 targets"):
@@ -268,7 +266,7 @@ def test_one_host_more_or_less_does_not_change_the_parameters_of_a_design() -> N
 
 
 class _Noisy(nn.Module):
-    """A model that draws at random while it learns."""
+    """A model with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +284,7 @@ def build_noisy(seed: int) -> nn.Module:
         return add_slots(_Noisy(), ["stem"], torch.randn(2, 6))
 
 
-def test_dropout_draws_from_the_hosts_own_numbers_and_goes_on_after_a_save() -> None:
+def test_dropout_depends_on_the_hosts_seed_and_continues_after_a_load() -> None:
     specs = make_specs(MLP, (24, 24))
     first = SequentialPopulation(build_noisy, specs, CONFIG)
     second = SequentialPopulation(build_noisy, specs[1:], CONFIG)
@@ -300,12 +298,12 @@ def test_dropout_draws_from_the_hosts_own_numbers_and_goes_on_after_a_save() -> 
     for population in (first, resumed):
         population.train_epoch()
     assert_same(snapshot(first, 1), snapshot(resumed, 1))
-    with pytest.raises(UnsupportedHostError, match="cannot be computed for many hosts at once"):
+    with pytest.raises(UnsupportedHostError, match="cannot be stacked"):
         StackedPopulation(build_noisy, specs, CONFIG)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_finishing_is_an_action_and_the_last(form: type[Population]) -> None:
+def test_finish_is_the_last_action(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
     assert population.apply(0, GrowthAction(op=Op.FINISH)).was_done
     assert population.is_finished.tolist() == [True, False]
@@ -315,7 +313,7 @@ def test_finishing_is_an_action_and_the_last(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_commitment_stands_when_the_next_epoch_fails(form: type[Population]) -> None:
+def test_a_committed_seed_survives_a_failing_epoch(form: type[Population]) -> None:
     specs = make_specs(MLP, (16, 16))
     population = form(Builder(MLP), specs, CONFIG)
     population.apply(0, germinate("blocks.0"))
@@ -334,7 +332,7 @@ def test_a_commitment_stands_when_the_next_epoch_fails(form: type[Population]) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_new_seed_is_pruned_when_its_host_fails_whatever_else_happened(
+def test_a_new_seed_is_pruned_when_its_host_fails(
     form: type[Population],
 ) -> None:
     specs = make_specs(MLP, (16, 16))
@@ -354,7 +352,7 @@ def test_a_new_seed_is_pruned_when_its_host_fails_whatever_else_happened(
 
 
 class _SquaredError:
-    """An objective with several numbers in each prediction."""
+    """An objective with several numbers per prediction."""
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean(-1)
@@ -378,7 +376,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: type[Populatio
         assert judged.metrics[host] == pytest.approx(-expected, rel=1e-5)
 
 
-def test_gradmax_does_not_depend_on_what_was_asked_before() -> None:
+def test_gradmax_does_not_depend_on_earlier_calls() -> None:
     config = PopulationConfig(batch_size=8, widen_start="gradmax")
     first, second = (
         SequentialPopulation(Builder(CNN), make_specs(CNN, (16,)), config) for _ in range(2)
@@ -392,7 +390,7 @@ def test_gradmax_does_not_depend_on_what_was_asked_before() -> None:
 
 
 class _Scale(nn.Module):
-    """A blueprint's seed that the stacked form knows nothing of."""
+    """A custom seed without a stacked form."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -402,7 +400,7 @@ class _Scale(nn.Module):
         return y * self.factor
 
 
-def test_blueprints_of_others_grow_in_stacked_populations_too(
+def test_custom_blueprints_grow_in_stacked_populations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))

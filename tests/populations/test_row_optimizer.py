@@ -1,4 +1,4 @@
-"""Updates on rows are torch's own updates, each row with its own step size and step count."""
+"""Row updates match torch's, with a learning rate and step count for each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from esper.config.growth import PopulationConfig
-from esper.populations.flat_optimizer import Arena
+from esper.populations.flat_optimizer import FlatOptimizer
 from esper.populations.host_models import make_optimizer, moment_names
 from esper.populations.rows import ActiveRows, Row, RowStore
 
@@ -20,7 +20,7 @@ from esper.populations.rows import ActiveRows, Row, RowStore
 @pytest.mark.parametrize(
     ("name", "momentum"), [("sgd", 0.9), ("sgd", 0.0), ("adam", 0.9), ("adamw", 0.9)]
 )
-def test_rows_follow_torch_with_their_own_rates_and_counts(
+def test_rows_are_updated_like_torch_with_their_own_rates_and_steps(
     name: Any, momentum: float, decay: float
 ) -> None:
     config = PopulationConfig(optimizer=name, weight_decay=decay, momentum=momentum)
@@ -39,16 +39,16 @@ def test_rows_follow_torch_with_their_own_rates_and_counts(
             model.weight.grad = gradient[:6].view(2, 3).clone()
             model.bias.grad = gradient[6:].clone()
             optimizer.step()
-        arena = Arena([(store, slice(first, 3))], rates[first:])
+        flat = FlatOptimizer([(store, slice(first, 3))], rates[first:])
         seen = ActiveRows()
-        arena.show([seen])
+        flat.bind([seen])
         for parameter, columns in (("weight", slice(0, 6)), ("bias", slice(6, 8))):
             own = gradients[:, columns].reshape(seen.parameters[parameter].shape)
             (seen.parameters[parameter] * own).sum().backward()
         squares = gradients.square().sum(1).numpy()
-        np.testing.assert_allclose(arena.gradient_squares(), squares)
-        arena.update(config)
-        arena.write_back()
+        np.testing.assert_allclose(flat.gradient_squares(), squares)
+        flat.update(config)
+        flat.write_back()
     for host, model in enumerate(models):
         row = store.get(host)
         torch.testing.assert_close(row.tensors["weight"], model.weight.detach())
@@ -56,7 +56,7 @@ def test_rows_follow_torch_with_their_own_rates_and_counts(
     assert store.steps.tolist() == [3.0, 5.0, 5.0]
 
 
-def test_the_optimizers_are_torchs_with_the_settings_of_the_population() -> None:
+def test_torch_optimizers_get_the_populations_settings() -> None:
     model = nn.Linear(2, 2)
     kinds = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     for name, kind in kinds.items():
@@ -78,7 +78,7 @@ def test_the_optimizers_are_torchs_with_the_settings_of_the_population() -> None
             assert (group["betas"], group["eps"]) == ((0.6, 0.8), 1e-5)
 
 
-def test_rows_come_and_go_without_touching_the_others() -> None:
+def test_adding_and_removing_rows_does_not_change_the_others() -> None:
     torch.manual_seed(0)
     models = {host: nn.BatchNorm1d(4) for host in (5, 2, 9)}
     for model in models.values():
@@ -103,13 +103,13 @@ def test_rows_come_and_go_without_touching_the_others() -> None:
             assert torch.equal(now.moments["exp_avg"][name], moment)
 
 
-def test_a_copy_shares_nothing_and_unfinite_rows_are_named() -> None:
+def test_a_copy_is_independent_and_nonfinite_rows_are_found() -> None:
     store = RowStore(nn.BatchNorm1d(2), ("exp_avg",))
     store.put({host: Row.of_module(nn.BatchNorm1d(2)) for host in (3, 4, 8)})
     twin = store.copied()
     store.values[1, 0] = torch.nan
     store.buffers["running_var"][2, 1] = torch.inf
     store.steps += 1
-    assert store.find_unfinite() == [4, 8]
-    assert twin.find_unfinite() == []
+    assert store.find_nonfinite() == [4, 8]
+    assert twin.find_nonfinite() == []
     assert twin.steps.tolist() == [0.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Pooled samples are each host's own, whichever hosts came and went."""
+"""Every host gets its own samples from the pool, whichever hosts were replaced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_holds(pool: SamplePool, pairs: list[Pair]) -> None:
     first=st.lists(sizes, min_size=1, max_size=4),
     changes=st.lists(st.tuples(st.integers(0, 3), sizes, st.booleans()), max_size=12),
 )
-def test_every_host_finds_its_samples_after_any_replacements(first, changes) -> None:
+def test_every_host_has_its_samples_after_any_replacements(first, changes) -> None:
     pairs = [make_pair(size, seed) for seed, size in enumerate(first)]
     given_to_pool = [(inputs.clone(), targets.clone()) for inputs, targets in pairs]
     pool = SamplePool(given_to_pool)
@@ -47,7 +47,7 @@ def test_every_host_finds_its_samples_after_any_replacements(first, changes) -> 
         assert torch.equal(targets, own[1])
 
 
-def test_the_same_tensors_are_held_once() -> None:
+def test_shared_tensors_are_stored_once() -> None:
     pair, other = make_pair(10, 0), make_pair(6, 1)
     pool = SamplePool([pair, pair, pair])
     assert pool.inputs is pair[0]
@@ -61,7 +61,7 @@ def test_the_same_tensors_are_held_once() -> None:
     assert_holds(mixed, [pair, labelled_otherwise])
 
 
-def test_samples_are_written_where_others_were_if_they_fit() -> None:
+def test_free_regions_are_reused_if_samples_fit() -> None:
     pool = SamplePool([make_pair(10, 0), make_pair(10, 1)])
     memory = pool.inputs.data_ptr()
     assert pool.replace(1, make_pair(7, 2))
@@ -71,7 +71,7 @@ def test_samples_are_written_where_others_were_if_they_fit() -> None:
     assert np.array_equal(pool.offsets, [0, 20])
 
 
-def test_samples_of_another_kind_are_not_taken() -> None:
+def test_samples_of_another_shape_or_dtype_are_rejected() -> None:
     pair = make_pair(4, 0)
     pool = SamplePool([pair, make_pair(4, 1)])
     assert not pool.replace(1, (torch.zeros(4, 2), pair[1]))

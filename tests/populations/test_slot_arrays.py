@@ -1,4 +1,4 @@
-"""Arrays of slot states follow the slots through everything that can change them."""
+"""Slot arrays stay in sync with the slots through every kind of change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMS = [SequentialPopulation, StackedPopulation]
 
 
 def assert_arrays_follow(population: Population) -> None:
-    """Compare every entry with the life it is about, read one by one."""
+    """Compare every entry with its life."""
     arrays, config = population.slot_arrays(), population.slot_config
     for host in range(population.n_hosts):
         for column, (_, life) in enumerate(population.lives(host).items()):
@@ -57,7 +57,7 @@ def act_at_random(population: Population, generator: np.random.Generator) -> Non
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_arrays_follow_a_random_walk_with_failures_restarts_and_loaded_states(
+def test_arrays_follow_random_walks_with_failures_restarts_and_loads(
     form: type[Population],
 ) -> None:
     specs = make_specs(MLP, (16, 16, 24))
@@ -96,7 +96,7 @@ def test_arrays_follow_the_governor(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_only_committed_seeds_stay_when_the_others_are_removed(form: type[Population]) -> None:
+def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
     grow = GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="widen_large")
     go = GrowthAction(op=Op.ADVANCE, slot="blocks.0")
@@ -118,7 +118,7 @@ def test_only_committed_seeds_stay_when_the_others_are_removed(form: type[Popula
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_of_a_host_does_not_write_into_the_arrays(form: type[Population]) -> None:
+def test_a_copied_model_does_not_change_the_arrays(form: type[Population]) -> None:
     from esper.growth.host_slots import slots
 
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
@@ -128,7 +128,7 @@ def test_a_model_of_a_host_does_not_write_into_the_arrays(form: type[Population]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_seed_gradient_norms_are_those_of_autograd(form: type[Population]) -> None:
+def test_seed_gradient_norms_match_autograd(form: type[Population]) -> None:
     specs = make_specs(MLP, (8, 8))
     population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
     population.apply(1, GrowthAction(op=Op.GERMINATE, slot="blocks.1", blueprint="mlp_small"))

@@ -1,4 +1,4 @@
-"""Convolutions of many hosts equal a loop of F.conv2d over them, in every form there is."""
+"""Stacked convolutions equal a loop of F.conv2d over hosts, in every implementation."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ SAMPLES = [1, 2, 5, 7, 8, 15, 16, 17, 33, 40]
 
 @contextmanager
 def using(form: str) -> Iterator[None]:
-    """Compute in one form: tensor operations, or the kernel for one instruction set."""
+    """Use one implementation: tensor operations, or the kernel for one instruction set."""
     if form != "tensors":
         KERNEL.choose(VARIANTS.index(form))
     module._kernel = None if form == "tensors" else KERNEL  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def using(form: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A convolution, and how its tensors lie in memory."""
+    """A convolution and the memory layout of its tensors."""
 
     hosts: int = 2
     groups: int = 1
@@ -108,7 +108,7 @@ class Case:
 
 
 def output_and_gradients(function: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    """Return the output, and the gradient of each tensor under a fixed uneven weighting."""
+    """Return the output and the gradient of each tensor for a fixed weighting."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     y = function(*leaves)
     weighting = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape).sin()
@@ -208,7 +208,7 @@ def test_one_by_one_equals_a_loop_over_hosts(case: Case) -> None:
 )
 # Torch says of every "same" with an even kernel that it pads on one side.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-def test_every_other_convolution_equals_a_loop_over_hosts(case: Case) -> None:
+def test_other_convolutions_equal_a_loop_over_hosts(case: Case) -> None:
     assert_equal_to_a_loop(case)
 
 
@@ -222,7 +222,7 @@ def test_every_other_convolution_equals_a_loop_over_hosts(case: Case) -> None:
     ],
     ids=str,
 )
-def test_double_precision_has_the_right_gradients(case: Case) -> None:
+def test_gradients_match_finite_differences_in_double_precision(case: Case) -> None:
     tensors = [tensor.double().requires_grad_() for tensor in case.tensors()]
     assert torch.autograd.gradcheck(case.stacked, tensors)
     torch.testing.assert_close(case.stacked(*tensors), case.looped(*tensors))
@@ -256,7 +256,7 @@ def test_the_compiled_form_equals_the_tensor_form(variant: str, groups: int) -> 
 @NEEDS_KERNEL
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("samples", [32, 33])
-def test_the_number_of_threads_does_not_change_a_bit(variant: str, samples: int) -> None:
+def test_the_number_of_threads_does_not_change_the_result(variant: str, samples: int) -> None:
     # Enough work that it is split: 21 million multiplications.
     case = Case(hosts=5, n_in=15, n_out=15, height=8, width=8, samples=samples)
     tensors = case.tensors()
@@ -276,7 +276,7 @@ def test_the_number_of_threads_does_not_change_a_bit(variant: str, samples: int)
 
 
 @NEEDS_KERNEL
-def test_calls_of_several_threads_do_not_meet() -> None:
+def test_concurrent_calls_do_not_interfere() -> None:
     case = Case(hosts=4, n_in=6, n_out=6, height=6, width=6, samples=9)
     tensors = case.tensors()
     expected = output_and_gradients(case.stacked, tensors)
@@ -307,7 +307,7 @@ def test_calls_of_several_threads_do_not_meet() -> None:
     ],
     ids=str,
 )
-def test_a_broken_host_breaks_no_other(form: str, samples: int, case: Case) -> None:
+def test_nan_in_one_host_does_not_reach_others(form: str, samples: int, case: Case) -> None:
     case = replace(case, samples=samples)
     sound = case.tensors()
     with using(form):
@@ -322,7 +322,7 @@ def test_a_broken_host_breaks_no_other(form: str, samples: int, case: Case) -> N
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_broken_sample_breaks_no_other(form: str) -> None:
+def test_nan_in_one_sample_does_not_reach_others(form: str) -> None:
     case = Case(samples=11)
     x, weight, bias = case.tensors()
     with using(form):
@@ -351,7 +351,7 @@ def test_gradients_reach_the_flat_parameters(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_only_what_needs_a_gradient_gets_one(form: str) -> None:
+def test_only_tensors_that_require_gradients_get_one(form: str) -> None:
     x, weight, bias = Case().tensors()
     with using(form):
         stacked_conv2d(x, weight.requires_grad_(), bias, padding=1).sum().backward()
@@ -371,7 +371,7 @@ def test_the_result_is_contiguous(form: str, case: Case) -> None:
         assert case.stacked(*case.tensors()).is_contiguous()
 
 
-def test_tensors_that_do_not_fit_are_refused() -> None:
+def test_tensors_that_do_not_fit_are_rejected() -> None:
     x, weight, bias = Case().tensors()
     with pytest.raises(ShapeError, match=r"x has shape \(0, 3, 4, 5, 8\)"):
         stacked_conv2d(x[:0], weight[:0], bias[:0])
@@ -383,7 +383,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         stacked_conv2d(x, weight[:, :, :2], bias)
     with pytest.raises(ShapeError, match="groups is 2"):
         stacked_conv2d(x, weight, bias, groups=2)
-    with pytest.raises(ShapeError, match="a multiple of the 3 groups"):
+    with pytest.raises(ShapeError, match=r"weight has shape .*groups \(3\)"):
         stacked_conv2d(x, weight[:, :, :1], bias, groups=3)
     with pytest.raises(ShapeError, match="bias has shape"):
         stacked_conv2d(x, weight, bias[:, :2])

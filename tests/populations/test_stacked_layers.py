@@ -1,4 +1,4 @@
-"""Each stacked layer computes what its hosts' layers compute, one by one."""
+"""Each stacked layer computes what the hosts' own layers compute."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
 
 
 def unstack(y: Tensor) -> Tensor:
-    """Return a stacked tensor with the samples behind the hosts."""
+    """Return a stacked tensor as [hosts, samples, ...]."""
     return y.permute(0, 4, 1, 2, 3) if y.ndim == 5 else y
 
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("n_hosts", [N, 1])
 @pytest.mark.parametrize("name", LAYERS)
-def test_outputs_gradients_and_buffers_are_those_of_single_hosts(
+def test_outputs_gradients_and_buffers_match_single_hosts(
     name: str, n_hosts: int, is_training: bool
 ) -> None:
     template, shape = LAYERS[name]
@@ -88,7 +88,7 @@ def test_outputs_gradients_and_buffers_are_those_of_single_hosts(
             torch.testing.assert_close(store.buffers[buffer_name][host], buffer)
 
 
-def test_an_embedding_looks_up_each_hosts_own_table() -> None:
+def test_an_embedding_uses_each_hosts_own_table() -> None:
     hosts = [nn.Embedding(5, 3) for _ in range(N)]
     store = RowStore(hosts[0], ())
     store.put({host: Row.of_module(module) for host, module in enumerate(hosts)})
@@ -125,7 +125,7 @@ class _Scaled(nn.Module):
         _Scaled(),
     ],
 )
-def test_what_has_no_stacked_form_is_refused_by_name(module: nn.Module) -> None:
+def test_a_layer_without_a_stacked_form_is_rejected_by_name(module: nn.Module) -> None:
     model = nn.Sequential(nn.ReLU(), module)
     with pytest.raises(UnsupportedHostError, match=f"1 is a {type(module).__name__}"):
         stack_module(model, ActiveRows(), {})
@@ -137,7 +137,7 @@ class _MeanOverMaps(nn.Module):
 
 
 class _MeanOverSamples(nn.Module):
-    """Its head starts at zero, so that a trial with its own weights would see nothing."""
+    """Its head is zero, so a test with its own weights would detect nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _WithUnused(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (4,)),
     ],
 )
-def test_a_design_that_computes_something_else_is_noticed(
+def test_a_design_whose_stacked_form_differs_is_detected(
     module: nn.Module, shape: tuple[int, ...]
 ) -> None:
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -197,7 +197,7 @@ class _SharedActivation(nn.Module):
 
 
 class _Looking(nn.Module):
-    """Shows its norm the samples once more if they are one host's."""
+    """Runs its norm twice if the input has no host axis."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,14 +209,14 @@ class _Looking(nn.Module):
         return self.norm(x)
 
 
-def test_a_buffer_that_moves_in_one_form_only_is_noticed() -> None:
+def test_a_buffer_that_changes_in_one_form_only_is_detected() -> None:
     problem = find_difference(_Looking(), torch.zeros(3, 4))
     assert problem is not None
     assert problem.startswith("its norm.running_mean differs by")
 
 
 class _Squeezing(nn.Module):
-    """Loses the axis of hosts if there is one host."""
+    """Drops the host axis if there is one host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,15 +226,15 @@ class _Squeezing(nn.Module):
         return self.layer(x.squeeze(0))
 
 
-def test_a_design_that_fails_for_one_host_alone_is_noticed() -> None:
+def test_a_design_that_fails_for_a_single_host_is_detected() -> None:
     assert find_difference(_Squeezing(), torch.zeros(3, 4)) is not None
 
 
-def test_an_activation_under_two_names_is_no_obstacle() -> None:
+def test_a_shared_activation_can_be_stacked() -> None:
     assert find_difference(_SharedActivation(), torch.zeros(3, 4)) is None
 
 
-def test_frozen_and_tied_parameters_are_refused_by_name() -> None:
+def test_frozen_and_shared_parameters_are_rejected_by_name() -> None:
     frozen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     frozen[1].weight.requires_grad_(False)
     with pytest.raises(UnsupportedHostError, match=r"1\.weight is frozen"):
@@ -245,19 +245,19 @@ def test_frozen_and_tied_parameters_are_refused_by_name() -> None:
         require_plain_parameters(tied)
 
 
-def test_a_token_that_one_host_does_not_know_is_not_read_from_another() -> None:
+def test_an_unknown_token_does_not_read_another_hosts_table() -> None:
     store = RowStore(nn.Embedding(5, 3), ())
     store.put({host: Row.of_module(nn.Embedding(5, 3)) for host in range(2)})
     rows = ActiveRows()
     stacked = stack_module(nn.Embedding(5, 3), rows, {})
     rows.select(store, slice(None), needs_grad=False)
     for token in (-1, 5):
-        with pytest.raises(ValueRangeError, match=f"a token is {token}; the host knows 0 to 4"):
+        with pytest.raises(ValueRangeError, match=rf"token {token} .*0 to 4"):
             stacked(torch.full((2, 1, 2), token))
 
 
 @pytest.mark.parametrize("shape", [(4,), (6, 4), (4, 3, 3)])
-def test_a_seed_without_a_stacked_form_is_computed_host_by_host(shape: tuple[int, ...]) -> None:
+def test_a_seed_without_a_stacked_form_is_computed_in_a_loop(shape: tuple[int, ...]) -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

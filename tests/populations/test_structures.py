@@ -1,4 +1,4 @@
-"""A host that computes otherwise than the design is noticed, whatever it differs in."""
+"""A host that computes something else than the design is detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.populations.worlds import GPT, MLP, Builder, make_specs
 
 
 class _Model(nn.Module):
-    """A model with a setting that no layer shows."""
+    """A model with a setting outside its layers."""
 
     def __init__(self, setting: Any) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def _first(value: Any) -> Any:
 
 @dataclass
 class _Factor:
-    """A setting with a comparison of its own."""
+    """A setting with its own equality."""
 
     factor: float
 
@@ -76,41 +76,41 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_setting_that_no_layer_shows_is_noticed(kind: str) -> None:
+def test_a_setting_outside_the_layers_is_detected(kind: str) -> None:
     first, second = SETTINGS[kind]
     specs = make_specs(MLP, (8, 8))
     StackedPopulation(build(first), [specs[0], replace(specs[1], build=build(first))])
     other = replace(specs[1], build=build(second))
-    with pytest.raises(UnsupportedHostError, match=r"host 1 cannot be computed .* differs by"):
+    with pytest.raises(UnsupportedHostError, match=r"host 1 .*differs by"):
         StackedPopulation(build(first), [specs[0], other])
     population = StackedPopulation(build(first), specs)
-    with pytest.raises(UnsupportedHostError, match="host 0 cannot be computed"):
+    with pytest.raises(UnsupportedHostError, match="host 0 "):
         population.restart(0, other)
     assert isinstance(make_population(build(first), [specs[0], other]), SequentialPopulation)
 
 
-def test_a_design_whose_settings_follow_the_seed_is_noticed() -> None:
-    with pytest.raises(UnsupportedHostError, match="host 1 cannot be computed"):
+def test_a_design_whose_settings_depend_on_the_seed_is_detected() -> None:
+    with pytest.raises(UnsupportedHostError, match="host 1 "):
         StackedPopulation(lambda seed: build(1.0 + seed)(seed), make_specs(MLP, (8, 8)))
 
 
-def test_attention_with_other_heads_is_noticed() -> None:
+def test_a_different_number_of_attention_heads_is_detected() -> None:
     assert GPT.n_heads != 1
     specs = make_specs(GPT, (8, 8))
     specs[1] = replace(specs[1], build=Builder(replace(GPT, n_heads=1)))
-    with pytest.raises(UnsupportedHostError, match="host 1 cannot be computed"):
+    with pytest.raises(UnsupportedHostError, match="host 1 "):
         StackedPopulation(Builder(GPT), specs)
     assert "n_heads=1" in repr(Builder(replace(GPT, n_heads=1))(0))
 
 
-def test_hooks_and_modes_of_a_model() -> None:
+def test_hooks_are_part_of_the_structure_and_modes_are_not() -> None:
     model, other = build(1.0)(0), build(1.0)(1)
     assert structure_of(model) == structure_of(other.eval())
     other.register_forward_hook(lambda module, given, y: 2.0 * y)
     assert structure_of(model) != structure_of(other)
 
 
-def test_a_structure_is_tried_once_and_not_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_structure_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     population = StackedPopulation(build(1.0), make_specs(MLP, (8, 8)))
     tried: list[nn.Module] = []
     monkeypatch.setattr(stacked_design, "find_difference", lambda model, *_: tried.append(model))
@@ -124,7 +124,7 @@ def test_a_structure_is_tried_once_and_not_for_each_host(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["frozen", "tied"])
-def test_a_host_with_frozen_or_tied_parameters_is_refused_by_name(kind: str) -> None:
+def test_a_host_with_frozen_or_shared_parameters_is_rejected_by_name(kind: str) -> None:
     class _Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,12 +149,12 @@ def test_a_host_with_frozen_or_tied_parameters_is_refused_by_name(kind: str) -> 
     specs = make_specs(MLP, (8, 8))
     specs[1] = replace(specs[1], build=spoil)
     message = "head.weight is frozen" if kind == "frozen" else "are the same parameter"
-    with pytest.raises(UnsupportedHostError, match=f"host 1 .*{message}"):
+    with pytest.raises(UnsupportedHostError, match=rf"host 1 .*{message}"):
         StackedPopulation(make, specs)
     assert isinstance(make_population(make, specs), SequentialPopulation)
 
 
-def test_batch_norm_on_vectors_trains_with_one_host_alone() -> None:
+def test_batch_norm_on_vectors_trains_with_a_single_host() -> None:
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         layers = (nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))

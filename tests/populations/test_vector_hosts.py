@@ -1,4 +1,4 @@
-"""The compiled kernel trains and judges hosts as tensor operations do."""
+"""The compiled kernel gives the same results as tensor operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FREE = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
 
 @contextmanager
 def without_kernel() -> Generator[None]:
-    """Let populations that are made meanwhile use tensor operations."""
+    """Make populations created inside the context use tensor operations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vector_hosts, "_kernel", None)
         yield
@@ -50,7 +50,7 @@ def without_kernel() -> Generator[None]:
 def make_pair(
     sizes: tuple[int, ...], config: PopulationConfig, dtype: torch.dtype = torch.float64
 ) -> tuple[StackedPopulation, StackedPopulation]:
-    """Return the same hosts, computed by the kernel and by tensor operations."""
+    """Return the same hosts with the kernel and with tensor operations."""
     specs = make_specs(MLP, sizes)
     specs = to_double(specs) if dtype == torch.float64 else specs
     compiled = StackedPopulation(Builder(MLP, dtype), specs, config, growth_config=FREE)
@@ -62,7 +62,7 @@ def make_pair(
 
 
 def grow(population: Population, host: int, slot: str, blueprint: str, style: BlendStyle) -> None:
-    """Bring a seed into the stage that the host's number stands for."""
+    """Bring a seed to the stage that the host's index selects."""
     stage = list(STAGES)[host % len(STAGES)]
     target = (0.5, 0.7, 1.0)[host % 3]
     actions = [
@@ -102,7 +102,7 @@ def assert_same_numbers(
 @needs_kernel
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("blueprint", BLUEPRINTS)
-def test_every_seed_in_every_style_and_stage_gives_the_same_numbers(
+def test_every_seed_style_and_stage_matches_tensor_operations(
     blueprint: str, style: BlendStyle
 ) -> None:
     config = PopulationConfig(batch_size=9, weight_decay=0.01, seed_lr_factor=0.5)
@@ -116,7 +116,7 @@ def test_every_seed_in_every_style_and_stage_gives_the_same_numbers(
 @needs_kernel
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_every_optimizer_moves_weights_alike(optimizer: str, momentum: float) -> None:
+def test_every_optimizer_matches_tensor_operations(optimizer: str, momentum: float) -> None:
     config = PopulationConfig(
         optimizer=optimizer,  # type: ignore[arg-type]
         momentum=momentum,
@@ -132,7 +132,7 @@ def test_every_optimizer_moves_weights_alike(optimizer: str, momentum: float) ->
 
 @needs_kernel
 @pytest.mark.parametrize("batch_size", [2, 5, 8, 16, 33, 300])
-def test_batches_of_any_size_give_the_same_numbers(batch_size: int) -> None:
+def test_every_batch_size_matches_tensor_operations(batch_size: int) -> None:
     specs = to_double(make_specs(MLP, (310, 40)))
     config = PopulationConfig(batch_size=batch_size)
     compiled = StackedPopulation(Builder(MLP, torch.float64), specs, config)
@@ -144,7 +144,7 @@ def test_batches_of_any_size_give_the_same_numbers(batch_size: int) -> None:
 
 
 @needs_kernel
-def test_smaller_hosts_of_a_design_give_the_same_numbers() -> None:
+def test_smaller_hosts_match_tensor_operations() -> None:
     design = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=9, has_skips=False)
     makers = [HostMaker(replace(design, hidden=n), design=design) for n in (1, 4, 9)]
     data = [spec.data for spec in make_specs(MLP, (30, 30, 30))]
@@ -164,7 +164,7 @@ def test_smaller_hosts_of_a_design_give_the_same_numbers() -> None:
 
 
 @needs_kernel
-def test_every_instruction_set_agrees_with_tensor_operations() -> None:
+def test_every_instruction_set_matches_tensor_operations() -> None:
     kernel = vector_hosts._kernel
     assert kernel is not None
     names = kernel.variants()
@@ -183,7 +183,7 @@ def test_every_instruction_set_agrees_with_tensor_operations() -> None:
 
 
 @needs_kernel
-def test_two_threads_give_the_same_bits_as_one() -> None:
+def test_two_threads_give_the_same_result_as_one() -> None:
     specs = make_specs(MLP, (40, 33, 21, 40, 16))
     n_threads = torch.get_num_threads()
     states = []
@@ -201,7 +201,7 @@ def test_two_threads_give_the_same_bits_as_one() -> None:
 
 
 @needs_kernel
-def test_hosts_with_and_without_program_are_trained_side_by_side(
+def test_hosts_with_and_without_a_program_can_be_mixed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pair = make_pair((31, 20, 9, 40), PopulationConfig(batch_size=9))
@@ -215,7 +215,7 @@ def test_hosts_with_and_without_program_are_trained_side_by_side(
 
 
 @needs_kernel
-def test_a_host_that_fails_is_restored_and_leaves_the_others_alone() -> None:
+def test_a_failing_host_is_rolled_back_without_affecting_the_others() -> None:
     pair = make_pair((32, 32, 32), PopulationConfig(batch_size=8))
     for population in pair:
         # The two forms share their data; neither has read them yet.
@@ -230,7 +230,7 @@ def test_a_host_that_fails_is_restored_and_leaves_the_others_alone() -> None:
 
 
 @needs_kernel
-def test_a_ruined_host_is_judged_like_one_whose_every_answer_is_the_first() -> None:
+def test_a_host_with_nan_outputs_is_evaluated_as_predicting_the_first_class() -> None:
     pair = make_pair((32, 32), PopulationConfig(batch_size=8))
     for population in pair:
         population.state.hosts.values[:] = torch.nan
@@ -251,7 +251,7 @@ def own_model(activation: nn.Module) -> nn.Module:
     ("activation", "has_program"),
     [(nn.ReLU, True), (nn.GELU, True), (nn.Identity, True), (nn.Tanh, False)],
 )
-def test_a_model_of_ones_own_is_trained_the_same(
+def test_a_custom_model_matches_tensor_operations(
     activation: Callable[[], nn.Module], has_program: bool
 ) -> None:
     specs = make_specs(MLP, (24, 40))
@@ -270,14 +270,14 @@ def test_a_model_of_ones_own_is_trained_the_same(
 
 
 class Doubled(nn.Linear):
-    """A layer that computes something else than its base."""
+    """A layer that computes something else than its base class."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2.0 * super().forward(x)
 
 
 class Unused(nn.Sequential):
-    """A chain with a parameter that it does not use."""
+    """A chain with an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 3))
@@ -304,13 +304,13 @@ def hooked() -> nn.Module:
     ],
     ids=["override", "unused", "hook", "inplace", "tanh", "no bias", "unknown", "nothing"],
 )
-def test_what_no_op_computes_has_no_program(module: nn.Module) -> None:
+def test_an_unsupported_module_has_no_program(module: nn.Module) -> None:
     shapes = shapes_of(dict(module.named_parameters()))
     with pytest.raises(NoProgramError):
         write_program(module, RowLayout(0, shapes, shapes), 6, {})
 
 
-def test_a_program_lists_each_parameter_where_its_row_has_it() -> None:
+def test_a_program_lists_each_parameter_at_its_offset() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
     shapes = shapes_of(dict(module.named_parameters()))
     own = {"0.weight": (2, 6), "0.bias": (2,), "2.weight": (3, 2)}
@@ -320,7 +320,7 @@ def test_a_program_lists_each_parameter_where_its_row_has_it() -> None:
     assert program.n_outputs == 3
 
 
-def test_samples_that_do_not_lie_in_one_piece_are_learned_from_all_the_same() -> None:
+def test_noncontiguous_samples_can_be_trained_on() -> None:
     specs = make_specs(MLP, (24, 24))
     apart = [
         HostSpec(

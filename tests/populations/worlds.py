@@ -18,7 +18,7 @@ CONFIGS: dict[str, HostConfig] = {"mlp": MLP, "cnn": CNN, "gpt": GPT}
 
 
 def make_data(config: HostConfig, n_samples: int, seed: int) -> HostData:
-    """Return samples whose labels a host can learn."""
+    """Return samples with learnable labels."""
     generator = torch.Generator().manual_seed(seed)
     inputs = sample_input(config, n_samples + 12)
     if isinstance(config, GPTHostConfig):
@@ -38,7 +38,7 @@ def label(inputs: Tensor, n_classes: int) -> Tensor:
 
 
 def make_specs(config: HostConfig, sizes: Sequence[int]) -> list[HostSpec]:
-    """Return hosts with data and learning rates of their own."""
+    """Return specs with different data and learning rates."""
     rates = [None, 0.004, 0.002]
     return [
         HostSpec(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -23,6 +23,11 @@ def module_names(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return every (name, child) of a module; a child with two names appears twice."""
     return [(name, child) for name, child in module_names(module) if name and "." not in name]
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def count_parameters(module: nn.Module | None) -> int:

@@ -1,4 +1,4 @@
-"""Many hosts trained side by side, in two forms with one interface and the same results."""
+"""Many hosts trained at once: sequential and stacked populations with the same results."""
 
 from esper.populations.factory import make_population
 from esper.populations.host_data import CrossEntropy, HostData, HostSpec, HostState, Objective

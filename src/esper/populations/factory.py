@@ -1,4 +1,4 @@
-"""Choosing the form of a population: stacked where that is possible and faster, else one by one."""
+"""Choosing the form of a population: stacked where that is possible and faster."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ Form = Literal["auto", "sequential", "stacked"]
 FORMS: tuple[str, ...] = ("auto", "sequential", "stacked")
 
 MAX_STACKED_PARAMETERS = 200_000
-"""Parameters of a host up to which stacking was measured to be faster (benchmarks/README.md)."""
+"""Largest host for which stacking is faster, as measured in benchmarks/README.md."""
 
 MIN_STACKED_HOSTS = 2
-"""Hosts from which on stacking was measured to be faster: a transformer by itself is not."""
+"""Smallest population for which stacking is faster; a single transformer is not."""
 
 
 def make_population(
     build: BuildHost, specs: Sequence[HostSpec], *args: Any, form: Form = "auto", **kwargs: Any
 ) -> Population:
-    """Return a population of hosts, in the form that trains them faster.
+    """Return a population of hosts, by default in the form that trains them faster.
 
     Args:
-        build: Makes a host with slots from a seed.
-        specs: What each host learns from.
+        build: Builds a host with slots from a seed.
+        specs: Seed, data and settings of each host.
         args: Further arguments of :class:`Population`.
-        form: "auto" chooses; "stacked" refuses designs that cannot be; "sequential" takes any.
+        form: "stacked", "sequential", or "auto" to use the faster one that supports the design.
         kwargs: Further keyword arguments of :class:`Population`.
+
+    Raises:
+        ConfigError: If ``form`` is unknown.
+        UnsupportedHostError: If ``form`` is "stacked" and the design cannot be stacked.
     """
     if form not in FORMS:
         raise ConfigError(

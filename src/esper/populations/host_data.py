@@ -1,4 +1,4 @@
-"""What one host of a population learns from, and the order in which it sees it."""
+"""The data of one host, its batch order, its objective and its state."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from esper.config.checks import require_int, require_number
 from esper.errors import ConfigError, ShapeError
 from esper.growth.dry_run import evaluation_mode
 from esper.growth.sites import describe
+from esper.growth.slot_lives import SlotLife
 
 Split = Literal["train", "validation", "final"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "final")
 BuildHost = Callable[[int], nn.Module]
-"""Makes a host with slots from a number that decides its weights."""
+"""Builds a host with slots from a random seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class HostData:
-    """Samples to learn from, samples to be judged by, and samples for a last judgement."""
+    """Training and validation samples, and optionally a final test split."""
 
     train_inputs: Tensor
     train_targets: Tensor
@@ -38,7 +39,7 @@ class HostData:
     def __post_init__(self) -> None:
         for entry in fields(self):
             tensor = getattr(self, entry.name)
-            if tensor is not None and tensor.requires_grad:  # nobody learns what samples are
+            if tensor is not None and tensor.requires_grad:  # samples are never trained
                 object.__setattr__(self, entry.name, tensor.detach())
         has_final = self.final_inputs is not None or self.final_targets is not None
         for split in SPLITS if has_final else SPLITS[:2]:
@@ -46,11 +47,11 @@ class HostData:
             if len(inputs) != len(targets) or len(inputs) < 2:
                 raise ShapeError(
                     f"the {split} split has {len(inputs)} inputs and {len(targets)} targets; "
-                    "it needs as many of each, and at least 2."
+                    "it needs the same number of both, at least 2."
                 )
 
     def has_split(self, name: Split) -> bool:
-        """Return whether there are samples of a split."""
+        """Return whether the data have a split."""
         return name != "final" or self.final_inputs is not None
 
     def split(self, name: Split) -> tuple[Tensor, Tensor]:
@@ -60,22 +61,22 @@ class HostData:
         if name == "validation":
             return self.validation_inputs, self.validation_targets
         if self.final_inputs is None or self.final_targets is None:
-            raise ShapeError("the data have no final split; give final_inputs and final_targets.")
+            raise ShapeError("the data have no final split; set final_inputs and final_targets.")
         return self.final_inputs, self.final_targets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostSpec:
-    """What makes one host differ from the others of its population."""
+    """The random seed, data and settings of one host."""
 
     seed: int
-    """Decides its weights, its seeds' weights and its batch order."""
+    """Random seed for its weights, its seeds' weights and its batch order."""
     data: HostData
     learning_rate: float | None = None
-    """Step size; None for the population's."""
+    """Learning rate; None for the population's."""
     build: BuildHost | None = None
-    """Makes this host, if it is another (smaller) than the population's design; its tensors are
-    corners of the design's."""
+    """Builds this host if it is smaller than the population's design; None for the design. Each of
+    its tensors must fit in the leading corner of the design's."""
 
     def __post_init__(self) -> None:
         require_int("seed", self.seed, least=0)
@@ -84,11 +85,11 @@ class HostSpec:
 
 
 class BatchOrder:
-    """The order in which one host sees its samples, from a generator of its own.
+    """The order in which one host sees its samples, drawn from its own generator.
 
-    An epoch is a fresh shuffle cut into whole batches; what is left over waits for another epoch.
-    A host with fewer samples than a batch has one batch of all of them. With a fixed number of
-    batches an epoch goes from one fresh shuffle to the next until it has them.
+    An epoch is a new shuffle cut into whole batches; the remainder is dropped. A host with fewer
+    samples than the batch size has one batch of all samples. With a fixed number of batches per
+    epoch, an epoch draws as many shuffles as it needs.
     """
 
     def __init__(
@@ -99,13 +100,13 @@ class BatchOrder:
         self.n_batches = n_batches or n_samples // self.batch_size
         self.seed = seed
         self.epoch = 0
-        """Epochs that were drawn."""
-        # A stream of its own, so that the order does not depend on how weights were drawn.
+        """Number of epochs drawn."""
+        # A separate stream, so that the order does not depend on how weights are drawn.
         self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
         self._before = self._generator.bit_generator.state
 
     def draw_epoch(self) -> NDArray[np.int64]:
-        """Return the samples of each batch of the next epoch, ``[batches, batch_size]``."""
+        """Return the sample indices of the next epoch, ``[batches, batch_size]``."""
         self._before = self._generator.bit_generator.state
         self.epoch += 1
         by_shuffle = self.n_samples // self.batch_size
@@ -116,22 +117,22 @@ class BatchOrder:
         order = batches[0] if len(batches) == 1 else np.concatenate(batches)
         return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
 
-    def take_back_epoch(self) -> None:
-        """Draw the last epoch once more when the next is asked for."""
+    def undo_epoch(self) -> None:
+        """Undo the last draw, so that the next call returns the same epoch again."""
         self.epoch -= 1
         self._generator.bit_generator.state = self._before
 
     @property
     def noise_seed(self) -> int:
-        """What layers that draw at random (dropout) are to draw from in the present epoch."""
+        """Random seed for layers such as dropout in the current epoch."""
         return int(np.random.SeedSequence([self.seed, 2, self.epoch]).generate_state(1)[0])
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the order is, as plain values."""
+        """Return the state of the order as plain values."""
         return {"epoch": self.epoch, "generator": dict(self._generator.bit_generator.state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where another order was."""
+        """Load what :meth:`get_state` returned."""
         self.epoch = state["epoch"]
         self._generator.bit_generator.state = state["generator"]
 
@@ -142,47 +143,66 @@ class HostState:
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Plain values: the slots' lives, the batch order's generator, the losses seen."""
+    """Plain values: slot lives, batch order, loss statistics."""
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a part by their names inside it."""
+        """Return the tensors of one part, by their names within it."""
         prefix = f"{name}/"
         found = {k: v for k, v in self.tensors.items() if k.startswith(prefix)}
         return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
+@dataclass(frozen=True)
+class Ablation:
+    """Which seeds an evaluation leaves out, besides those that do not affect the output."""
+
+    slot: str | None = None
+    """Leave out the seed in this slot."""
+    is_uncommitted: bool = False
+    """Leave out all uncommitted seeds."""
+
+    def excludes(self, slot: str, life: SlotLife) -> bool:
+        """Return whether the seed in a slot is left out."""
+        is_ablated = slot == self.slot or (self.is_uncommitted and life.is_growing)
+        return is_ablated or not life.affects_output
+
+
+NO_ABLATION = Ablation()
+
+
 class Objective(Protocol):
-    """A loss and a metric of each prediction, whatever axes are in front of it."""
+    """A loss and a metric of each prediction, for any leading axes."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each prediction, differentiable."""
         ...
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return how good each prediction is; its mean is the metric."""
+        """Return the metric of each prediction; the reported metric is their mean."""
         ...
 
 
 class CrossEntropy:
-    """Classification: logits ``[..., K]`` and class numbers ``[...]``; the metric is accuracy."""
+    """Classification: logits ``[..., K]`` and class indices ``[...]``; the metric is accuracy."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return minus the log-probability of each target, in the shape of ``targets``."""
+        """Return the negative log-probability of each target, in the shape of ``targets``."""
         flat = cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
         return flat.view(targets.shape)
 
     def require_classes(self, n_classes: int, targets: Tensor) -> None:
-        """Refuse targets that are not one of the classes.
+        """Raise if a target is not a class index.
 
         Raises:
-            ValueError: If there is one.
+            ValueError: If a target is out of range.
         """
         least, most = int(targets.min()), int(targets.max())
         if least < 0 or most >= n_classes:
-            raise ValueError(f"a target is {least if least < 0 else most}; there are {n_classes}.")
+            wrong = least if least < 0 else most
+            raise ValueError(f"target {wrong} is out of range; it must be 0 to {n_classes - 1}.")
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 where the largest logit is the target's and 0 elsewhere."""
+        """Return 1 for each correct prediction and 0 for each wrong one."""
         return (outputs.argmax(-1) == targets).to(outputs.dtype)
 
 
@@ -196,7 +216,7 @@ Kind = tuple[Any, ...]
 
 
 class DataCheck:
-    """Tries a design on data, once for each kind of data."""
+    """Checks that a design runs on data, once for each kind of data."""
 
     def __init__(self, template: nn.Module, objective: Objective) -> None:
         self.template = template
@@ -205,10 +225,10 @@ class DataCheck:
         self._fitting: WeakSet[HostData] = WeakSet()
 
     def require_fit(self, host: int, spec: HostSpec) -> None:
-        """Refuse data that the design cannot be run on, in any split.
+        """Raise if the design does not run on every split of a host's data.
 
         Raises:
-            ConfigError: If it cannot; the message names the host.
+            ConfigError: If it does not; the message names the host.
         """
         data = spec.data
         if data in self._fitting:
@@ -221,7 +241,7 @@ class DataCheck:
             own = _form_of(inputs, targets)
             if own != form:
                 raise ConfigError(
-                    f"the data of host {host} are not of one form: its train split has "
+                    f"the splits of host {host} differ: its train split has "
                     f"{describe_form(form)}, its {split} split {describe_form(own)}."
                 )
             kind = (form, _range_of(inputs), _range_of(targets))
@@ -231,7 +251,7 @@ class DataCheck:
         self._fitting.add(data)
 
     def _try(self, host: int, split: str, inputs: Tensor, targets: Tensor) -> None:
-        rows, cause = _telling_rows(inputs, targets), None
+        rows, cause = _extreme_rows(inputs, targets), None
         try:
             with torch.no_grad(), evaluation_mode(self.template):
                 outputs: Any = self.template(inputs[rows])
@@ -247,9 +267,12 @@ class DataCheck:
             ) from cause
 
     def _find_problem(self, outputs: Any, targets: Tensor, rows: Tensor) -> str | None:
-        """Return what is wrong with what a model makes of some samples, or None."""
+        """Return what is wrong with a model's outputs for some samples, or None."""
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != rows.shape:
-            return f"it returns {describe(outputs)}; a tensor is needed, a row for each sample."
+            return (
+                f"it returns {describe(outputs)} for {len(rows)} samples; it must return a tensor "
+                "with one row per sample."
+            )
         if isinstance(self.objective, CrossEntropy):
             self.objective.require_classes(outputs.shape[-1], targets)
         for measure in (self.objective.losses, self.objective.metrics):
@@ -257,13 +280,13 @@ class DataCheck:
             if not isinstance(values, Tensor) or values.shape[:1] != rows.shape:
                 return (
                     f"the objective's {measure.__name__} returns {describe(values)} for "
-                    f"{len(rows)} samples; a tensor with a number for each is needed."
+                    f"{len(rows)} samples; it must return a tensor with one row per sample."
                 )
         return None
 
 
 def sample_form(data: HostData) -> Kind:
-    """Return the shapes and dtypes of one sample to learn from and of its target."""
+    """Return the shapes and dtypes of a training sample and its target."""
     return _form_of(*data.split("train"))
 
 
@@ -272,29 +295,29 @@ def _form_of(inputs: Tensor, targets: Tensor) -> Kind:
 
 
 def describe_form(form: Kind) -> str:
-    """Return shapes and dtypes of samples in words."""
+    """Describe the shapes and dtypes of samples and targets."""
     names = [str(dtype).removeprefix("torch.") for dtype in (form[1], form[3])]
     return f"{names[0]} inputs {list(form[0])} with {names[1]} targets {list(form[2])}"
 
 
 def _range_of(numbers: Tensor) -> Kind:
-    """Return the least and the largest of whole numbers, which a model may look up in a table."""
-    if not _is_whole(numbers):
+    """Return the range of integers, which a model may use as indices; empty for other dtypes."""
+    if not _is_integer(numbers):
         return ()
     least, most = torch.aminmax(numbers)
     return least.item(), most.item()
 
 
-def _is_whole(numbers: Tensor) -> bool:
+def _is_integer(numbers: Tensor) -> bool:
     is_real = numbers.is_floating_point() or numbers.is_complex()
     return not is_real and numbers.numel() > 0
 
 
-def _telling_rows(inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the first samples, and those with the least and the largest whole numbers."""
+def _extreme_rows(inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the first two samples and those with the smallest and largest integers."""
     rows = {0, 1}
     for numbers in (inputs, targets):
-        if _is_whole(numbers):
+        if _is_integer(numbers):
             by_row = numbers.numel() // len(numbers)
             flat = numbers.flatten().to(torch.int64)
             rows |= {int(flat.argmin()) // by_row, int(flat.argmax()) // by_row}

@@ -1,4 +1,4 @@
-"""Between the models of hosts and the form-neutral state of a population's host."""
+"""Loading host states into models, and counting the FLOPs of hosts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError
-from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.modules import count_parameters
+from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from esper.populations.host_data import HostState
+from esper.populations.host_data import NO_ABLATION, Ablation, HostState
 from esper.populations.rows import Shape, shapes_of
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def moment_names(config: PopulationConfig) -> tuple[str, ...]:
-    """Return what an optimizer remembers of each parameter, under torch's names."""
+    """Return torch's names of the optimizer's state for each parameter."""
     if config.optimizer == "sgd":
         return ("momentum_buffer",) if config.momentum else ()
     return ("exp_avg", "exp_avg_sq")
@@ -50,7 +49,7 @@ def make_optimizer(model: nn.Module, config: PopulationConfig, learning_rate: fl
 
 
 def start_with_gradmax(model: nn.Module, slot: str, population: Population, host: int) -> None:
-    """Start a widening seed where its gradient on the host's first samples is largest."""
+    """Initialize a widening seed by GradMax on the host's first samples; skip other seeds."""
     if not isinstance(slots(model)[slot].seed, WidenSeed):
         return
     model.train()
@@ -60,32 +59,27 @@ def start_with_gradmax(model: nn.Module, slot: str, population: Population, host
     maximise_gradient(model, slot, lambda: objective.losses(model(inputs), targets).mean())
 
 
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a host (``own``), of each seed and of each gate, by part and name."""
+    """Return the tensors of a host (``own``), each seed and each gate, by part and name."""
     parts = {"host": own}
     for name, slot in host_slots.items():
         for kind, module in (("seed", slot.seed), ("gate", slot.gate)):
             if module is not None:
-                parts[f"{kind}/{name}"] = tensors_of(module)
+                parts[f"{kind}/{name}"] = named_tensors(module)
     return parts
 
 
 def load_model(model: nn.Module, state: HostState) -> None:
-    """Give a fresh host the lives, seeds and tensors of a state.
+    """Load a state into a new host: lives, seeds and tensors.
 
     Raises:
-        ConfigError: If the state is that of a host with other slots or tensors.
+        ConfigError: If the state belongs to a host with other slots or tensors.
     """
-    host_slots, own = slots(model), tensors_of(model)
+    host_slots, own = slots(model), named_tensors(model)
     if state.facts["lives"].keys() != host_slots.keys():
         raise ConfigError(
-            f"the state has the slots {', '.join(state.facts['lives'])}; the host has "
-            f"{', '.join(host_slots)}. Load a state of the same design."
+            f"the state has slots {', '.join(state.facts['lives'])}, but the host has "
+            f"{', '.join(host_slots)}; load a state of the same design."
         )
     host_slots.lives.load_json(state.facts["lives"])
     host_slots.n_germinated = state.facts["n_germinated"]
@@ -99,21 +93,23 @@ def load_model(model: nn.Module, state: HostState) -> None:
 
 
 def _require_tensors(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) -> None:
-    """Refuse the tensors of a state that are not a host's, or of other shapes."""
-    hint = "Load a state of hosts of the same sizes."
+    """Raise if the tensors of a state do not match a host's in name and shape."""
+    hint = "load a state of hosts of the same size."
     for name, shape in wanted.items():
         if name not in given:
-            raise ConfigError(f"the state has no tensor {name}; it has shape {list(shape)}. {hint}")
+            raise ConfigError(f"the state has no tensor {name} {list(shape)}; {hint}")
     for name, shape in given.items():
         kind, _, rest = name.partition("/")
         if kind == "steps":
             continue
         own = wanted.get(rest.partition("/")[2] if kind == "moments" else name)
         if own is None:
-            raise ConfigError(f"the state has a tensor {name}, which the host has not. {hint}")
+            raise ConfigError(
+                f"the state has a tensor {name}, but the host does not; {hint}"
+            )
         if own != shape:
             raise ConfigError(
-                f"the state's {name} has shape {list(shape)}; the host's has {list(own)}. {hint}"
+                f"{name} has shape {list(shape)} in the state, but {list(own)} in the host; {hint}"
             )
 
 
@@ -123,28 +119,28 @@ class SeedWork:
 
     forward: float
     isolated: float
-    """Of a training step in which no gradient flows on into the host."""
+    """Training step in which no gradient flows into the host."""
     blended: float
-    """Of a training step in which it does."""
+    """Training step in which gradients flow into the host."""
 
 
 class CostTable:
-    """FLOPs of hosts of one design, for one sample."""
+    """FLOPs per sample of hosts of one size."""
 
     def __init__(self, host: nn.Module, sample: Tensor, *, like: CostTable | None = None) -> None:
-        """Count a host's work.
+        """Count the FLOPs of a host.
 
         Args:
             host: A host with empty slots.
             sample: A few samples of its input.
-            like: The table of a host with the same slots, whose seeds are counted already.
+            like: The table of a host with the same slots, whose seed counts are shared.
         """
         self.host_forward = forward_flops(host, sample) / len(sample)
         self.host_training = training_step_flops(host, sample) / len(sample)
         self.host_parameters = count_parameters(host)
-        """Parameters of the host without seeds."""
+        """Number of parameters of the host without seeds."""
         self.slot_sizes: tuple[SlotSize, ...] = tuple(map(slot_size, slots(host).values()))
-        """What passes through each slot of the host, and how large its blocks are."""
+        """The size of each slot."""
         self._sites = {site.name: site for site in slots(host).sites}
         self._lives = slots(host).lives
         self._count = cache(self._count_seed)
@@ -152,15 +148,15 @@ class CostTable:
             self._count = like._count
 
     def seed_work(self, slot: str, blueprint: str, is_gated: bool) -> SeedWork:
-        """Return the FLOPs of a seed, gate included."""
+        """Return the FLOPs of a seed, including its gate."""
         return self._count(slot, blueprint, is_gated)[0]
 
     def seed_parameters(self, slot: str, blueprint: str, is_gated: bool) -> int:
-        """Return the parameters of a seed, gate included."""
+        """Return the number of parameters of a seed, including its gate."""
         return self._count(slot, blueprint, is_gated)[1]
 
     def training_flops(self, lives: SlotLives) -> float:
-        """Return what learning from one sample costs a host in this state."""
+        """Return the FLOPs of training a host in this state on one sample."""
         total = self.host_training
         for name, life in lives.items():
             if life.stage == Stage.TRAINING:
@@ -169,14 +165,11 @@ class CostTable:
                 total += self._work(name, life).blended
         return total
 
-    def evaluation_flops(
-        self, lives: SlotLives, without_slot: str | None = None, *, committed_only: bool = False
-    ) -> float:
-        """Return what judging one sample costs a host in this state."""
+    def evaluation_flops(self, lives: SlotLives, ablation: Ablation = NO_ABLATION) -> float:
+        """Return the FLOPs of evaluating a host in this state on one sample."""
         total = self.host_forward
         for name, life in lives.items():
-            is_left_out = committed_only and life.is_growing
-            if life.affects_output and name != without_slot and not is_left_out:
+            if not ablation.excludes(name, life):
                 total += self._work(name, life).forward
         return total
 
@@ -185,14 +178,13 @@ class CostTable:
         return self.seed_work(slot, life.blueprint, is_gated)
 
     def _count_seed(self, slot: str, blueprint: str, is_gated: bool) -> tuple[SeedWork, int]:
-        """Count the FLOPs and parameters of a seed of a blueprint by building one."""
+        """Count the FLOPs and parameters of a blueprint's seed by building one."""
         site = self._sites[slot]
         place = SeedSlot(site, nn.Identity(), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
         with torch.random.fork_rng(devices=[]):
             place.plant(blueprint, style)
-        shape = site.output_shape if place.form == SeedForm.SERIAL else site.input_shape
-        assert shape is not None
+        shape = place.seed_input_shape
 
         def work(needs_grad: bool | None) -> float:
             modules = [(place.seed, shape), (place.gate, site.output_shape)]
@@ -204,7 +196,10 @@ class CostTable:
 
 
 def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:
-    """Count a module's forward pass (None), or with its backward pass, into the input or not."""
+    """Count the FLOPs of a module's forward pass (None), or of forward and backward passes.
+
+    With ``needs_grad`` the backward pass includes the gradient of the input.
+    """
     x = torch.zeros(shape, requires_grad=bool(needs_grad))
     if needs_grad is None:
         with torch.no_grad():
@@ -213,7 +208,7 @@ def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -
     wanted = [*learning, *([x] if needs_grad else [])]
 
     def step() -> None:
-        # The counter cannot follow a gradient to a module's input that nothing was done to.
+        # The counter misses the gradient of an input that is a leaf.
         output = module(x * 1.0)
         if output.requires_grad:
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)

@@ -1,4 +1,4 @@
-"""The interface of a population, and what its forms share. Shapes: N = hosts, S = slots."""
+"""The interface and shared code of populations. Shapes: N = hosts, S = slots."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations.host_data import (
+    Ablation,
     BatchOrder,
     BuildHost,
     CrossEntropy,
@@ -42,9 +43,9 @@ _CURVE_NUMBERS = {curve: number for number, curve in enumerate(ALPHA_CURVES)}
 
 @dataclass(frozen=True, eq=False)
 class SlotArrays:
-    """What action masks and observations read of all slots, ``[N, S]`` each.
+    """The state of all slots as arrays ``[N, S]``, for action masks and observations.
 
-    A population writes an entry when a slot changes, so that reading them costs nothing.
+    A population updates an entry when a slot changes, so that reading is free.
     """
 
     stage: Integers
@@ -52,18 +53,18 @@ class SlotArrays:
     stage_epochs: Integers
     alpha: Floats
     alpha_target: Floats
-    """Where alpha is going, or will go on its first ramp."""
+    """Target of the current ramp, or of the first one if it has not started."""
     alpha_at_rest: NDArray[np.bool_]
     ramp_epochs_left: Integers
-    """Epochs until alpha is at rest."""
+    """Epochs until alpha reaches its target."""
     blueprint: Integers
-    """The blueprint head's choice, -1 without a seed."""
+    """The blueprint head's choice; -1 without a seed."""
     style: Integers
     curve: Integers
 
     @classmethod
     def blank(cls, n_hosts: int, n_slots: int) -> SlotArrays:
-        """Return the arrays of hosts whose slots are dormant."""
+        """Return the arrays of hosts with dormant slots."""
         shape = (n_hosts, n_slots)
         return cls(
             stage=np.zeros(shape, np.int64),
@@ -79,7 +80,7 @@ class SlotArrays:
         )
 
     def write(self, host: int, slot: str, life: SlotLife, slot_config: SlotConfig) -> None:
-        """Take over the state of one slot of one host."""
+        """Write the state of one slot of one host."""
         at = host, slot_config.slot_index(slot)
         schedule = life.schedule
         has_ramped = life.affects_output or not schedule.is_at_rest
@@ -98,23 +99,23 @@ class SlotArrays:
 
 
 FACTS = frozenset({"lives", "n_germinated", "losses", "batch_order", "is_finished"})
-"""What the state of a host says beside its tensors."""
+"""The keys of a host state's facts."""
 
 
 @dataclass(frozen=True, eq=False)
 class EpochReport:
-    """What one epoch of training did, for each host; zero for hosts that have finished."""
+    """The results of one epoch of training for each host; zero for finished hosts."""
 
     losses: Floats
-    """``[N]`` mean loss of the batches that were learned from."""
+    """``[N]`` mean training loss."""
     gradient_norms: Floats
-    """``[N]`` mean norm of the whole gradient."""
+    """``[N]`` mean gradient norm."""
     flops: Floats
-    """``[N]`` floating-point operations of the training."""
+    """``[N]`` FLOPs of the training."""
     seed_gradient_norms: Floats
-    """``[N, S]`` mean norm of the gradient of each slot's seed; zero where none learned."""
+    """``[N, S]`` mean gradient norm of each slot's seed; zero without a trained seed."""
     interventions: dict[int, GovernorReport]
-    """Why the governor stepped in, by host."""
+    """The governor's report for each host that was rolled back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +123,14 @@ class FirstSeed:
     """A seed that a host starts with."""
 
     action: GrowthAction
-    """How it would germinate."""
+    """The germination that would create it."""
     number: int
-    """Seeds that germinate in the host before it, which decides its weights."""
+    """Number of seeds that germinate in the host before it, which determines its weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How well hosts do on a split, one entry for each host that was asked for."""
+    """Mean losses, mean metrics and FLOPs of the evaluated hosts."""
 
     losses: Floats
     metrics: Floats
@@ -137,7 +138,7 @@ class Evaluation:
 
 
 class Population(ABC):
-    """Hosts of one design that are trained side by side, each by itself."""
+    """Hosts of one design that are trained independently of one another."""
 
     def __init__(
         self,
@@ -149,18 +150,18 @@ class Population(ABC):
         growth_config: GrowthConfig | None = None,
         governor_config: GovernorConfig | None = None,
     ) -> None:
-        """Make the hosts.
+        """Build the hosts.
 
         Args:
-            build: Makes a host with slots from a seed; the same seed gives the same host.
-            specs: What each host learns from.
-            config: How hosts are trained.
-            objective: What hosts are trained for; classification if not given.
-            growth_config: How long seeds stay in a stage; the built host's if not given.
+            build: Builds a host with slots from a seed; the same seed gives the same host.
+            specs: Seed, data and settings of each host.
+            config: Training settings.
+            objective: Loss and metric; classification by default.
+            growth_config: Minimum number of epochs in each stage; by default the built host's.
             governor_config: When a loss counts as an outlier.
         """
         if not specs:
-            raise ConfigError("specs is empty; a population needs at least one host.")
+            raise ConfigError("specs is empty; pass at least one HostSpec.")
         self.build = build
         self.specs = list(specs)
         self.config = config or PopulationConfig()
@@ -168,13 +169,13 @@ class Population(ABC):
         self.growth_config = growth_config
         self.governor_config = governor_config or GovernorConfig()
         self.template = self._build(build, specs[0].seed)
-        """A host of the design that all hosts have, or are smaller than."""
+        """A host of the full design; every host has its size or is smaller."""
         self.slot_config: SlotConfig = slots(self.template).slot_config
         self._data_check = DataCheck(self.template, self.objective)
         for host, spec in enumerate(specs):
             self._data_check.require_fit(host, spec)
         self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
-        """What hosts of the design cost."""
+        """FLOPs of hosts of the full design."""
         self._cost_tables = {_size_of(self.template, specs[0]): self.costs}
         self._costs = [self.costs] * len(specs)
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
@@ -182,7 +183,7 @@ class Population(ABC):
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Population:
-        """Return a population in the same state that lives by itself; data are shared."""
+        """Return an independent population in the same state; data are shared."""
         twin = type(self)(
             self.build,
             self.specs,
@@ -197,34 +198,33 @@ class Population(ABC):
 
     @property
     def n_hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return len(self.specs)
 
     def build_host(self, spec: HostSpec) -> nn.Module:
-        """Return a new host, its seeds living by this population's rules.
+        """Return a new host that follows this population's growth configuration.
 
-        What its maker draws from torch's default generator is decided by the seed as well.
+        Its seed also determines what ``build`` draws from torch's default generator.
         """
         return self._build(spec.build or self.build, spec.seed)
 
     def costs_of(self, host: int) -> CostTable:
-        """Return what a host of this host's size costs."""
+        """Return the FLOPs of hosts of this host's size."""
         return self._costs[host]
 
     def learning_rate(self, host: int) -> float:
-        """Return the step size of a host."""
+        """Return the learning rate of a host."""
         own = self.specs[host].learning_rate
         return self.config.learning_rate if own is None else own
 
     @abstractmethod
     def train_epoch(self) -> EpochReport:
-        """Train every host that has not finished for one epoch, and let the epoch pass.
+        """Train every unfinished host for one epoch and advance its slots.
 
-        The governor looks at every step; a host that fails is restored and what was growing in it
-        pruned, while the others go on.
+        A host that the governor rolls back loses its uncommitted seeds; the others are not
+        affected.
         """
 
-    @abstractmethod
     def evaluate(
         self,
         split: Split = "validation",
@@ -233,14 +233,33 @@ class Population(ABC):
         without_slot: str | None = None,
         committed_only: bool = False,
     ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with seeds left out.
+        """Evaluate hosts, optionally with some seeds left out.
 
         Args:
-            split: The samples that they are judged by.
-            hosts: Their numbers.
-            without_slot: A slot whose seed is left out.
-            committed_only: Whether every seed that is not committed is left out.
+            split: The split to evaluate on.
+            hosts: Indices of the hosts; all by default.
+            without_slot: Leave out the seed in this slot.
+            committed_only: Leave out all uncommitted seeds.
         """
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
+        if without_slot is not None:
+            self.slot_config.slot_index(without_slot)
+        if not chosen:
+            return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
+        ablation = Ablation(without_slot, committed_only)
+        losses, metrics = self._evaluate(chosen, split, ablation)
+        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
+        flops = [
+            size * self.costs_of(host).evaluation_flops(self.lives(host), ablation)
+            for host, size in zip(chosen, sizes, strict=True)
+        ]
+        return Evaluation(losses, metrics, np.array(flops))
+
+    @abstractmethod
+    def _evaluate(
+        self, hosts: list[int], split: Split, ablation: Ablation
+    ) -> tuple[Floats, Floats]:
+        """Return the mean loss and the mean metric of each host."""
 
     @abstractmethod
     def lives(self, host: int) -> SlotLives:
@@ -248,21 +267,22 @@ class Population(ABC):
 
     @abstractmethod
     def _act(self, host: int, action: GrowthAction) -> Outcome:
-        """Act on one host that has not finished."""
+        """Apply an action to an unfinished host."""
 
     @abstractmethod
     def model(self, host: int) -> nn.Module:
-        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        """Return a copy of a host as a separate model with its slots and seeds."""
 
     @abstractmethod
     def get_state(self, host: int) -> HostState:
         """Return everything that the next epoch of a host depends on."""
 
     def set_state(self, host: int, state: HostState) -> None:
-        """Put a host into a state that :meth:`get_state` returned, of this or of the other form.
+        """Load a host state, which may come from a population of either form.
 
         Raises:
-            ConfigError: If it is the state of a host of another design or size; nothing changes.
+            ConfigError: If the state belongs to a host of another design or size; the host is
+                then not changed.
         """
         self._require_hosts([host])
         self._require_state(host, state)
@@ -270,14 +290,14 @@ class Population(ABC):
 
     @abstractmethod
     def _set_state(self, host: int, state: HostState) -> None:
-        """Put a host into a state that fits it."""
+        """Load a host state that has been checked."""
 
     @abstractmethod
     def restart(self, host: int, spec: HostSpec) -> None:
-        """Put a new host in the place of one, with its own data and seed."""
+        """Replace a host by a new one with its own data and seed."""
 
     def apply(self, host: int, action: GrowthAction) -> Outcome:
-        """Act on one host; after finish it learns no more.
+        """Apply an action to one host; after a finish action it is no longer trained.
 
         Raises:
             IllegalActionError: If the host's state does not allow the action, or it has finished.
@@ -285,7 +305,7 @@ class Population(ABC):
         self._require_hosts([host])
         if self.is_finished[host] and action.op != Op.WAIT:
             raise IllegalActionError(
-                f"host {host} has finished; {action.op.name.lower()} is not legal, only wait is."
+                f"host {host} has finished; {action.op.name.lower()} is illegal, only wait is not."
             )
         outcome = self._act(host, action)
         if action.op == Op.FINISH:
@@ -293,25 +313,25 @@ class Population(ABC):
         return outcome
 
     def apply_all(self, actions: Sequence[GrowthAction]) -> list[Outcome]:
-        """Act on every host, one action for each."""
+        """Apply one action to each host."""
         if len(actions) != self.n_hosts:
-            raise SlotError(f"there are {len(actions)} actions; there are {self.n_hosts} hosts.")
+            raise SlotError(f"got {len(actions)} actions for {self.n_hosts} hosts; pass one each.")
         return [self.apply(host, action) for host, action in enumerate(actions)]
 
     def plant(self, host: int, seeds: Sequence[FirstSeed]) -> None:
-        """Start a host with committed seeds: the static network that growing would lead to.
+        """Start a host with committed seeds: the static network that growth would lead to.
 
-        Each seed has the weights that germinating it would give it, and counts at its alpha target
-        from the first batch on; nothing is isolated and no gate is asked.
+        Each seed has the weights that germination would give it and is at its alpha target from the
+        first batch on, without isolated training or gates.
 
         Raises:
-            SlotError: If the host has trained, or a slot or blueprint cannot be used.
+            SlotError: If the host has been trained, or a slot or blueprint cannot be used.
         """
         self._require_hosts([host])
         if self.orders[host].epoch:
             raise SlotError(
-                f"host {host} has trained for {self.orders[host].epoch} epochs; seeds are planted "
-                "in hosts that have not trained."
+                f"host {host} has been trained for {self.orders[host].epoch} epochs; plant seeds "
+                "before training."
             )
         for seed in seeds:
             self._set_germinated(host, seed.number)
@@ -320,27 +340,27 @@ class Population(ABC):
 
     @abstractmethod
     def _set_germinated(self, host: int, count: int) -> None:
-        """Let the weights of a host's next seed be those of a seed that so many came before."""
+        """Set how many seeds have germinated, which determines the weights of the next."""
 
     @abstractmethod
     def _commit(self, host: int, slot: str) -> None:
-        """Commit a seed that has just germinated."""
+        """Commit a newly germinated seed."""
 
     def finish(self, host: int) -> None:
-        """Take a host out of the training; it can still be judged, copied and restarted."""
+        """Stop training a host; it can still be evaluated, copied and restarted."""
         self._require_hosts([host])
         self.is_finished[host] = True
 
     @abstractmethod
     def remove_uncommitted(self, host: int) -> None:
-        """Remove every seed of a host that is not committed, at once."""
+        """Remove every uncommitted seed of a host immediately."""
 
     def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as arrays, which follow the slots; do not change them."""
+        """Return the state of all slots as live arrays; treat them as read-only."""
         return self._slot_arrays
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all hosts: tensors and plain values, without any class of ours."""
+        """Return the state of all hosts as tensors and plain values."""
         states = [self.get_state(host) for host in range(self.n_hosts)]
         return {
             "tensors": {
@@ -352,79 +372,80 @@ class Population(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called.
+        """Load what :meth:`state_dict` returned.
 
         Raises:
-            ConfigError: If the state is that of other hosts; nothing changes then.
+            ConfigError: If the state belongs to other hosts; no host is then changed.
         """
         facts = state["facts"]
         if len(facts) != self.n_hosts:
-            raise ConfigError(f"the state has {len(facts)} hosts; the population {self.n_hosts}.")
+            raise ConfigError(
+                f"the state has {len(facts)} hosts, but the population has {self.n_hosts}."
+            )
         by_host: list[dict[str, Tensor]] = [{} for _ in facts]
         for name, tensor in state["tensors"].items():
             host, _, rest = name.partition("/")
             by_host[int(host)][rest] = tensor
         states = [HostState(*pair) for pair in zip(by_host, facts, strict=True)]
-        for host, one in enumerate(states):
-            self._require_state(host, one)
-        for host, one in enumerate(states):
-            self._set_state(host, one)
+        for host, host_state in enumerate(states):
+            self._require_state(host, host_state)
+        for host, host_state in enumerate(states):
+            self._set_state(host, host_state)
 
     def _require_hosts(self, hosts: Sequence[int]) -> list[int]:
-        """Return the hosts' numbers; refuse any that there is not."""
+        """Return host indices as a list; raise if one is out of range."""
         for host in hosts:
             if not 0 <= host < self.n_hosts:
-                raise ConfigError(f"there is no host {host}; there are 0 to {self.n_hosts - 1}.")
+                raise ConfigError(f"there is no host {host}; hosts are 0 to {self.n_hosts - 1}.")
         return list(hosts)
 
     def _require_host(self, host: int, model: nn.Module) -> None:
-        """Refuse a new host that cannot be part of the population."""
+        """Raise if a new host cannot be part of the population."""
         own, wanted = slots(model).slot_config, self.slot_config
         if own.slot_ids != wanted.slot_ids:
             raise ConfigError(
-                f"host {host} has the slots {', '.join(own.slot_ids)}; it must have those of the "
-                f"population's design, {', '.join(wanted.slot_ids)}."
+                f"host {host} has slots {', '.join(own.slot_ids)}; the population's design has "
+                f"{', '.join(wanted.slot_ids)}."
             )
         for name in [field.name for field in fields(SlotConfig)] if own != wanted else ():
             values = getattr(own, name), getattr(wanted, name)
             if values[0] != values[1]:
                 raise ConfigError(
-                    f"host {host} has slots of which {name} is {values[0]}; the population's "
-                    f"design has {values[1]}. Register blueprints before the population is made, "
-                    "and make all hosts with the same settings."
+                    f"the slots of host {host} have {name} {values[0]}; the population's design "
+                    f"has {values[1]}. Register blueprints before creating the population, and "
+                    "build all hosts with the same settings."
                 )
 
     def _require_state(self, host: int, state: HostState) -> None:
-        """Refuse a state that a host cannot be put into."""
+        """Raise if a state cannot be loaded into a host."""
         missing = sorted(FACTS - state.facts.keys())
         if missing:
             raise ConfigError(
-                f"the state of host {host} does not say {', '.join(missing)}; load what "
-                "get_state or state_dict returned."
+                f"the state of host {host} lacks {', '.join(missing)}; load what get_state or "
+                "state_dict returned."
             )
         try:
             load_model(self.build_host(self.specs[host]), state)
         except ConfigError as error:
-            raise ConfigError(f"host {host} cannot be put into this state: {error}") from error
+            raise ConfigError(f"the state does not fit host {host}: {error}") from error
 
-    def _make_model(self, host: int) -> nn.Module:
-        """Return the host of its specification, new."""
+    def _build_model(self, host: int) -> nn.Module:
+        """Build the host that its specification describes."""
         spec = self.specs[host]
-        return self._accept(host, self.build_host(spec), spec)
+        return self._register(host, self.build_host(spec), spec)
 
     def _require_spec(self, host: int, spec: HostSpec) -> None:
-        """Refuse a new host's specification that cannot be taken over."""
+        """Raise if a host cannot be replaced by one with this specification."""
         self._require_hosts([host])
         self._data_check.require_fit(host, spec)
 
-    def _take_spec(self, host: int, spec: HostSpec) -> None:
-        """Put a new host's specification in the place of another's."""
+    def _replace_spec(self, host: int, spec: HostSpec) -> None:
         self.specs[host] = spec
         self.orders[host] = self._make_order(spec)
         self.is_finished[host] = False
 
-    def _accept(self, host: int, model: nn.Module, spec: HostSpec) -> nn.Module:
-        """Refuse a new host that does not fit in, or note what hosts of its size cost."""
+    def _register(self, host: int, model: nn.Module, spec: HostSpec) -> nn.Module:
+        """Return a new host after checking it and looking up its cost table."""
         self._require_host(host, model)
         size = _size_of(model, spec)
         if size not in self._cost_tables:
@@ -434,7 +455,7 @@ class Population(ABC):
         return model
 
     def _build(self, build: BuildHost, seed: int) -> nn.Module:
-        """Return the host of a seed; its seeds live by this population's rules."""
+        """Build a host that follows this population's growth configuration."""
         with seeded(seed):
             model = build(seed)
         slots(model).seed = seed
@@ -449,15 +470,12 @@ class Population(ABC):
         )
 
     def _follow(self, host: int, lives: SlotLives) -> None:
-        """Keep the arrays of slot states up to date with a host's lives."""
-
-        note = partial(self._note_change, host)
-        lives.on_change = note
+        """Keep the slot arrays in sync with a host's lives."""
+        lives.on_change = partial(self._on_slot_change, host)
         for slot, life in lives.items():
-            note(slot, life)
+            self._on_slot_change(host, slot, life)
 
-    def _note_change(self, host: int, slot: str, life: SlotLife) -> None:
-        """Take note of a slot that has changed."""
+    def _on_slot_change(self, host: int, slot: str, life: SlotLife) -> None:
         self._slot_arrays.write(host, slot, life, self.slot_config)
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
@@ -472,6 +490,6 @@ class Population(ABC):
 
 
 def _size_of(model: nn.Module, spec: HostSpec) -> tuple[Any, ...]:
-    """Return what decides the cost of a host: its tensors, its slots' places and its samples."""
+    """Return what the cost of a host depends on: its tensors, sites and samples."""
     shapes = tuple(parameter.shape for parameter in model.parameters())
     return shapes, tuple(slots(model).sites), spec.data.train_inputs.shape[1:]

@@ -1,6 +1,9 @@
-"""The tensors of one module for many hosts, a row for each host.
+"""The tensors of one module for many hosts, with one row per host.
 
 Shapes: R = rows (hosts that have the module), P = parameters of the module, M = moments.
+
+A host may have smaller tensors than the module: they are stored in the leading corner of the
+module's tensors and padded with zeros.
 """
 
 from __future__ import annotations
@@ -11,19 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from esper.growth.modules import named_tensors
 
 Shape = tuple[int, ...]
 
 
 def is_corner(shape: Shape, of: Shape) -> bool:
-    """Return whether a tensor of one shape fits into one of another."""
+    """Return whether a tensor of one shape fits in the corner of another."""
     return len(shape) == len(of) and all(a <= b for a, b in zip(shape, of, strict=True))
 
 
 def cut_corner(tensor: Tensor, shape: Shape) -> Tensor:
-    """Return the leading corner of a tensor, in its memory."""
+    """Return a view of the leading corner of a tensor."""
     for axis, size in enumerate(shape):
         if tensor.shape[axis] != size:
             tensor = tensor.narrow(axis, 0, size)
@@ -31,7 +35,7 @@ def cut_corner(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 def pad_corner(tensor: Tensor, shape: Shape) -> Tensor:
-    """Return a tensor of this shape that has ``tensor`` in its corner; itself if it is as large."""
+    """Return a tensor padded with zeros to this shape; itself if it already has it."""
     if tuple(tensor.shape) == shape:
         return tensor
     padded = tensor.new_zeros(shape)
@@ -45,27 +49,25 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
 
 
 def find_misfit(shapes: Mapping[str, Shape], design: Mapping[str, Shape]) -> str | None:
-    """Return why tensors of these shapes are no corners of a design's, or None if they are."""
+    """Return why tensors of these shapes do not fit in a design's, or None if they do."""
     if shapes.keys() != design.keys():
         name = min(shapes.keys() ^ design.keys())
-        owner = "the design" if name in design else "it"
+        owner = "the design" if name in design else "the host"
         return f"only {owner} has a tensor {name}"
     for name, shape in shapes.items():
         if not is_corner(shape, design[name]):
-            return f"its {name} has shape {list(shape)}, the design's {list(design[name])}"
+            return f"{name} has shape {list(shape)}, the design's has {list(design[name])}"
     return None
 
 
-Positions = NDArray[np.int64]
 Shapes = dict[str, Shape]
 
 
 class RowStore:
-    """Parameters, buffers and moments of hosts that have the same module.
+    """Parameters, buffers and moments of the hosts that have a module.
 
-    All parameters and moments are one tensor ``[1 + M, R, P]``, so that copying them is one
-    operation whatever the number of layers and hosts; layers see views of it. A host whose tensors
-    are smaller than the module's has them in the corner, and zeros elsewhere.
+    All parameters and moments are one tensor ``[1 + M, R, P]``, so that copying them is a single
+    operation; layers read views of it.
     """
 
     def __init__(self, template: nn.Module, moments: Sequence[str]) -> None:
@@ -73,15 +75,15 @@ class RowStore:
         self.shapes = shapes_of(parameters)
         self.sizes = [p.numel() for p in parameters.values()]
         self.hosts: list[int] = []
-        """Which host each row belongs to."""
+        """The host of each row."""
         self.own_shapes: list[Shapes] = []
-        """Shapes of each row's own parameters and buffers; rows of one size share them."""
+        """Unpadded shapes of each row's parameters and buffers; rows of one size share a dict."""
         dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
         self.moment_names = tuple(moments)
         self.data = torch.zeros(1 + len(moments), 0, sum(self.sizes), dtype=dtype)
-        """``[1 + M, R, P]`` the parameters, then each moment."""
+        """``[1 + M, R, P]`` parameters, then each moment."""
         self.steps = np.zeros(0)
-        """``[R]`` updates taken."""
+        """``[R]`` number of updates."""
         self.buffers = {name: b.new_zeros(0, *b.shape) for name, b in template.named_buffers()}
         self._known_shapes: dict[tuple[tuple[str, Shape], ...], Shapes] = {}
 
@@ -90,16 +92,16 @@ class RowStore:
 
     @property
     def values(self) -> Tensor:
-        """``[R, P]`` parameters of each row."""
+        """Parameters of each row, ``[R, P]``."""
         return self.data[0]
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """``[R, P]`` each moment of each row's parameters."""
+        """Each moment of each row's parameters, ``[R, P]``."""
         return {name: self.data[index] for index, name in enumerate(self.moment_names, start=1)}
 
     def copied(self) -> RowStore:
-        """Return a copy that shares nothing that changes."""
+        """Return a copy that shares no mutable state."""
         twin = RowStore.__new__(RowStore)
         twin.__dict__.update(self.__dict__)
         twin.hosts, twin.own_shapes = list(self.hosts), list(self.own_shapes)
@@ -108,7 +110,7 @@ class RowStore:
         return twin
 
     def put(self, rows: Mapping[int, Row]) -> None:
-        """Add the rows of some hosts, or replace them."""
+        """Add or replace the rows of some hosts."""
         added = {host: row for host, row in rows.items() if host not in self.hosts}
         if added:
             self._grow(added)
@@ -116,7 +118,7 @@ class RowStore:
             self._write(self.hosts.index(host), row)
 
     def copy_row(self, host: int, other: RowStore) -> None:
-        """Take over a host's row from a store of the same hosts and module."""
+        """Copy a host's row from another store of the same hosts and module."""
         index, source = self.hosts.index(host), other.hosts.index(host)
         self.data[:, index] = other.data[:, source]
         self.own_shapes[index] = other.own_shapes[source]
@@ -125,7 +127,7 @@ class RowStore:
             buffer[index] = other.buffers[name][source]
 
     def get(self, host: int) -> Row:
-        """Return a copy of a host's row, in its own shapes."""
+        """Return an unpadded copy of a host's row."""
         index = self.hosts.index(host)
         shapes = self.own_shapes[index]
         tensors = self._named(self.data[0, index], shapes)
@@ -151,10 +153,10 @@ class RowStore:
         self.own_shapes = [self.own_shapes[number] for number in numbers]
         self.hosts = list(hosts)
 
-    def find_unfinite(self) -> list[int]:
-        """Return the hosts whose parameters or buffers are not all finite."""
+    def find_nonfinite(self) -> list[int]:
+        """Return the hosts with a non-finite parameter or buffer."""
         tensors = [self.values, *(b for b in self.buffers.values() if b.is_floating_point())]
-        # A sum is finite if all its terms are, but for an overflow; then the terms are looked at.
+        # A finite sum has finite terms; otherwise it may just have overflowed.
         if all(bool(torch.isfinite(tensor.sum())) for tensor in tensors):
             return []
         bad = torch.zeros(len(self), dtype=torch.bool)
@@ -164,7 +166,7 @@ class RowStore:
         return [self.hosts[int(row)] for row in bad.nonzero()]
 
     def _grow(self, rows: Mapping[int, Row]) -> None:
-        """Make room for hosts at the end."""
+        """Append empty rows for new hosts."""
         n_moments, _, n_parameters = self.data.shape
         self.data = torch.cat(
             [self.data, self.data.new_zeros(n_moments, len(rows), n_parameters)], 1
@@ -190,7 +192,7 @@ class RowStore:
         self.steps[index] = row.steps
 
     def _place(self, data: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Write parameters by name into a row ``[P]`` of zeros."""
+        """Copy named parameters into a row ``[P]`` of zeros."""
         for (name, shape), part in zip(
             self.shapes.items(), torch.split(data, self.sizes), strict=True
         ):
@@ -199,7 +201,7 @@ class RowStore:
                 cut_corner(part.view(shape), tuple(tensor.shape)).copy_(tensor)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return parameters by name as one row ``[P]``; zeros for those that are missing."""
+        """Return named parameters as one row ``[P]``, with zeros for missing ones."""
         zeros = self.data.new_zeros
         parts = [
             pad_corner(tensors[name], shape).reshape(-1).to(self.data)
@@ -227,23 +229,23 @@ class Row:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Row:
-        """Return the row of a module that has not learned yet."""
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, {})
+        """Return the row of an untrained module."""
+        tensors = named_tensors(module).items()
+        return cls({name: tensor.detach().clone() for name, tensor in tensors}, {})
 
 
 class ActiveRows:
-    """The rows of a store that take part in the present computation, as layers see them."""
+    """The rows of a store that stacked layers currently read."""
 
     def __init__(self) -> None:
         self.parameters: dict[str, Tensor] = {}
         """Each parameter of the rows, ``[rows, *shape]``."""
         self.buffers: dict[str, Tensor] = {}
         self.leaf: Tensor | None = None
-        """The rows' parameters, ``[rows, P]``, if they are what the gradient is taken of."""
+        """The rows' parameters ``[rows, P]``, if gradients are taken with respect to them."""
 
     def select(self, store: RowStore, rows: Any, *, needs_grad: bool) -> None:
-        """Show some rows of a store: a slice shares their memory, numbers copy them."""
+        """Select some rows of a store: a slice shares their memory, indices copy them."""
         leaf = store.values[rows].detach()
         leaf.requires_grad_(needs_grad and leaf.numel() > 0)
         self.leaf = leaf
@@ -255,5 +257,5 @@ class ActiveRows:
         self.buffers = {name: buffer[rows] for name, buffer in store.buffers.items()}
 
     def bind(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-        """Show rows that lie elsewhere."""
+        """Use rows that are stored elsewhere."""
         self.parameters, self.buffers, self.leaf = parameters, buffers, None

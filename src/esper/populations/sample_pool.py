@@ -1,4 +1,4 @@
-"""The samples of many hosts in one place, so that the batches of all are taken at once."""
+"""The samples of many hosts in one tensor, so that all batches are gathered at once."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ Pair = tuple[Tensor, Tensor]
 """The inputs and the targets of one host."""
 
 MAX_WASTE = 4
-"""How many times the room that samples need may be kept before they are packed anew."""
+"""Capacity relative to the samples in use above which the pool is repacked."""
 
 
 @dataclass
 class _Region:
-    """Where some samples lie, and for whom."""
+    """A range of the pool that holds one pair of tensors."""
 
     pair: Pair
     offset: int
-    room: int
+    capacity: int
     n_hosts: int
+    """Number of hosts that use it."""
 
 
 class SamplePool:
-    """The inputs and targets of many hosts, each distinct pair of tensors once."""
+    """The inputs and targets of many hosts; pairs of tensors that hosts share are stored once."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.offsets = np.zeros(len(pairs), dtype=np.int64)
-        """Where each host's samples begin."""
+        """Index of each host's first sample."""
         self.sizes = np.zeros(len(pairs), dtype=np.int64)
         self._pack(pairs)
         self._taken = self.inputs[:0], self.targets[:0]
 
     def take(self, numbers: Tensor) -> Pair:
-        """Return the samples of these numbers ``[K, B]``, as ``[K, B, ...]`` each.
+        """Return the samples with these indices ``[K, B]``, as ``[K, B, ...]`` each.
 
-        They lie in memory of the pool and stay until the next call: memory for many samples that
-        is given back to the system and taken again costs more than the copying.
+        They are valid until the next call: the pool reuses the memory, because allocating that
+        much at each call costs more than the copying.
         """
         flat, sources = numbers.reshape(-1), (self.inputs, self.targets)
-        rooms = zip(self._taken, sources, strict=True)
-        first, second = (_with_room(room, samples, len(flat)) for room, samples in rooms)
+        pairs = zip(self._taken, sources, strict=True)
+        first, second = (_with_capacity(buffer, samples, len(flat)) for buffer, samples in pairs)
         self._taken = first, second
-        for samples, room in zip(sources, self._taken, strict=True):
-            torch.index_select(samples, 0, flat, out=room[: len(flat)])
+        for samples, buffer in zip(sources, self._taken, strict=True):
+            torch.index_select(samples, 0, flat, out=buffer[: len(flat)])
         inputs, targets = (
-            room[: len(flat)].view(*numbers.shape, *room.shape[1:]) for room in self._taken
+            buffer[: len(flat)].view(*numbers.shape, *buffer.shape[1:]) for buffer in self._taken
         )
         return inputs, targets
 
     def replace(self, host: int, pair: Pair) -> bool:
-        """Put other samples in the place of a host's; return False if they are of another kind."""
+        """Replace a host's samples; return False if their dtype or shape differs."""
         if not all(
             _are_alike(*both) for both in zip((self.inputs, self.targets), pair, strict=True)
         ):
@@ -72,7 +73,7 @@ class SamplePool:
         return True
 
     def _pack(self, pairs: Sequence[Pair]) -> None:
-        """Lay the samples of all hosts out, one after another."""
+        """Concatenate the samples of all hosts."""
         self._regions: list[_Region] = []
         self._of_host: list[_Region] = []
         found: dict[tuple[int, int], _Region] = {}
@@ -89,29 +90,29 @@ class SamplePool:
         self._regions = list(found.values())
         distinct = [region.pair for region in self._regions]
         self._is_own = len(distinct) > 1
-        """Whether the pool's tensors are its own, not the first host's."""
+        """Whether the pool's tensors are its own, rather than the first host's."""
         self.inputs = torch.cat([p[0] for p in distinct]) if self._is_own else distinct[0][0]
         self.targets = torch.cat([p[1] for p in distinct]) if self._is_own else distinct[0][1]
 
     def _write(self, pair: Pair) -> _Region:
-        """Write samples where there is room; make room at the end if there is none."""
+        """Write samples into the smallest free region that fits, or into a new one."""
         size = len(pair[0])
-        free = [r for r in self._regions if not r.n_hosts and r.room >= size]
+        free = [r for r in self._regions if not r.n_hosts and r.capacity >= size]
         if free and self._is_own:
-            region = min(free, key=lambda r: r.room)
+            region = min(free, key=lambda r: r.capacity)
             region.pair = pair
         else:
-            region = self._add_room(pair, size)
+            region = self._add_region(pair, size)
         part = slice(region.offset, region.offset + size)
         self.inputs[part], self.targets[part] = pair
         return region
 
-    def _add_room(self, pair: Pair, size: int) -> _Region:
-        """Add a region at the end, with room to spare so that others will fit in later."""
-        room = 2 ** (size - 1).bit_length()
-        region = _Region(pair, len(self.inputs), room, 0)
+    def _add_region(self, pair: Pair, size: int) -> _Region:
+        """Append a region whose capacity is a power of two, so that other samples fit later."""
+        capacity = 2 ** (size - 1).bit_length()
+        region = _Region(pair, len(self.inputs), capacity, 0)
         self.inputs, self.targets = (
-            torch.cat([samples, samples.new_zeros(room, *samples.shape[1:])])
+            torch.cat([samples, samples.new_zeros(capacity, *samples.shape[1:])])
             for samples in (self.inputs, self.targets)
         )
         self._is_own = True
@@ -119,9 +120,9 @@ class SamplePool:
         return region
 
 
-def _with_room(room: Tensor, samples: Tensor, size: int) -> Tensor:
-    """Return memory for so many samples: the same as before if it is large enough."""
-    return room if len(room) >= size else samples.new_empty(size, *samples.shape[1:])
+def _with_capacity(buffer: Tensor, samples: Tensor, size: int) -> Tensor:
+    """Return a buffer for ``size`` samples: the given one if it is large enough."""
+    return buffer if len(buffer) >= size else samples.new_empty(size, *samples.shape[1:])
 
 
 def _are_alike(first: Tensor, second: Tensor) -> bool:

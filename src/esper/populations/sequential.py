@@ -1,9 +1,8 @@
-"""The plain form of a population: hosts are trained one after another. Works for any model."""
+"""The sequential form of a population: hosts are trained one after another. Works for any model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,35 +13,35 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from esper.arrays import Floats
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.modules import seeded
+from esper.growth.modules import named_tensors, seeded
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import GrowthAction, Op
-from esper.populations.host_data import HostSpec, HostState, Split, sample_means
+from esper.populations.host_data import Ablation, HostSpec, HostState, Split, sample_means
 from esper.populations.host_models import (
     load_model,
     make_optimizer,
     moment_names,
     parts_of,
     start_with_gradmax,
-    tensors_of,
 )
-from esper.populations.population import EpochReport, Evaluation, Population
+from esper.populations.population import EpochReport, Population
 
 EVALUATION_BATCH = 512
 
 
 class _Host:
-    """One host with all that its training needs."""
+    """One host with its optimizer and governor."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, population: Population) -> None:
         self.model = model
         self.optimizer = optimizer
         self.slots = slots(model)
-        self.tensors = tensors_of(model)
-        """Parameters and buffers of the host itself, by their names while its slots are empty."""
+        self.tensors = named_tensors(model)
+        """Parameters and buffers of the host itself, by their names in a host without seeds."""
         OptimizerKeeper(model, optimizer, seed_lr_factor=population.config.seed_lr_factor)
         self.governor = Governor(model, optimizer, population.governor_config)
 
@@ -51,12 +50,12 @@ class SequentialPopulation(Population):
     """Hosts trained one after another, each by ``torch.optim`` and its own governor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take what :class:`Population` takes."""
+        """Take the arguments of :class:`Population`."""
         super().__init__(*args, **kwargs)
-        self._hosts = [self._make_host(h, self._make_model(h)) for h in range(self.n_hosts)]
+        self._hosts = [self._make_host(h, self._build_model(h)) for h in range(self.n_hosts)]
 
     def train_epoch(self) -> EpochReport:
-        """Train every host that has not finished for one epoch, and let the epoch pass."""
+        """Train every unfinished host for one epoch and advance its slots."""
         shape = self.n_hosts
         seeds = np.zeros((shape, self.slot_config.max_slots))
         report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), seeds, {})
@@ -65,20 +64,11 @@ class SequentialPopulation(Population):
                 self._train_host(host, report)
         return report
 
-    def evaluate(
-        self,
-        split: Split = "validation",
-        *,
-        hosts: Sequence[int] | None = None,
-        without_slot: str | None = None,
-        committed_only: bool = False,
-    ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with seeds left out."""
-        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
-        results = np.array(
-            [self._evaluate_host(host, split, without_slot, committed_only) for host in chosen]
-        )
-        return Evaluation(*results.reshape(-1, 3).T)
+    def _evaluate(
+        self, hosts: list[int], split: Split, ablation: Ablation
+    ) -> tuple[Floats, Floats]:
+        results = np.array([self._evaluate_host(host, split, ablation) for host in hosts])
+        return results[:, 0], results[:, 1]
 
     def lives(self, host: int) -> SlotLives:
         """Return the lives of a host's slots."""
@@ -100,20 +90,20 @@ class SequentialPopulation(Population):
         held.governor.keep_if_finite()
 
     def model(self, host: int) -> nn.Module:
-        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        """Return a copy of a host as a separate model with its slots and seeds."""
         return copy.deepcopy(self._hosts[host].model)
 
     def remove_uncommitted(self, host: int) -> None:
-        """Remove every seed of a host that is not committed, at once."""
+        """Remove every uncommitted seed of a host immediately."""
         self._require_hosts([host])
         self._hosts[host].slots.abandon_growing()
         self._hosts[host].governor.keep_if_finite()
 
     def restart(self, host: int, spec: HostSpec) -> None:
-        """Put a new host in the place of one, with its own data and seed."""
+        """Replace a host by a new one with its own data and seed."""
         self._require_spec(host, spec)
-        model = self._accept(host, self.build_host(spec), spec)
-        self._take_spec(host, spec)
+        model = self._register(host, self.build_host(spec), spec)
+        self._replace_spec(host, spec)
         self._hosts[host] = self._make_host(host, model)
 
     def get_state(self, host: int) -> HostState:
@@ -134,7 +124,7 @@ class SequentialPopulation(Population):
         return state
 
     def _set_state(self, host: int, state: HostState) -> None:
-        held = self._hosts[host] = self._make_host(host, self._make_model(host))
+        held = self._hosts[host] = self._make_host(host, self._build_model(host))
         self._load_shared_facts(host, state.facts)
         load_model(held.model, state)
         for part, tensors in parts_of(held.slots, held.tensors).items():
@@ -187,19 +177,15 @@ class SequentialPopulation(Population):
         if intervention is not None:
             report.interventions[host] = intervention
 
-    def _evaluate_host(
-        self, host: int, split: Split, without_slot: str | None, committed_only: bool
-    ) -> tuple[float, float, float]:
+    def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]
         inputs, targets = self.specs[host].data.split(split)
         n, total_loss, total_metric = len(inputs), 0.0, 0.0
-        off: set[str] = set() if without_slot is None else {without_slot}
-        if committed_only:
-            off |= {slot for slot, life in held.slots.lives.items() if life.is_growing}
         held.model.eval()
         with torch.no_grad(), ExitStack() as stack:
-            for slot in off:
-                stack.enter_context(held.slots.switched_off(slot))
+            for slot, life in held.slots.lives.items():
+                if ablation.excludes(slot, life):
+                    stack.enter_context(held.slots.switched_off(slot))
             for start in range(0, n, EVALUATION_BATCH):
                 batch = slice(start, start + EVALUATION_BATCH)
                 outputs = held.model(inputs[batch])
@@ -207,15 +193,11 @@ class SequentialPopulation(Population):
                 metrics = self.objective.metrics(outputs, targets[batch])
                 total_loss += sample_means(losses).sum().item()
                 total_metric += sample_means(metrics).sum().item()
-        costs = self.costs_of(host)
-        flops = n * costs.evaluation_flops(
-            held.slots.lives, without_slot, committed_only=committed_only
-        )
-        return total_loss / n, total_metric / n, flops
+        return total_loss / n, total_metric / n
 
 
 def _seed_gradient_norms(host_slots: HostSlots) -> NDArray[np.float64]:
-    """Return the norm of the gradient of each slot's seed, gate included; zero without one."""
+    """Return the gradient norm of each slot's seed, including its gate; zero without a seed."""
     norms = np.zeros(len(host_slots))
     for index, slot in enumerate(host_slots.values()):
         grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]

@@ -1,4 +1,4 @@
-"""The stacked form of a population: all hosts in one forward, one backward and one update.
+"""The stacked form of a population: all hosts in one forward pass, backward pass and update.
 
 Shapes: N = hosts, K = hosts that are computed together, B = samples of a batch.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from esper.arrays import Floats
 from esper.errors import ConfigError, UnsupportedHostError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import draw_seed_number, slots
-from esper.growth.modules import seeded
+from esper.growth.modules import named_tensors, seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
-from esper.populations.flat_optimizer import Segment, TrainingSegment
 from esper.populations.host_data import (
+    Ablation,
     BuildHost,
     HostSpec,
     HostState,
@@ -36,22 +36,19 @@ from esper.populations.host_models import (
     load_model,
     moment_names,
     start_with_gradmax,
-    tensors_of,
 )
-from esper.populations.population import EpochReport, Evaluation, Population
+from esper.populations.population import EpochReport, Population
 from esper.populations.rows import Row, RowStore
 from esper.populations.sample_pool import SamplePool
+from esper.populations.segments import EpochTally, Segment, TrainingSegment
 from esper.populations.stacked_design import StackedDesign
-from esper.populations.stacked_state import EpochTally, StackedState, load_modules, rows_of
+from esper.populations.stacked_state import StackedState, load_modules, rows_of
 from esper.populations.stacking import stack_inputs
-from esper.populations.vector_hosts import LeftOut, VectorHosts
-
-if TYPE_CHECKING:
-    from esper.populations.stacked import StackedPopulation
+from esper.populations.vector_hosts import VectorHosts
 
 
 class StackedKeeper:
-    """Keeps the seeds of one host of a stacked population."""
+    """The seed keeper of one host of a stacked population."""
 
     def __init__(self, population: StackedPopulation, host: int) -> None:
         self.population = population
@@ -59,46 +56,44 @@ class StackedKeeper:
         self.host = host
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
-        """Build the action's blueprint; it waits until it may learn."""
+        """Build the action's blueprint; it is pending until it starts training."""
         seed, count = self.population.specs[self.host].seed, self.state.n_germinated[self.host]
-        place = self._fresh_place(slot)
+        place = self._new_slot(slot)
         with seeded(draw_seed_number(seed, count)):
             place.plant(action.blueprint, action.style)
         self.state.n_germinated[self.host] = count + 1
         self.state.pending[self.host, slot] = place
 
     def remove_seed(self, slot: str) -> None:
-        """Take a seed's rows away."""
+        """Remove a seed's rows."""
         self.state.drop_seed(self.host, slot)
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
-        """Make the gate if the style has one and there is none; remove it if it has none."""
+        """Create the gate if the style needs one and there is none; remove it otherwise."""
         if style != BlendStyle.LEARNED_GATE:
             self.state.drop_gate(self.host, slot)
         elif self.state.lives[self.host][slot].style != style:
-            place = self._fresh_place(slot)
+            place = self._new_slot(slot)
             place.restyle(style)
             assert place.gate is not None
-            self.state.put_gate(self.host, slot, place.gate)
+            self.state.put_gate(self.host, slot, Row.of_module(place.gate))
 
     def commit_seed(self, slot: str) -> None:
-        """Change nothing: what a committed seed learns by is read from its stage."""
+        """Do nothing: the learning rate of a committed seed follows from its stage."""
 
     def find_start_problem(self, slot: str) -> str | None:
-        """Return why a germinated seed may not start learning, or None if it may."""
+        """Return why a germinated seed may not start training, or None if it may."""
         return self.state.pending[self.host, slot].find_start_problem()
 
-    def _fresh_place(self, slot: str) -> SeedSlot:
-        template = self.population.design.slots[slot]
-        lives, model = self.state.lives[self.host], self.population.design.slots.model
-        return SeedSlot(template.site, template.block, lives, model)
+    def _new_slot(self, slot: str) -> SeedSlot:
+        return self.population.design.new_slot(slot, self.state.lives[self.host])
 
 
 EVALUATION_SAMPLES = 8192
-"""Samples, over all hosts, of one step of an evaluation."""
+"""Samples of all hosts in one step of an evaluation."""
 
 EVALUATION_NUMBERS = 2**21
-"""Numbers, over all hosts, up to which a step may have more samples if they are vectors."""
+"""Input elements of all hosts in one step; vectors may use more samples up to this size."""
 
 
 class StackedPopulation(Population):
@@ -109,7 +104,7 @@ class StackedPopulation(Population):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take what :class:`Population` takes."""
+        """Take the arguments of :class:`Population`."""
         super().__init__(*args, **kwargs)
         self._form = sample_form(self.specs[0].data)
         for host, spec in enumerate(self.specs):
@@ -127,39 +122,39 @@ class StackedPopulation(Population):
             n_germinated=[0] * self.n_hosts,
             watch=LossWatch(self.n_hosts, self.governor_config),
         )
-        models = [self._make_model(host) for host in range(self.n_hosts)]
+        models = [self._build_model(host) for host in range(self.n_hosts)]
         self.state.lives = [slots(model).lives for model in models]
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
         self._spares: dict[int, tuple[BuildHost, nn.Module, Row, CostTable]] = {}
-        """A host of each maker, to be given other weights, its tensors and what it costs."""
+        """A reusable host of each builder that can redraw weights, its tensors and its costs."""
         self._pools: dict[Split, SamplePool] = {}
         self.vector_hosts: VectorHosts = VectorHosts(self)
         self._changed: set[int] = set()
-        """Hosts of which a slot has changed since the snapshot was taken."""
+        """Hosts with a slot that has changed since the last snapshot."""
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
-        self._keep()
+        self._take_snapshot()
 
     def train_epoch(self) -> EpochReport:
-        """Train every host that has not finished for one epoch, and let the epoch pass.
+        """Train every unfinished host for one epoch and advance its slots.
 
-        An epoch that is interrupted has not been: all hosts go back to where they were.
+        An interrupted epoch is rolled back.
         """
         epochs = [order.epoch for order in self.orders]
         try:
             return self._train_epoch()
         except BaseException:
-            self._take_back(epochs)
+            self._undo_epoch(epochs)
             raise
 
     def _train_epoch(self) -> EpochReport:
         tally = EpochTally(self.n_hosts, self.slot_config.max_slots)
         is_active = ~self.is_finished
         interventions: dict[int, GovernorReport] = {}
-        self._restore_unfinite(tally, interventions)
+        self._restore_nonfinite(tally, interventions)
         self._sort_rows()
         if self._has_acted:
-            self._keep()
+            self._take_snapshot()
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
@@ -168,81 +163,55 @@ class StackedPopulation(Population):
             self._train_cohort(cohort, tally)
         for host, reason in tally.failures.items():
             interventions.setdefault(host, self._restore(host, reason))
-        self._restore_unfinite(tally, interventions)
+        self._restore_nonfinite(tally, interventions)
         for host in active:
             self.state.lives[host].tick(StackedKeeper(self, host))
-        self._keep()
+        self._take_snapshot()
         losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
         seed_norms = tally.seed_norms / np.maximum(tally.counts, 1.0)[:, None]
         return EpochReport(losses, norms, tally.flops, seed_norms, interventions)
 
-    def _take_back(self, epochs: Sequence[int]) -> None:
-        """Go back to the last good state; orders that drew an epoch since draw it again."""
+    def _undo_epoch(self, epochs: Sequence[int]) -> None:
+        """Restore the last snapshot and undo the epochs drawn since."""
         for order, epoch in zip(self.orders, epochs, strict=True):
             if order.epoch > epoch:
-                order.take_back_epoch()
-        if self._has_acted:  # and nothing was computed since
+                order.undo_epoch()
+        if self._has_acted:  # then no training has happened since the action
             return
         lives, self.state = self.state.lives, self._snapshot.copied()
-        # Whoever follows or holds the lives knows these, not copies of them.
+        # Subscribers hold references to these lives, so they are updated in place.
         for own, before in zip(lives, self.state.lives, strict=True):
             for slot, life in before.items():
                 own.set_life(slot, life)
         self.state.lives = lives
 
-    def evaluate(
-        self,
-        split: Split = "validation",
-        *,
-        hosts: Sequence[int] | None = None,
-        without_slot: str | None = None,
-        committed_only: bool = False,
-    ) -> Evaluation:
-        """Judge hosts (all if not given), as they are or with seeds left out."""
-        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
-        if without_slot is not None:
-            self.slot_config.slot_index(without_slot)
-        if not chosen:
-            return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
-        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
-        left_out = LeftOut(without_slot, committed_only)
-        flops = [
-            size
-            * self.costs_of(host).evaluation_flops(
-                self.state.lives[host], without_slot, committed_only=committed_only
-            )
-            for host, size in zip(chosen, sizes, strict=True)
-        ]
-        losses, metrics = np.zeros((2, len(chosen)))
-        is_compiled = [self.vector_hosts.can_judge(host, left_out) for host in chosen]
+    def _evaluate(
+        self, hosts: list[int], split: Split, ablation: Ablation
+    ) -> tuple[Floats, Floats]:
+        losses, metrics = np.zeros((2, len(hosts)))
+        is_compiled = [self.vector_hosts.can_evaluate(host, ablation) for host in hosts]
         for flag in set(is_compiled):
-            places = [place for place, own in enumerate(is_compiled) if own == flag]
-            some = [chosen[place] for place in places]
-            judge = self.vector_hosts.judge if flag else self._judge_by_tensors
-            losses[places], metrics[places] = judge(some, split, left_out)
-        return Evaluation(losses, metrics, np.array(flops))
+            positions = [position for position, own in enumerate(is_compiled) if own == flag]
+            some = [hosts[position] for position in positions]
+            evaluate = self.vector_hosts.evaluate if flag else self._evaluate_with_tensors
+            losses[positions], metrics[positions] = evaluate(some, split, ablation)
+        return losses, metrics
 
-    def _judge_by_tensors(
-        self, hosts: list[int], split: Split, left_out: LeftOut
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the mean loss and metric of hosts, in the order in which they are given."""
+    def _evaluate_with_tensors(
+        self, hosts: list[int], split: Split, ablation: Ablation
+    ) -> tuple[Floats, Floats]:
+        """Return the mean loss and metric of hosts, in the given order."""
         self._sort_rows()
         ranks = {host: rank for rank, host in enumerate(self.state.hosts.hosts)}
         ordered = sorted(set(hosts), key=lambda host: ranks[host])
         rows = [ranks[host] for host in ordered]
-        segment = Segment(
-            self,
-            rows,
-            is_training=False,
-            without_slot=left_out.slot,
-            committed_only=left_out.is_uncommitted,
-        )
-        losses, metrics = self._judge(segment, ordered, split)
-        where = [ordered.index(host) for host in hosts]
-        return losses[where], metrics[where]
+        segment = Segment(self, rows, is_training=False, ablation=ablation)
+        losses, metrics = self._evaluate_segment(segment, ordered, split)
+        positions = [ordered.index(host) for host in hosts]
+        return losses[positions], metrics[positions]
 
-    def _note_change(self, host: int, slot: str, life: SlotLife) -> None:
-        super()._note_change(host, slot, life)
+    def _on_slot_change(self, host: int, slot: str, life: SlotLife) -> None:
+        super()._on_slot_change(host, slot, life)
         self.vector_hosts.forget(host)
         self._changed.add(host)
 
@@ -274,7 +243,7 @@ class StackedPopulation(Population):
         self._has_acted = True
 
     def model(self, host: int) -> nn.Module:
-        """Return a copy of a host as a model of its own, with its slots and seeds."""
+        """Return a copy of a host as a separate model with its slots and seeds."""
         model = self.build_host(self.specs[host])
         load_model(model, self.state.get_host(host))
         return model
@@ -291,16 +260,16 @@ class StackedPopulation(Population):
         self._put_host(self._snapshot, host, state)
 
     def remove_uncommitted(self, host: int) -> None:
-        """Remove every seed of a host that is not committed, at once."""
+        """Remove every uncommitted seed of a host immediately."""
         self._require_hosts([host])
-        self._abandon_growing(host)
+        self.state.lives[host].abandon_growing(StackedKeeper(self, host))
         self._has_acted = True
 
     def restart(self, host: int, spec: HostSpec) -> None:
-        """Put a new host in the place of one, with its own data and seed."""
+        """Replace a host by a new one with its own data and seed."""
         self._require_spec(host, spec)
-        model, row = self._start_model(host, spec)
-        self._take_spec(host, spec)
+        model, row = self._new_model(host, spec)
+        self._replace_spec(host, spec)
         self._replace_samples(host, spec)
         hosts = self.state.hosts
         hosts.put({host: row})
@@ -309,22 +278,22 @@ class StackedPopulation(Population):
             state.start_host(host, slots(model).lives.growth_config)
         self._follow(host, self.state.lives[host])
 
-    def _start_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
-        """Return a new host and its tensors: one that was made before, if its maker can redraw it.
+    def _new_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
+        """Return a new host and its tensors, reusing a model if its builder can redraw weights.
 
-        Only tensors are read, so one model serves all hosts of a maker.
+        Only the tensors are read, so one model serves all hosts of a builder.
         """
         build = spec.build or self.build
         redraw = getattr(build, "redraw", None)
         if redraw is None:
-            model = self._accept(host, self.build_host(spec), spec)
+            model = self._register(host, self.build_host(spec), spec)
             return model, Row.of_module(model)
         if id(build) in self._spares:
             _, model, row, self._costs[host] = self._spares[id(build)]
             redraw(model, spec.seed)
             return model, row
-        model = self._accept(host, self.build_host(spec), spec)
-        row = Row({name: tensor.detach() for name, tensor in tensors_of(model).items()}, {})
+        model = self._register(host, self.build_host(spec), spec)
+        row = Row({name: tensor.detach() for name, tensor in named_tensors(model).items()}, {})
         self._spares[id(build)] = (build, model, row, self._costs[host])
         return model, row
 
@@ -335,44 +304,36 @@ class StackedPopulation(Population):
 
     def _describe_misfit(self, host: int, spec: HostSpec) -> str:
         return (
-            f"host {host} learns from {describe_form(sample_form(spec.data))}; hosts that are "
-            f"stacked need samples of one form, here {describe_form(self._form)}."
+            f"host {host} has {describe_form(sample_form(spec.data))}; stacked hosts need samples "
+            f"of the same form, here {describe_form(self._form)}."
         )
 
     def _require_host(self, host: int, model: nn.Module) -> None:
         super()._require_host(host, model)
         self.design.require_host(model, host)
 
-    def _keep(self) -> None:
-        """Remember the present state of all hosts as good, in place of the one before."""
-        hosts = [host for host in range(self.n_hosts) if host not in self._changed]
-        self._snapshot = self.state.copied({host: self._snapshot.lives[host] for host in hosts})
+    def _take_snapshot(self) -> None:
+        """Save the current state of all hosts as the last good one."""
+        unchanged = [host for host in range(self.n_hosts) if host not in self._changed]
+        self._snapshot = self.state.copied({host: self._snapshot.lives[host] for host in unchanged})
         self._has_acted = False
         self._changed.clear()
 
-    def _restore_unfinite(
+    def _restore_nonfinite(
         self, tally: EpochTally, interventions: dict[int, GovernorReport]
     ) -> None:
-        """Take back every host with a parameter or buffer that is not finite."""
-        bad = {host for store in self.state.stores() for host in store.find_unfinite()}
+        """Roll back every host with a non-finite parameter or buffer."""
+        bad = {host for store in self.state.stores() for host in store.find_nonfinite()}
         for host in sorted(bad):
             tally.fail(host, "a parameter is not finite")
             interventions.setdefault(host, self._restore(host, tally.failures[host]))
 
     def _restore(self, host: int, reason: str) -> GovernorReport:
-        """Take one host back to its last good state and prune what was growing in it."""
+        """Roll one host back to the last snapshot and prune its uncommitted seeds."""
         self._put_host(self.state, host, self._snapshot.get_host(host))
-        growing = self._abandon_growing(host)
+        pruned = self.state.lives[host].abandon_growing(StackedKeeper(self, host))
         self.state.watch.forget(host)
-        return GovernorReport(reason, tuple(growing))
-
-    def _abandon_growing(self, host: int) -> list[str]:
-        """Prune every seed of a host that is not committed; return the slots it was done to."""
-        lives, keeper = self.state.lives[host], StackedKeeper(self, host)
-        growing = [slot for slot, life in lives.items() if life.is_growing]
-        for slot in growing:
-            lives.abandon(slot, keeper)
-        return growing
+        return GovernorReport(reason, tuple(pruned))
 
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
         model = self.build_host(self.specs[host])
@@ -381,7 +342,7 @@ class StackedPopulation(Population):
         target.set_host(host, state, places)
 
     def _start_computing(self, host: int) -> None:
-        """Move seeds that have begun to learn from waiting to computing."""
+        """Move pending seeds that have started training to their groups."""
         for slot, life in self.state.lives[host].items():
             place = self.state.pending.get((host, slot))
             if place is not None and life.is_computing:
@@ -389,17 +350,17 @@ class StackedPopulation(Population):
                 self.state.put_seed(host, slot, life.blueprint, rows_of(place))
 
     def _sort_rows(self) -> None:
-        """Order rows so that hosts with the same batch size, and the longer epochs, come first."""
+        """Order rows by batch size, longest epochs first; finished and compiled hosts come last."""
 
         def rank(host: int) -> tuple[bool, int, int, int]:
             order = self.orders[host]
-            is_apart = bool(self.is_finished[host]) or self.vector_hosts.has_program(host)
-            return is_apart, order.batch_size, -order.n_batches, host
+            is_last = bool(self.is_finished[host]) or self.vector_hosts.has_program(host)
+            return is_last, order.batch_size, -order.n_batches, host
 
         self.state.sort(sorted(range(self.n_hosts), key=rank))
 
     def _cohorts(self) -> list[list[int]]:
-        """Return the rows of hosts without program by batch size, longest epoch first."""
+        """Return the rows of hosts without a program by batch size, longest epochs first."""
         cohorts: dict[int, list[int]] = {}
         for row, host in enumerate(self.state.hosts.hosts):
             if not (self.is_finished[host] or self.vector_hosts.has_program(host)):
@@ -407,7 +368,7 @@ class StackedPopulation(Population):
         return list(cohorts.values())
 
     def _train_cohort(self, rows: list[int], tally: EpochTally) -> None:
-        """Train the hosts of some rows, which have the same batch size, for one epoch."""
+        """Train hosts with the same batch size for one epoch."""
         hosts = [self.state.hosts.hosts[row] for row in rows]
         pool = self._pool("train")
         lengths = np.array([self.orders[host].n_batches for host in hosts])
@@ -415,18 +376,18 @@ class StackedPopulation(Population):
         for index, host in enumerate(hosts):
             batches[index, : lengths[index]] = self.orders[host].draw_epoch() + pool.offsets[host]
         numbers = torch.from_numpy(batches)
-        # Hosts whose epoch is over leave; the others, which come first, go on.
+        # Hosts whose epoch is over drop out; those with longer epochs come first.
         for first, last in pairwise([0, *np.unique(lengths).tolist()]):
             n_active = int((lengths > first).sum())
             segment = TrainingSegment(self, rows[:n_active])
             for step in range(first, last):
-                segment.settle(segment.learn(*pool.take(numbers[:n_active, step])), tally)
-            segment.arena.write_back()
+                losses = segment.compute_gradients(*pool.take(numbers[:n_active, step]))
+                segment.update(losses, tally)
+            segment.optimizer.write_back()
 
-    def _judge(
+    def _evaluate_segment(
         self, segment: Segment, hosts: list[int], split: Split
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the mean loss and metric of some hosts on a split."""
+    ) -> tuple[Floats, Floats]:
         pool = self._pool(split)
         sizes = torch.from_numpy(pool.sizes[hosts])
         offsets = torch.from_numpy(pool.offsets[hosts])
@@ -436,11 +397,11 @@ class StackedPopulation(Population):
         n_steps, chunk = int(sizes.max()), max(8, n_at_once // len(hosts))
         totals = torch.zeros(2, len(hosts), dtype=torch.float64)
         with torch.no_grad():
-            segment.show()
+            segment.bind()
             for start in range(0, n_steps, chunk):
                 numbers = torch.arange(start, min(start + chunk, n_steps)).expand(len(hosts), -1)
                 is_real = numbers < sizes[:, None]
-                # Hosts with fewer samples see some twice; those are not counted.
+                # Hosts with fewer samples are padded with their first; padding is not counted.
                 chosen = torch.where(is_real, numbers, 0) + offsets[:, None]
                 inputs, wanted = pool.take(chosen)
                 outputs = self.design.net(stack_inputs(inputs))
@@ -455,14 +416,14 @@ class StackedPopulation(Population):
     def _pool(self, split: Split) -> SamplePool:
         if split not in self._pools:
             data = [spec.data for spec in self.specs]
-            # A host that has no such split is never asked for it; it holds the place of another.
+            # A host without this split is never evaluated on it, so any other host's will do.
             other = next(one for one in data if one.has_split(split))
             pairs = [(one if one.has_split(split) else other).split(split) for one in data]
             self._pools[split] = SamplePool(pairs)
         return self._pools[split]
 
     def _replace_samples(self, host: int, spec: HostSpec) -> None:
-        """Put a new host's samples in the place of another's, where samples are pooled."""
+        """Replace a host's samples in every pool."""
         for split, pool in list(self._pools.items()):
             if not (spec.data.has_split(split) and pool.replace(host, spec.data.split(split))):
                 del self._pools[split]

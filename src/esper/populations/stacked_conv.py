@@ -1,10 +1,11 @@
-"""Convolutions of many hosts at once, each with weights of its own.
+"""Convolutions of many hosts at once, each with its own weights.
 
 Shapes: ``N`` hosts, ``C`` input and ``K`` output channels, ``G`` groups, ``H x W`` positions, ``B``
-samples. The samples lie innermost, so that one weight of one host meets many of them side by side.
+samples. Samples are the innermost axis, so that a weight multiplies many of them with vector
+instructions.
 
-On the CPU, in single precision, 3x3 convolutions run in a compiled kernel, split over as many
-threads as torch uses; elsewhere, or without a compiler, the same is done with tensor operations.
+On the CPU in float32, 3x3 convolutions run in a compiled kernel with as many threads as torch uses.
+Otherwise, or if the kernel was not built, they use tensor operations.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ def stacked_conv2d(
     dilation: int | _Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return what ``F.conv2d`` gives for each host, ``[N, K, H', W', B]``, contiguous.
+    """Return ``F.conv2d`` of each host, ``[N, K, H', W', B]``, contiguous.
 
-    A weight whose hosts lie apart, as a view of all parameters ``[N, P]`` does, is read in place.
-    Nothing of one host, NaN included, reaches another.
+    A weight that is a view of all parameters ``[N, P]`` is read in place. Hosts do not affect one
+    another, even if one has NaN values.
 
     Args:
-        x: ``[N, C, H, W, B]``, at least one of each.
+        x: ``[N, C, H, W, B]``, not empty.
         weight: ``[N, K, C / G, kernel height, kernel width]``.
         bias: ``[N, K]``, or None.
-        stride: As in ``F.conv2d``, like the three below; the padding is of zeros.
-        padding: One number, one for each direction, ``"valid"`` or ``"same"``.
-        dilation: Distance between the taps.
-        groups: How many groups the channels of each host are in.
+        stride: As in ``F.conv2d``.
+        padding: As in ``F.conv2d``, including ``"valid"`` and ``"same"``.
+        dilation: As in ``F.conv2d``.
+        groups: As in ``F.conv2d``, for the channels of each host.
 
     Raises:
-        ShapeError: If a shape is not as above, or the channels do not split into the groups.
-        DtypeError: If the tensors are not all of one floating-point dtype.
-        DeviceError: If the tensors are not all on one device.
+        ShapeError: If a shape is not as above, or ``groups`` does not divide the channels.
+        DtypeError: If the tensors do not share one floating-point dtype.
+        DeviceError: If the tensors are not on one device.
     """
     _require_fitting(x, weight, bias, groups)
     stride, dilation = _pair(stride), _pair(dilation)
@@ -81,7 +82,7 @@ def _pair(number: int | _Pair) -> _Pair:
 def _as_numbers(
     padding: str | int | _Pair, size: _Pair, stride: _Pair, dilation: _Pair
 ) -> str | _Pair:
-    """Return the padding as two numbers, where it is the same on both sides."""
+    """Return the padding as two numbers, if it is symmetric."""
     if not isinstance(padding, str):
         return _pair(padding)
     if padding == "valid":
@@ -96,7 +97,7 @@ def _is_native(x: Tensor) -> bool:
 
 
 def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Mix the channels of each position: one matrix product for each host."""
+    """Compute a 1x1 convolution as one matrix product per host."""
     columns, matrix = x.flatten(2), weight.flatten(2)
     if bias is None:
         mixed = torch.bmm(matrix, columns)
@@ -114,9 +115,9 @@ def _grouped(
     dilation: _Pair,
     groups: int,
 ) -> Tensor:
-    """Make each host a group of one convolution over the channels of all."""
+    """Compute one grouped convolution over the channels of all hosts."""
     n_hosts, n_out = weight.shape[:2]
-    # [B, N * C, H, W] with the channels innermost in memory.
+    # [B, N * C, H, W] in channels-last memory format.
     images = x.permute(4, 2, 3, 0, 1).flatten(3).permute(0, 3, 1, 2)
     biases = None if bias is None else bias.flatten()
     y = F.conv2d(images, weight.flatten(0, 1), biases, stride, padding, dilation, n_hosts * groups)
@@ -153,7 +154,7 @@ class _Conv3x3(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, d_y: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Return the gradients of the input, the weight and the bias that are needed."""
+        """Return the gradients of the input, the weight and the bias, if they are needed."""
         assert _kernel is not None
         x, weight = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
         d_x = d_weight = d_bias = None
@@ -173,7 +174,7 @@ class _Conv3x3(torch.autograd.Function):
 
 
 def _with_whole_hosts(parameter: Tensor) -> Tensor:
-    """Return the parameter with that of each host in one piece; the hosts may lie apart."""
+    """Return a parameter that is contiguous within each host."""
     return parameter if parameter[0].is_contiguous() else parameter.contiguous()
 
 
@@ -184,33 +185,34 @@ def _sizes(x: Tensor, weight: Tensor, groups: int) -> tuple[int, int, int, int, 
 
 
 def _require_fitting(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Say which tensor of a convolution is not what it must be."""
+    """Raise if the tensors of a convolution do not fit together."""
     if x.ndim != 5 or x.numel() == 0:
         raise ShapeError(
-            f"x has shape {tuple(x.shape)}; [hosts, channels, height, width, samples], with at "
-            "least one of each, is needed."
+            f"x has shape {tuple(x.shape)}; it must be [hosts, channels, height, width, samples] "
+            "and not empty."
         )
     n_hosts, n_in = x.shape[:2]
     if groups < 1 or n_in % groups:
         raise ShapeError(
-            f"groups is {groups}; it must divide the {n_in} channels of x, of shape "
+            f"groups is {groups}; it must divide the {n_in} channels of x, which has shape "
             f"{tuple(x.shape)}."
         )
     shape = tuple(weight.shape)
     is_right = len(shape) == 5 and shape[0] == n_hosts and shape[2] == n_in // groups
     if not is_right or weight.numel() == 0 or shape[1] % groups:
         raise ShapeError(
-            f"weight has shape {shape}; [{n_hosts}, K, {n_in // groups}, height, width], with K a "
-            f"multiple of the {groups} groups, is needed for x of shape {tuple(x.shape)}."
+            f"weight has shape {shape}; for x of shape {tuple(x.shape)} it must be "
+            f"[{n_hosts}, K, {n_in // groups}, height, width] with K a multiple of groups "
+            f"({groups})."
         )
     if bias is not None and bias.shape != weight.shape[:2]:
-        raise ShapeError(f"bias has shape {tuple(bias.shape)}; {shape[:2]} is needed.")
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must be {shape[:2]}.")
     if not x.is_floating_point():
-        raise DtypeError(f"x has dtype {x.dtype}; a floating-point dtype is needed.")
+        raise DtypeError(f"x has dtype {x.dtype}; it must be a floating-point dtype.")
     for name, tensor in {"weight": weight, "bias": bias}.items():
         if tensor is None:
             continue
         if tensor.dtype != x.dtype:
-            raise DtypeError(f"{name} has dtype {tensor.dtype}; {x.dtype}, that of x, is needed.")
+            raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be {x.dtype}, like x.")
         if tensor.device != x.device:
-            raise DeviceError(f"{name} is on {tensor.device}; x is on {x.device}.")
+            raise DeviceError(f"{name} is on {tensor.device}; it must be on {x.device}, like x.")

@@ -1,4 +1,4 @@
-"""A host design and the seeds that grow in it, as modules that compute many hosts at once."""
+"""A host design and its seeds as modules that compute many hosts at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from esper.errors import SlotError, UnsupportedHostError
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.dry_run import record_calls
 from esper.growth.host_slots import slots
+from esper.growth.modules import named_tensors
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
-from esper.populations.host_models import tensors_of
 from esper.populations.rows import ActiveRows, Row, RowStore, cut_corner, find_misfit, shapes_of
 from esper.populations.stacked_layers import MAP_RANK
 from esper.populations.stacked_slots import GroupKey, StackedSeed, StackedSlot
@@ -29,7 +30,7 @@ from esper.populations.stacking import (
 )
 
 HOST_COUNTS = (2, 1)
-"""Hosts that are computed together. One alone is laid out in memory as several are not."""
+"""Numbers of hosts to test with; a single one has a different memory layout."""
 
 SCALE = 0.3
 TOLERANCE = 1e-6
@@ -41,14 +42,14 @@ def find_difference(
     """Return how a module differs from its stacked form, or None if it does not.
 
     Args:
-        template: One host's module; stays as it is.
-        sample: A few samples in the form that it takes, for their shape; whole numbers are used.
-        design: A module of the same structure with larger tensors, to be stacked in its place: the
-            module's own are the corners of its tensors, and no gradient may leave them.
+        template: One host's module; not changed.
+        sample: A few input samples. Floating-point ones only provide the shape.
+        design: A module of the same structure with larger tensors, to be stacked instead: the
+            module's tensors are padded to its size, and the padding may get no gradient.
     """
     generator = torch.Generator().manual_seed(0)
     wide = template if design is None else design
-    misfit = find_misfit(shapes_of(tensors_of(template)), shapes_of(tensors_of(wide)))
+    misfit = find_misfit(shapes_of(named_tensors(template)), shapes_of(named_tensors(wide)))
     if misfit is not None:
         return misfit
     for is_training, n_hosts in product((True, False), HOST_COUNTS):
@@ -58,7 +59,7 @@ def find_difference(
             problem = _compare(hosts, inputs, copy.deepcopy(wide).double().train(is_training))
         except Exception as error:
             lines = str(error).splitlines() or [""]
-            problem = f"it does not work with more axes ({type(error).__name__}: {lines[0]})"
+            problem = f"it fails with more leading axes ({type(error).__name__}: {lines[0]})"
         if problem is not None:
             return problem
     return None
@@ -75,7 +76,7 @@ def _compare(hosts: list[nn.Module], inputs: Tensor, design: nn.Module) -> str |
     wanted, outputs = torch.stack(expected), stacked(stack_inputs(inputs))
     if outputs.ndim == MAP_RANK:
         outputs = outputs.permute(0, 4, 1, 2, 3)
-    problem = _find_gap("it", outputs, wanted)
+    problem = _find_gap("its output", outputs, wanted)
     if problem is not None or not wanted.requires_grad:
         return problem
     weights = torch.rand(
@@ -85,7 +86,7 @@ def _compare(hosts: list[nn.Module], inputs: Tensor, design: nn.Module) -> str |
     (outputs * weights).sum().backward()
     for name, parameter in hosts[0].named_parameters():
         if parameter.grad is None:
-            return f"{name} has no part in its output"
+            return f"its output does not depend on {name}"
     return _compare_gradients(hosts, store, rows) or _compare_buffers(hosts[0], store)
 
 
@@ -94,7 +95,7 @@ def _compare_gradients(hosts: list[nn.Module], store: RowStore, rows: ActiveRows
     assert rows.leaf.grad is not None
     marks = {name: torch.ones_like(p) for name, p in hosts[0].named_parameters()}
     if rows.leaf.grad[:, store.flatten(marks) == 0].any():
-        return "units that it does not have would learn"
+        return "padding would get a gradient"
     wanted = torch.stack([_flat_gradient(host, store) for host in hosts])
     return _find_gap("its gradient", rows.leaf.grad, wanted)
 
@@ -110,20 +111,20 @@ def _compare_buffers(host: nn.Module, store: RowStore) -> str | None:
 
 def _find_gap(what: str, given: Tensor, wanted: Tensor) -> str | None:
     if given.shape != wanted.shape:
-        return f"{what} has shape {list(given.shape)} in place of {list(wanted.shape)}"
+        return f"{what} has shape {list(given.shape)} instead of {list(wanted.shape)}"
     gap = (given - wanted).abs().max().item() if wanted.numel() else 0.0
     scale = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
     return None if gap <= TOLERANCE * scale else f"{what} differs by {gap:.2g}"
 
 
 def _flat_gradient(host: nn.Module, store: RowStore) -> Tensor:
-    """Return a host's gradient in the form of a row, zero where it has no parameters."""
+    """Return a host's gradient as a row, padded with zeros."""
     gradients = {name: p.grad for name, p in host.named_parameters() if p.grad is not None}
     return store.flatten(gradients)
 
 
 def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Return a copy with other weights, and with other statistics in its norms."""
+    """Return a copy with other weights and other running statistics."""
     host = copy.deepcopy(template).double()
     with torch.no_grad():
         for parameter in host.parameters():
@@ -135,7 +136,7 @@ def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def _draw_inputs(sample: Tensor, n_hosts: int, generator: torch.Generator) -> Tensor:
-    """Return other samples for each host, ``[hosts, samples, ...]``."""
+    """Return different samples for each host, ``[hosts, samples, ...]``."""
     shape = (n_hosts, *sample.shape)
     if sample.is_floating_point():
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -143,15 +144,15 @@ def _draw_inputs(sample: Tensor, n_hosts: int, generator: torch.Generator) -> Te
 
 
 class LoopedModule(nn.Module):
-    """Any module of one tensor, computed for each active row by itself."""
+    """Computes any module with one tensor argument in a loop over the active rows."""
 
     def __init__(self, rows: ActiveRows, template: nn.Module) -> None:
         super().__init__()
         self.rows = rows
-        self.template: dict[str, Any] = {"module": template}  # its own weights are not used
+        self.template: dict[str, Any] = {"module": template}  # in a dict, so it is not a submodule
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of each host's module on its own samples."""
+        """Return the output of each host's module for its own samples."""
         module = self.template["module"].train(self.training)
         samples = x.permute(0, 4, 1, 2, 3) if x.ndim == MAP_RANK else x
         tensors = {**self.rows.parameters, **self.rows.buffers}
@@ -164,17 +165,21 @@ class LoopedModule(nn.Module):
 
 
 MAX_STRUCTURES = 64
-"""Structures whose trial is remembered; the oldest is forgotten first."""
+"""Number of structures whose test result is cached; the oldest is dropped first."""
 
 
 class StackedDesign:
     """A host design and its seeds, stacked."""
 
     def __init__(self, template: nn.Module, sample: Tensor) -> None:
-        """Stack a design; ``sample`` is a few samples of its input.
+        """Stack a design.
+
+        Args:
+            template: A host of the design.
+            sample: A few samples of its input.
 
         Raises:
-            UnsupportedHostError: If it cannot be computed for many hosts at once.
+            UnsupportedHostError: If the design cannot be stacked.
         """
         require_plain_parameters(template)
         self.template = template
@@ -189,13 +194,13 @@ class StackedDesign:
         difference = find_difference(template, sample)
         if difference is not None:
             raise UnsupportedHostError(
-                f"a {type(template).__name__} cannot be computed for many hosts at once: "
-                f"{difference}. Use SequentialPopulation."
+                f"{type(template).__name__} cannot be stacked: {difference}; use "
+                "SequentialPopulation."
             )
         self._problems: dict[Structure, str | None] = {structure_of(template): None}
 
     def require_host(self, model: nn.Module, host: int) -> None:
-        """Refuse a host that cannot be computed as a corner of the design.
+        """Raise if a host cannot be computed as a padded host of the design.
 
         Raises:
             UnsupportedHostError: If it cannot.
@@ -211,15 +216,15 @@ class StackedDesign:
             self._problems[structure] = self._find_problem(model)
         problem = self._problems[structure]
         if problem is None and slots(model).sites != self.slots.sites:
-            problem = "its slots are not the design's (make_host has the keyword design)"
+            problem = "its slots are not the design's (pass design to make_host)"
         if problem is not None:
             raise UnsupportedHostError(
-                f"host {host} cannot be computed as a smaller host of the population's design: "
-                f"{problem}; use SequentialPopulation."
+                f"host {host} does not fit the population's design: {problem}; use "
+                "SequentialPopulation."
             )
 
     def group_key(self, slot: str, blueprint: str) -> GroupKey:
-        """Return the group in which a seed computes: that of its family if it is a corner of it."""
+        """Return the group of a seed: its family's if padding it to that size is exact."""
         if (slot, blueprint) not in self._keys:
             family = find_blueprint(blueprint).family
             is_part = bool(family) and self._is_corner(slot, blueprint, family)
@@ -231,13 +236,13 @@ class StackedDesign:
         if key not in self._seeds:
             place = self._plant(key.slot, key.blueprint)
             assert place.seed is not None
-            self._seeds[key] = _stack(place.seed, place.form, _read_shape(place))
+            self._seeds[key] = _stack(place.seed, place.form, place.seed_input_shape)
         return self._seeds[key]
 
     def gate(self, slot: str) -> StackedSeed:
         """Return the stacked form of the learned gates of a slot."""
         if slot not in self._gates:
-            place = self._fresh_place(slot)
+            place = self.new_slot(slot, self.slots.lives)
             place.restyle(BlendStyle.LEARNED_GATE)
             assert place.gate is not None
             self._gates[slot] = _stack(place.gate, SeedForm.SERIAL, place.site.output_shape)
@@ -245,18 +250,19 @@ class StackedDesign:
         return self._gates[slot]
 
     def _plant(self, slot: str, blueprint: str) -> SeedSlot:
-        """Return a slot with a seed of a blueprint, in no host."""
-        place = self._fresh_place(slot)
+        """Return a slot with a seed that belongs to no host."""
+        place = self.new_slot(slot, self.slots.lives)
         with torch.random.fork_rng(devices=[]):
             place.plant(blueprint, BlendStyle.ADD_LINEAR)
         return place
 
-    def _fresh_place(self, slot: str) -> SeedSlot:
+    def new_slot(self, slot: str, lives: SlotLives) -> SeedSlot:
+        """Return an empty slot of the design that follows these lives."""
         template = self.slots[slot]
-        return SeedSlot(template.site, template.block, self.slots.lives, self.slots.model)
+        return SeedSlot(template.site, template.block, lives, self.slots.model)
 
     def _is_corner(self, slot: str, blueprint: str, family: str) -> bool:
-        """Return whether a family's largest seed, padded with zeros, computes a smaller one."""
+        """Return whether a seed can be computed as its family's largest, padded with zeros."""
         try:
             fits = find_blueprint(family).why_not(self.slots[slot].site) is None
         except SlotError:
@@ -270,24 +276,24 @@ class StackedDesign:
         stacked = self.seed(GroupKey(slot, family))
         if isinstance(stacked.module, LoopedModule):
             return False
-        return find_difference(small.seed, _sample(_read_shape(small)), large.seed) is None
+        return find_difference(small.seed, _sample(small.seed_input_shape), large.seed) is None
 
     def _find_problem(self, model: nn.Module) -> str | None:
         own, wanted = slots(model), self.slots
         if list(own) != list(wanted):
-            return f"it has the slots {', '.join(own)} in place of {', '.join(wanted)}"
+            return f"it has slots {', '.join(own)} instead of {', '.join(wanted)}"
         difference = find_difference(model, self.sample, self.template)
         if difference is not None:
             return difference
         shapes = _slot_shapes(model, self.sample)
         for slot, expected in _slot_shapes(self.template, self.sample).items():
             if shapes[slot] != expected:
-                return f"tensors of other shapes pass through its slot {slot!r}"
+                return f"its slot {slot!r} sees tensors of other shapes"
         return None
 
 
 def _stack(module: nn.Module, form: SeedForm, shape: tuple[int, ...]) -> StackedSeed:
-    """Return a seed's stacked form or, if it has none, the seed for each host by itself."""
+    """Return a seed's stacked form or, if it has none, a loop over hosts."""
     part = StackedSeed(form, module)
     try:
         require_plain_parameters(module)
@@ -300,20 +306,12 @@ def _stack(module: nn.Module, form: SeedForm, shape: tuple[int, ...]) -> Stacked
     return part
 
 
-def _read_shape(place: SeedSlot) -> tuple[int, ...]:
-    """Return the shape of what a seed reads, batch included."""
-    site = place.site
-    shape = site.output_shape if place.form == SeedForm.SERIAL else site.input_shape
-    assert shape is not None
-    return shape
-
-
 def _sample(shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(3, *shape[1:])
 
 
 def _slot_shapes(model: nn.Module, sample: Tensor) -> dict[str, list[torch.Size]]:
-    """Return the shapes that enter and leave the block of each slot."""
+    """Return the input and output shapes of each slot's block."""
     blocks = {name: slot.block for name, slot in slots(model).items()}
     calls = record_calls(model, blocks, sample)
     return {

@@ -1,8 +1,8 @@
 """Layers that compute many hosts at once, each with its own weights.
 
-Shapes: N = hosts, B = samples of each, T = steps of a sequence, C channels, D features. Vectors are
-``[N, B, D]``, sequences ``[N, B, T, D]``, feature maps ``[N, C, H, W, B]``: with the samples
-innermost a convolution can work on whole vectors of them.
+Shapes: N = hosts, B = samples of each, T = steps of a sequence, C = channels, D = features. Vectors
+are ``[N, B, D]``, sequences ``[N, B, T, D]``, feature maps ``[N, C, H, W, B]``: samples are
+innermost so that convolutions can use vector instructions.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from esper.populations.rows import ActiveRows
 from esper.populations.stacked_conv import stacked_conv2d
 
 MAP_RANK = 5
-"""Axes of a stacked feature map; no other stacked tensor has so many."""
+"""Number of axes of a stacked feature map; no other stacked tensor has as many."""
 
 
 class StackedLayer(nn.Module):
-    """A layer of one host design, computed for all rows that are active."""
+    """A layer of a host design, computed for all active rows."""
 
     def __init__(self, rows: ActiveRows, name: str, template: nn.Module) -> None:
         super().__init__()
         self.rows = rows
-        self.template: dict[str, Any] = {"layer": template}  # hidden from torch's own bookkeeping
+        self.template: dict[str, Any] = {"layer": template}  # in a dict, so it is not a submodule
         self.weight_name, self.bias_name = f"{name}weight", f"{name}bias"
         self.prefix = name
 
     @property
     def layer(self) -> Any:
-        """One host's layer, for its settings."""
+        """A single host's layer, which provides the settings."""
         return self.template["layer"]
 
     @property
     def weight(self) -> Tensor:
-        """``[N, ...]`` weight of each host."""
+        """The weight of each host, ``[N, ...]``."""
         return self.rows.parameters[self.weight_name]
 
     @property
     def bias(self) -> Tensor | None:
-        """``[N, ...]`` bias of each host, if the layer has one."""
+        """The bias of each host, ``[N, ...]``, if the layer has one."""
         return self.rows.parameters.get(self.bias_name)
 
 
@@ -80,13 +80,13 @@ class StackedBatchNorm(StackedLayer):
     """``nn.BatchNorm2d`` on ``[N, C, H, W, B]`` and ``nn.BatchNorm1d`` on ``[N, B, D]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output; in training mode the running statistics move."""
+        """Return the layer's output; in training mode the running statistics are updated."""
         if x.ndim == MAP_RANK:
-            return self._normalise(x)
-        return self._normalise(x.transpose(1, 2)).transpose(1, 2)
+            return self._normalize(x)
+        return self._normalize(x.transpose(1, 2)).transpose(1, 2)
 
-    def _normalise(self, x: Tensor) -> Tensor:
-        """Normalise ``[N, C, ...]`` over the axes behind the channels."""
+    def _normalize(self, x: Tensor) -> Tensor:
+        """Normalize ``[N, C, ...]`` over the axes after the channels."""
         layer: nn.BatchNorm2d = self.layer
         buffers = self.rows.buffers
         running_mean = buffers[f"{self.prefix}running_mean"]
@@ -102,7 +102,7 @@ class StackedBatchNorm(StackedLayer):
             )
         n_hosts, n_channels = x.shape[:2]
         rows, count = n_hosts * n_channels, x[0, 0].numel()
-        # Batch norm is group norm with every (host, channel) a group of one long sample.
+        # Batch norm is group norm of one long sample with a group for each (host, channel).
         flat = x.reshape(1, rows, count).contiguous()
         y, mean, rstd = torch.native_group_norm(flat, None, None, 1, rows, count, rows, layer.eps)
         with torch.no_grad():
@@ -147,14 +147,13 @@ class StackedEmbedding(StackedLayer):
     """``nn.Embedding`` on ``[N, B, T]``."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return each token's vector."""
+        """Return the embedding of each token."""
         weight = self.weight
         n_hosts, n_tokens, _ = weight.shape
         least, most = (number.item() for number in torch.aminmax(tokens))
-        if least < 0 or most >= n_tokens:  # which would read another host's table
-            raise ValueRangeError(
-                f"a token is {least if least < 0 else most}; the host knows 0 to {n_tokens - 1}."
-            )
+        if least < 0 or most >= n_tokens:  # it would read another host's table
+            wrong = least if least < 0 else most
+            raise ValueRangeError(f"token {wrong} is out of range; it must be 0 to {n_tokens - 1}.")
         firsts = torch.arange(0, n_hosts * n_tokens, n_tokens, device=tokens.device)
         return embedding(tokens + firsts[:, None, None], weight.reshape(n_hosts * n_tokens, -1))
 
@@ -163,12 +162,12 @@ class StackedMeanPool(StackedLayer):
     """``nn.AdaptiveAvgPool2d(1)`` on ``[N, C, H, W, B]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean over each map, ``[N, C, 1, 1, B]``."""
+        """Return the mean of each channel, ``[N, C, 1, 1, B]``."""
         return x.mean((2, 3), keepdim=True)
 
 
 class StackedFlatten(StackedLayer):
-    """``nn.Flatten()``: all of a sample in one axis, ``[N, B, D]``."""
+    """``nn.Flatten()``, with output ``[N, B, D]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the samples as vectors."""
@@ -200,7 +199,7 @@ STACKED_FORMS: dict[type[nn.Module], tuple[type[StackedLayer], Callable[[Any], b
     nn.AdaptiveAvgPool2d: (StackedMeanPool, lambda layer: layer.output_size in (1, (1, 1))),
     nn.Flatten: (StackedFlatten, lambda layer: (layer.start_dim, layer.end_dim) == (1, -1)),
 }
-"""The stacked form of each layer, and whether a layer's settings allow it."""
+"""The stacked form of each layer type, and a check that a layer's settings are supported."""
 
 ELEMENTWISE = (
     nn.ReLU,
@@ -212,4 +211,4 @@ ELEMENTWISE = (
     nn.ELU,
     nn.Identity,
 )
-"""Layers that work on each number by itself, whatever the axes."""
+"""Elementwise layers, which need no stacked form."""

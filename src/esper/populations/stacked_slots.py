@@ -1,6 +1,6 @@
-"""Slots of many hosts at once: hosts are grouped by blueprint, each at its own stage and alpha.
+"""Slots of many hosts at once: seeds are grouped by blueprint, each with its own stage and alpha.
 
-Shapes: N = hosts that are computed, G = hosts of a group, S = hosts of all groups of a slot.
+Shapes: N = hosts that are computed, S = seeds of all groups of a slot.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from esper.populations.rows import ActiveRows
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What the seeds of a group have in common."""
+    """The slot and blueprint family of a group of seeds."""
 
     slot: str
     blueprint: str
-    """The largest blueprint of the group's family."""
+    """The largest blueprint of the family."""
 
 
 class StackedSeed:
@@ -36,102 +36,102 @@ class StackedSeed:
     def __init__(self, form: SeedForm, template: nn.Module) -> None:
         self.form = form
         self.template = template
-        """The seed whose tensors all seeds of the group are corners of."""
+        """The largest seed of the group; smaller ones are padded to its size."""
         self.rows = ActiveRows()
         self.module: nn.Module = template
-        """Computes all seeds, from :attr:`rows`."""
+        """Computes all seeds of :attr:`rows`."""
 
 
 @dataclass
 class Member:
     """One host's seed in a slot."""
 
-    place: int
-    """Of its host among those computed."""
+    position: int
+    """Position of its host among those computed."""
     life: SlotLife
 
 
 class SlotGroups:
-    """The groups of one slot: whose hosts they are, and how strongly each seed counts."""
+    """The groups of one slot: the hosts of their seeds, and how each seed is blended."""
 
     def __init__(
         self, groups: Sequence[tuple[StackedSeed, Sequence[Member]]], n_hosts: int
     ) -> None:
-        """Note who grows; ``groups`` are not empty."""
+        """Collect the seeds of groups, none of which may be empty."""
         self.seeds = [seed for seed, _ in groups]
         self.sizes = [len(members) for _, members in groups]
         members = list(chain.from_iterable(members for _, members in groups))
-        places = [member.place for member in members]
+        positions = [member.position for member in members]
         lives = [member.life for member in members]
-        self.places = None if places == list(range(n_hosts)) else torch.tensor(places)
-        """``[S]`` of the hosts among those computed, group after group; None if all in order."""
+        self.positions = None if positions == list(range(n_hosts)) else torch.tensor(positions)
+        """``[S]`` position of each seed's host; None if they are all hosts in order."""
         isolated = [life.stage == Stage.TRAINING for life in lives]
         self.is_isolated = torch.tensor(isolated) if any(isolated) else None
-        """``[S]`` which seeds learn in isolation; None if none does."""
+        """``[S]`` which seeds train in isolation; None if none does."""
         self.is_all_isolated = all(isolated)
-        counting = [index for index, flag in enumerate(isolated) if not flag]
-        self.counting = torch.tensor(counting) if any(isolated) else None
-        """Which of the S seeds count in the output, in their order; None if all do."""
-        self.counting_places = torch.tensor([places[index] for index in counting])
-        """Of their hosts among those computed."""
-        self.alphas = torch.tensor([lives[index].alpha for index in counting], dtype=torch.float64)
-        """How strongly each of them counts."""
+        blended = [index for index, flag in enumerate(isolated) if not flag]
+        self.blended = torch.tensor(blended) if any(isolated) else None
+        """Indices of the blended seeds; None if all are."""
+        self.blended_positions = torch.tensor([positions[index] for index in blended])
+        """Positions of their hosts."""
+        self.alphas = torch.tensor([lives[index].alpha for index in blended], dtype=torch.float64)
+        """Their alphas."""
         weights = [1.0 if flag else x.alpha for flag, x in zip(isolated, lives, strict=True)]
         self.weights = torch.tensor(weights, dtype=torch.float64)
-        """``[S]`` how strongly each seed counts in the gradient."""
+        """``[S]`` weight of each seed in the backward pass."""
         multiplies = [life.style == BlendStyle.MULTIPLY_LINEAR for life in lives]
         self.multiplies = torch.tensor(multiplies) if any(multiplies) else None
         """``[S]`` which seeds scale the output; None if none does."""
         gated = [i for i, life in enumerate(lives) if life.style == BlendStyle.LEARNED_GATE]
-        gated.sort(key=lambda index: places[index])
+        gated.sort(key=lambda index: positions[index])
         self.gated = torch.tensor(gated) if gated else None
-        """Which of the S seeds have a learned gate, in the order of hosts; None if none has."""
+        """Indices of the seeds with a learned gate, in host order; None if there are none."""
         reads_output = any(seed.form == SeedForm.SERIAL for seed in self.seeds)
         self.reads_output = reads_output or any(multiplies) or bool(gated)
         self.reads_input = any(seed.form == SeedForm.PARALLEL for seed in self.seeds)
 
     def pick(self, tensor: Tensor) -> Tensor:
-        """Return the part of the S hosts of a tensor whose first axis is that of all.
+        """Return the entries ``[S, ...]`` of a tensor ``[N, ...]`` that belong to the seeds' hosts.
 
         No gradient flows from it into hosts whose seed is isolated.
         """
-        own = tensor if self.places is None else tensor.index_select(0, self.places)
+        own = tensor if self.positions is None else tensor.index_select(0, self.positions)
         if self.is_isolated is None or not own.requires_grad:
             return own
         if self.is_all_isolated:
             return own.detach()
-        return torch.where(_spread(self.is_isolated, own), own.detach(), own)
+        return torch.where(_broadcast(self.is_isolated, own), own.detach(), own)
 
 
 class StackedSlot(nn.Module):
-    """A stacked block and the groups of seeds that grow there."""
+    """A stacked block and the groups of seeds that grow on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block: nn.Module
         self.gate: nn.Module | None = None
-        """Computes the learned gates of the hosts that have one, once there is one."""
+        """Computes the learned gates, once a host has one."""
         self.groups: SlotGroups | None = None
-        """The groups that take part in the present computation; None if there are none."""
+        """The groups in the current computation; None if there are none."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output, changed by each host's seed as its stage says."""
+        """Return the block's output, changed by each host's seed according to its stage."""
         y = self.block(x)
         groups = self.groups
         if groups is None or (groups.is_all_isolated and not torch.is_grad_enabled()):
             return y
-        change = self._propose(groups, x, y)
+        change = self._compute_changes(groups, x, y)
         if groups.is_isolated is not None:
             return cast(Tensor, _StackedBlend.apply(y, change, groups))
-        return _add_share(y, change, groups)
+        return _add_changes(y, change, groups)
 
-    def _propose(self, groups: SlotGroups, x: Tensor, y: Tensor) -> Tensor:
-        """Return what each seed at alpha 1 adds to its block's output, ``[S, ...]``."""
+    def _compute_changes(self, groups: SlotGroups, x: Tensor, y: Tensor) -> Tensor:
+        """Return what each seed adds to its block's output at alpha 1, ``[S, ...]``."""
         own_y = groups.pick(y) if groups.reads_output else y
         own_x = groups.pick(x) if groups.reads_input else x
-        nothing = (y,) * len(groups.sizes)
-        from_y = torch.split(own_y, groups.sizes) if groups.reads_output else nothing
-        from_x = torch.split(own_x, groups.sizes) if groups.reads_input else nothing
+        unused = (y,) * len(groups.sizes)
+        from_y = torch.split(own_y, groups.sizes) if groups.reads_output else unused
+        from_x = torch.split(own_x, groups.sizes) if groups.reads_input else unused
         delta = _join(
             seed.module(by_y if seed.form == SeedForm.SERIAL else by_x)
             for seed, by_y, by_x in zip(groups.seeds, from_y, from_x, strict=True)
@@ -139,7 +139,7 @@ class StackedSlot(nn.Module):
         change = delta
         if groups.multiplies is not None:
             scaled = effective_change(BlendStyle.MULTIPLY_LINEAR, own_y, delta, None)
-            change = torch.where(_spread(groups.multiplies, delta), scaled, delta)
+            change = torch.where(_broadcast(groups.multiplies, delta), scaled, delta)
         if groups.gated is not None:
             assert self.gate is not None
             gated_y = own_y.index_select(0, groups.gated)
@@ -150,28 +150,28 @@ class StackedSlot(nn.Module):
 
 
 class _StackedBlend(torch.autograd.Function):
-    """Adds each host's share of its seed's change; isolated seeds get the gradient of alpha 1."""
+    """Adds the changes of blended seeds; isolated seeds get the gradient of alpha 1."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
         ctx.groups = groups
-        # A seed that does not count must not reach the output, whatever numbers it gives.
+        # Isolated seeds must not affect the output, even if theirs is not finite.
         if groups.is_all_isolated:
             return y.clone()
-        return _add_share(y, change.index_select(0, cast(Tensor, groups.counting)), groups)
+        return _add_changes(y, change.index_select(0, cast(Tensor, groups.blended)), groups)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         groups: SlotGroups = ctx.groups
         grad = grads[0]
-        own = grad if groups.places is None else grad.index_select(0, groups.places)
-        return grad, own * _spread(groups.weights.to(own.dtype), own), None
+        own = grad if groups.positions is None else grad.index_select(0, groups.positions)
+        return grad, own * _broadcast(groups.weights.to(own.dtype), own), None
 
 
-def _add_share(y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
-    """Add to ``y`` what the seeds that count propose, each as strongly as its alpha says."""
-    share = change * _spread(groups.alphas.to(y.dtype), change)
-    return y.index_add(0, groups.counting_places, share)
+def _add_changes(y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
+    """Add the changes of blended seeds times their alphas to ``y``."""
+    scaled = change * _broadcast(groups.alphas.to(y.dtype), change)
+    return y.index_add(0, groups.blended_positions, scaled)
 
 
 def _join(tensors: Iterable[Tensor]) -> Tensor:
@@ -179,6 +179,6 @@ def _join(tensors: Iterable[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _spread(numbers: Tensor, like: Tensor) -> Tensor:
-    """Return one number for each host, to be spread over the other axes."""
+def _broadcast(numbers: Tensor, like: Tensor) -> Tensor:
+    """Return one number per seed in a shape that broadcasts over the other axes of ``like``."""
     return numbers.view(-1, *(1,) * (like.ndim - 1))

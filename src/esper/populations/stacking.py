@@ -1,7 +1,7 @@
-"""Turning one host's module into a module that computes many hosts at once.
+"""Converting one host's module into a module that computes many hosts at once.
 
-Each layer is replaced by its stacked form; what stands between layers (a block's own code) stays as
-it is and must not care how many axes are in front. Whether it does is found by trying, not assumed.
+Each layer is replaced by its stacked form. A block's own forward code is kept and must work with
+more leading axes, which is tested rather than assumed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def stack_module(
 
     Args:
         module: One host's module.
-        rows: Where the stacked layers will find their weights.
-        places: What to put around a submodule, by its name: a module whose ``block`` is set here.
+        rows: The rows from which stacked layers read their weights.
+        places: Modules to put around submodules, by name; their ``block`` is set here.
         name: The module's own name.
 
     Raises:
@@ -55,11 +55,11 @@ def _stack_own(
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     if form is not None or own:
         raise UnsupportedHostError(
-            f"{name or 'the model'} is a {type(module).__name__} that cannot be computed for many "
-            "hosts at once; use SequentialPopulation."
+            f"{name or 'the model'} is a {type(module).__name__} with no stacked form; use "
+            "SequentialPopulation."
         )
     twin = copy.copy(module)
-    # A shallow copy shares its table of children with the original until it has its own.
+    # A shallow copy shares the original's dict of children until it gets its own.
     twin.__dict__["_modules"] = {}
     for key, child in named_children(module):
         twin.add_module(key, stack_module(child, rows, places, f"{prefix}{key}"))
@@ -67,10 +67,10 @@ def _stack_own(
 
 
 def require_plain_parameters(module: nn.Module) -> None:
-    """Refuse parameters that a row cannot hold: frozen ones, and those with two names.
+    """Raise if a module has parameters that a row cannot hold: frozen or shared ones.
 
     Raises:
-        UnsupportedHostError: If there is one; the message names it.
+        UnsupportedHostError: If it has; the message names the parameter.
     """
     names: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -94,15 +94,15 @@ Structure = tuple[Any, ...]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _NOT_LOOKED_AT = frozenset(vars(nn.Module())) | {ATTRIBUTE}
-"""What every module has (its mode, its parameters, its children), and slots."""
+"""Attributes of every module (its mode, parameters, children), and slots."""
 
 
 def structure_of(model: nn.Module) -> Structure:
-    """Return name, type and settings of every module of a model.
+    """Return the name, type and settings of every module of a model.
 
-    Models of the same structure compute the same if they have the same weights. A setting is any
-    attribute that is no parameter, buffer or module; one that cannot be compared (a function made
-    for each model, say) makes the structure one of its own.
+    Models with equal structures and equal weights compute the same. A setting is any attribute
+    other than parameters, buffers and modules; one that cannot be compared, such as a function
+    defined for each model, makes the structure unique.
     """
     return tuple((name, *_describe(module)) for name, module in named_modules(model).items())
 
@@ -119,7 +119,7 @@ def _describe(module: nn.Module) -> Structure:
 
 
 def _comparable(value: Any) -> Any:
-    """Return what tells a setting from another: itself, or what is in it."""
+    """Return a hashable value that is equal for equal settings."""
     kind = cast(type[Any], type(value))
     if kind in (int, float, bool, str, type(None)):
         return kind, value

@@ -1,10 +1,10 @@
-"""Hosts of a stacked population that the compiled kernel trains and judges, each by its program.
+"""Training and evaluating hosts of a stacked population with the compiled kernel.
 
-Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = rows of a host:
-its own, then that of each slot's seed and gate.
+Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = parts of a host:
+itself, then the seed and the gate of each slot.
 
-Only hosts on vectors, trained for classification, that are made of linear layers have a program;
-the others, and all where there was no compiler, are computed with tensor operations.
+Each host has a program for the kernel. Only classifiers of vectors made of linear layers have one;
+others, and all hosts if the kernel was not built, use tensor operations.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from esper.config.growth import OPTIMIZERS
 from esper.growth.slot_lives import SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from esper.populations.host_data import CrossEntropy, HostData, Split
+from esper.populations.host_data import Ablation, CrossEntropy, HostData, Split
 from esper.populations.rows import RowStore
+from esper.populations.segments import EpochTally
 from esper.populations.stacked_slots import GroupKey
-from esper.populations.stacked_state import EpochTally
 from esper.populations.vector_programs import (
     NoProgramError,
     Program,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 MAX_SAMPLES = 256
-"""Samples of a batch that the kernel has room for."""
+"""Largest batch size that the kernel supports."""
 
 _JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
 _JOBS = np.dtype([(name, np.int64) for name in (*_JOB_FIELDS, "alphas", "parts")])
@@ -63,37 +63,22 @@ def is_kernel_available() -> bool:
     return _kernel is not None
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Which seeds are left out of a judgement, beside those that do not count."""
-
-    slot: str | None = None
-    """All that are in this slot."""
-    is_uncommitted: bool = False
-    """Whether all that are not committed are left out."""
-
-    def includes(self, slot: str, life: SlotLife) -> bool:
-        """Return whether the seed in a slot is left out."""
-        is_unwanted = slot == self.slot or (self.is_uncommitted and life.is_growing)
-        return is_unwanted or not life.affects_output
-
-
 @dataclass(eq=False)
 class _HostPlan:
-    """What a host computes until a slot of it changes."""
+    """The programs of a host, valid until one of its slots changes."""
 
     training: Program | None
-    judging: dict[LeftOut, Program | None]
-    """How it is judged, by what is left out."""
+    evaluation: dict[Ablation, Program | None]
+    """Programs for evaluation, by ablation."""
     parts: list[tuple[int, GroupKey | str | None, float]]
-    """Number, store (a group of seeds, a slot's gates, None for the hosts) and rate of each row."""
+    """Index, store (a group of seeds, a slot's gates, None for hosts) and rate of each part."""
     alphas: list[float]
-    step_flops: float
-    """Of learning from one sample."""
+    sample_flops: float
+    """FLOPs of training on one sample."""
 
 
 class VectorHosts:
-    """Computes hosts that have a program."""
+    """Trains and evaluates the hosts that have a program."""
 
     def __init__(self, population: StackedPopulation) -> None:
         self.population = population
@@ -116,22 +101,22 @@ class VectorHosts:
         self._plans: dict[int, _HostPlan] = {}
         self._data: dict[tuple[int, Split], tuple[HostData, Tensor, Tensor]] = {}
         self._programs: dict[Any, tuple[Program | None, Any]] = {}
-        """Programs by what they depend on, with the shapes whose identity is part of it."""
+        """Programs by signature, with the shapes whose identity is part of it."""
 
     def forget(self, host: int) -> None:
-        """Know nothing of what a host computes, because a slot of it changed."""
+        """Drop the plan of a host whose slots have changed."""
         self._plans.pop(host, None)
 
     def has_program(self, host: int) -> bool:
-        """Return whether the kernel can train a host as it is."""
+        """Return whether the kernel can train a host in its current state."""
         return self._is_possible and self._plan(host).training is not None
 
-    def can_judge(self, host: int, left_out: LeftOut) -> bool:
-        """Return whether the kernel can judge a host as it is."""
-        return self._is_possible and self._judging(host, left_out) is not None
+    def can_evaluate(self, host: int, ablation: Ablation) -> bool:
+        """Return whether the kernel can evaluate a host in its current state."""
+        return self._is_possible and self._evaluation_program(host, ablation) is not None
 
     def train(self, hosts: Sequence[int], tally: EpochTally) -> None:
-        """Train hosts that have a program for one epoch, and note every step of each."""
+        """Train hosts that have a program for one epoch and record every step."""
         population = self.population
         orders = [population.orders[host] for host in hosts]
         plans = [self._plan(host) for host in hosts]
@@ -148,15 +133,17 @@ class VectorHosts:
         jobs["losses"], jobs["squares"] = _addresses(losses), _addresses(squares)
         self._run(0, hosts, plans, jobs)
         self._count_steps(hosts, plans, lengths)
-        step_flops = sizes * np.array([plan.step_flops for plan in plans])
-        self._settle(np.array(hosts), lengths, losses, squares, step_flops, tally)
+        step_flops = sizes * np.array([plan.sample_flops for plan in plans])
+        self._record_steps(np.array(hosts), lengths, losses, squares, step_flops, tally)
 
-    def judge(self, hosts: Sequence[int], split: Split, left_out: LeftOut) -> tuple[Floats, Floats]:
+    def evaluate(
+        self, hosts: Sequence[int], split: Split, ablation: Ablation
+    ) -> tuple[Floats, Floats]:
         """Return the mean loss and metric of hosts ``[K]`` with some seeds left out."""
         plans = [self._plan(host) for host in hosts]
-        programs = [self._judging(host, left_out) for host in hosts]
+        programs = [self._evaluation_program(host, ablation) for host in hosts]
         sizes = np.array([len(self._samples(host, split)[1]) for host in hosts])
-        # All of a host's samples, from its first on.
+        # All samples of a host, starting with its first.
         numbers = np.zeros(1, np.int64)
         totals = np.zeros((len(hosts), 2))
         jobs = self._jobs(hosts, split, programs)
@@ -176,7 +163,7 @@ class VectorHosts:
         return jobs
 
     def _samples(self, host: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return a host's samples, each in one piece of memory."""
+        """Return a host's samples as contiguous tensors."""
         data = self.population.specs[host].data
         found = self._data.get((host, split))
         if found is None or found[0] is not data:
@@ -202,15 +189,15 @@ class VectorHosts:
         )
 
     def _parts(self, hosts: Sequence[int], plans: Sequence[_HostPlan]) -> NDArray[Any]:
-        """Return where the rows of each host lie and how they learn, ``[K, Q]``."""
+        """Return the addresses, learning rates and step counts of each host's parts, ``[K, Q]``."""
         parts = np.zeros((len(hosts), self.n_parts), _PARTS)
-        stores: dict[Any, tuple[dict[int, int], int, int, int, Floats]] = {}
+        layouts: dict[Any, tuple[dict[int, int], int, int, int, Floats]] = {}
         for index, (host, plan) in enumerate(zip(hosts, plans, strict=True)):
             for number, key, rate in plan.parts:
-                if key not in stores:
-                    stores[key] = _describe(self._store(key))
-                places, data, stride, plane, steps = stores[key]
-                row = places[host]
+                if key not in layouts:
+                    layouts[key] = _memory_layout(self._store(key))
+                rows, data, stride, plane, steps = layouts[key]
+                row = rows[host]
                 parts[index, number] = (data + row * stride, plane, rate, steps[row])
         return parts
 
@@ -229,10 +216,10 @@ class VectorHosts:
                 added.setdefault(key, {})[host] = n_steps
         for key, steps in added.items():
             store = self._store(key)
-            if store.sizes:  # what has no parameters takes no updates
+            if store.sizes:  # a store without parameters is never updated
                 store.steps += np.array([steps.get(host, 0) for host in store.hosts])
 
-    def _settle(
+    def _record_steps(
         self,
         hosts: NDArray[np.int64],
         lengths: NDArray[np.int64],
@@ -241,13 +228,13 @@ class VectorHosts:
         step_flops: Floats,
         tally: EpochTally,
     ) -> None:
-        """Judge the steps of each host one after another, as if they were taken one by one."""
+        """Record the steps of all hosts in order, as if they had been taken one by one."""
         watch = self.population.state.watch
         norms = np.sqrt(squares.sum(2))
         seed_norms = np.sqrt(squares[:, :, 1::2] + squares[:, :, 2::2])
         for step in range(losses.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
-            tally.settle(
+            tally.record_step(
                 watch,
                 hosts[now],
                 losses[now, step],
@@ -278,7 +265,7 @@ class VectorHosts:
                 parts.append((2 + 2 * index, slot, own))
         training = None
         if population.orders[host].batch_size <= MAX_SAMPLES:
-            training = self._program(host, None)
+            training = self._program(host, ablation=None)
         return _HostPlan(
             training,
             {},
@@ -287,14 +274,14 @@ class VectorHosts:
             population.costs_of(host).training_flops(lives),
         )
 
-    def _judging(self, host: int, left_out: LeftOut) -> Program | None:
-        judging = self._plan(host).judging
-        if left_out not in judging:
-            judging[left_out] = self._program(host, left_out)
-        return judging[left_out]
+    def _evaluation_program(self, host: int, ablation: Ablation) -> Program | None:
+        programs = self._plan(host).evaluation
+        if ablation not in programs:
+            programs[ablation] = self._program(host, ablation)
+        return programs[ablation]
 
-    def _program(self, host: int, left_out: LeftOut | None) -> Program | None:
-        """Return how a host learns (None) or is judged; hosts that have grown alike share it."""
+    def _program(self, host: int, ablation: Ablation | None) -> Program | None:
+        """Return a host's program for training (None) or evaluation; equal hosts share it."""
         state = self.population.state
         own = state.hosts.own_shapes[state.hosts.hosts.index(host)]
         signature: list[Any] = [id(own)]
@@ -302,16 +289,16 @@ class VectorHosts:
         seeds: dict[str, tuple[GroupKey, SlotLife]] = {}
         for slot, life in state.lives[host].items():
             key = state.find_seed(host, slot) if life.is_computing else None
-            if key is None or (left_out is not None and left_out.includes(slot, life)):
+            if key is None or (ablation is not None and ablation.excludes(slot, life)):
                 continue
             seeds[slot] = (key, life)
             store = state.groups[key]
             shapes.append(store.own_shapes[store.hosts.index(host)])
-            is_isolated = left_out is None and life.stage == Stage.TRAINING
+            is_isolated = ablation is None and life.stage == Stage.TRAINING
             signature.append((slot, life.blueprint, life.style, is_isolated))
         known = tuple(signature)
         if known not in self._programs:
-            program = self._write(host, shapes, seeds, is_training=left_out is None)
+            program = self._write(host, shapes, seeds, is_training=ablation is None)
             self._programs[known] = (program, own)
         return self._programs[known][0]
 
@@ -350,13 +337,16 @@ class VectorHosts:
             return None
 
 
-def _describe(store: RowStore) -> tuple[dict[int, int], int, int, int, Floats]:
-    """Return the row of each host, where rows begin, their distance in bytes and that of planes."""
+def _memory_layout(store: RowStore) -> tuple[dict[int, int], int, int, int, Floats]:
+    """Return the row of each host, the address, the row and plane strides, and the step counts.
+
+    The row stride is in bytes, the plane stride in elements.
+    """
     data = store.data
-    assert data.is_contiguous(), "rows of a store lie apart"
-    places = {host: row for row, host in enumerate(store.hosts)}
+    assert data.is_contiguous(), "the data of a store are not contiguous"
+    rows = {host: row for row, host in enumerate(store.hosts)}
     return (
-        places,
+        rows,
         data.data_ptr(),
         data.stride(1) * data.element_size(),
         data.stride(0),
@@ -365,5 +355,5 @@ def _describe(store: RowStore) -> tuple[dict[int, int], int, int, int, Floats]:
 
 
 def _addresses(array: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where each entry along the first axis of an array begins."""
+    """Return the address of each entry along the first axis of an array."""
     return array.ctypes.data + array.strides[0] * np.arange(len(array))

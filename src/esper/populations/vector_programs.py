@@ -1,8 +1,8 @@
-"""What a host of linear layers computes, written down as a program for the compiled kernel.
+"""Translating a host of linear layers into a program for the compiled kernel.
 
-A program is a list of ops on values; a value is what a layer gives for all samples of a batch. The
-first value is the input. Only layers whose arithmetic is known by their type become ops: a host or
-seed with anything else in it has no program and is computed with tensor operations.
+A program is a list of ops on values; a value is a layer's output for a batch, and the first value
+is the input. Only known layer types become ops: a host or seed with any other module has no program
+and is computed with tensor operations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROGRAM = np.dtype([(name, np.int64) for name in PROGRAM_FIELDS])
 
 
 class OpKind(IntEnum):
-    """What an op does."""
+    """The kinds of ops."""
 
     LINEAR = 0
     NORM = 1
@@ -44,37 +44,37 @@ class OpKind(IntEnum):
     GELU = 3
     TANH = 4
     GATE = 5
-    """Twice the logistic function."""
+    """Twice the sigmoid."""
     ZERO = 6
     ADD = 7
     PRODUCT = 8
     SCALE = 9
-    """All of ``other`` times the one number of each sample in ``from``."""
+    """``other`` times the one number per sample in ``from``."""
     PASS = 10
-    """``from`` unchanged, while ``other`` gets the gradient as well."""
+    """``from`` unchanged; ``other`` gets its gradient as well."""
     BLEND = 11
     """``from`` plus alpha times ``other``."""
 
 
 class NoProgramError(Exception):
-    """A module computes what no op does."""
+    """A module that no ops can express."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowLayout:
-    """Where the parameters of a module lie in a row, and how large one host's own are."""
+    """The layout of a module's parameters in a row, and their unpadded sizes."""
 
     part: int
-    """The number of the row among those of a host: its own, then a seed and a gate by slot."""
+    """Index of the part: 0 for the host, then the seed and the gate of each slot."""
     shapes: Mapping[str, Shape]
-    """Of all parameters of a row, in their order."""
+    """Padded shapes of all parameters of a row, in order."""
     own: Mapping[str, Shape]
-    """Of one host's, which are the corners of those."""
+    """Unpadded shapes of one host's parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class SeedPlan:
-    """A seed that takes part in a host's program."""
+    """A seed in a host's program."""
 
     slot: int
     template: nn.Module
@@ -86,7 +86,7 @@ class SeedPlan:
 
 
 class Program:
-    """A program in the form that the kernel reads."""
+    """A program in the kernel's binary format."""
 
     def __init__(self, sizes: list[int], parameters: list[Any], ops: list[Any]) -> None:
         self.n_outputs = sizes[ops[-1][1]]
@@ -102,22 +102,22 @@ class Program:
 def write_program(
     template: nn.Module, layout: RowLayout, n_inputs: int, seeds: Mapping[str, SeedPlan]
 ) -> Program:
-    """Return the program of a host with some seeds, by the names of their slots.
+    """Return the program of a host with some seeds, given by slot name.
 
     Raises:
-        NoProgramError: If it computes what no op does.
+        NoProgramError: If a module has no ops.
     """
     writer = _Writer(n_inputs)
     _ModuleWriter(writer, layout, frozenset({0}), seeds).write(template, "", 0)
     if len(writer.sizes) > MAX_VALUES or len(writer.parameters) > MAX_PARAMETERS:
-        raise NoProgramError("it is too long")
+        raise NoProgramError("the program is too long")
     if not writer.ops or not writer.parameters:
-        raise NoProgramError("it does nothing")
+        raise NoProgramError("the program is empty")
     return Program(writer.sizes, writer.parameters, writer.ops)
 
 
 class _Writer:
-    """The lists of a program that is being written."""
+    """The values, parameters and ops of a program under construction."""
 
     def __init__(self, n_inputs: int) -> None:
         self.sizes = [n_inputs]
@@ -125,12 +125,12 @@ class _Writer:
         self.ops: list[tuple[Any, ...]] = []
 
     def add_value(self, size: int) -> int:
-        """Return a value for so many numbers of each sample."""
+        """Add a value with ``size`` numbers per sample and return its index."""
         self.sizes.append(size)
         return len(self.sizes) - 1
 
     def add_op(self, kind: OpKind, size: int, source: int, **fields: Any) -> int:
-        """Add an op; return the value that it gives."""
+        """Add an op and return the index of its result."""
         to = self.add_value(size)
         given = {"kind": int(kind), "to": to, "from": source, "bias": -1, **fields}
         self.ops.append((*(int(given.get(name, 0)) for name in OP_FIELDS), given.get("number", 0)))
@@ -138,7 +138,7 @@ class _Writer:
 
 
 class _ModuleWriter:
-    """Writes the ops of one module whose parameters are in one row."""
+    """Writes the ops of one module, whose parameters are in one row."""
 
     def __init__(
         self,
@@ -157,16 +157,16 @@ class _ModuleWriter:
         self.unused = set(layout.shapes)
 
     def write(self, module: nn.Module, name: str, source: int) -> int:
-        """Write a whole module, all of whose parameters must take part; return its output."""
+        """Write a whole module and return its output; raise if a parameter is unused."""
         output = self._write(module, name, source)
         if self.unused:
-            raise NoProgramError(f"{min(self.unused)} has no part in it")
+            raise NoProgramError(f"parameter {min(self.unused)} is unused")
         return output
 
     def _write(self, module: nn.Module, name: str, source: int) -> int:
         own = vars(module)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            raise NoProgramError("it has hooks")
+            raise NoProgramError("a module has hooks")
         output = self._write_own(module, name, source)
         seed = self.seeds.get(name) if name else None
         return output if seed is None else self._write_seed(seed, source, output)
@@ -181,7 +181,7 @@ class _ModuleWriter:
         if forward is nn.Sequential.forward:
             chain = tuple(name for name, _ in named_children(module))
         if chain is None:
-            raise NoProgramError(f"a {type(module).__name__} is no op")
+            raise NoProgramError(f"{type(module).__name__} has no op")
         output = source
         for child in chain:
             output = self._write(module.get_submodule(child), f"{prefix}{child}", output)
@@ -213,7 +213,7 @@ class _ModuleWriter:
 
     def _require_apart(self, value: int, *others: int) -> None:
         if value in others:
-            raise NoProgramError("a block gives back what it is given")
+            raise NoProgramError("a block returns its input")
 
     def _add(self, kind: OpKind, source: int, **fields: Any) -> int:
         """Add an op that keeps the size of its source."""
@@ -223,7 +223,7 @@ class _ModuleWriter:
 
     def _add_parameter(self, name: str) -> int:
         if name not in self.unused:
-            raise NoProgramError(f"there is no {name} that is not used elsewhere")
+            raise NoProgramError(f"parameter {name} is missing or used twice")
         self.unused.remove(name)
         own, stride = self.layout.own[name], self.layout.shapes[name][-1]
         n_rows = own[0] if len(own) == 2 else 1
@@ -235,7 +235,7 @@ class _ModuleWriter:
         """Write a linear layer."""
         n_outputs, n_inputs = self.layout.own[f"{prefix}weight"]
         if n_inputs != self.writer.sizes[source]:
-            raise NoProgramError("a layer takes inputs of another size")
+            raise NoProgramError("a layer expects another input size")
         return self.writer.add_op(
             OpKind.LINEAR,
             n_outputs,
@@ -246,10 +246,10 @@ class _ModuleWriter:
         )
 
     def write_norm(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a norm over all features."""
+        """Write a layer norm over all features."""
         size = self.writer.sizes[source]
         if layer.bias is None or self.layout.own.get(f"{prefix}weight") != (size,):
-            raise NoProgramError("a norm is not over all features, or without weights")
+            raise NoProgramError("a layer norm is not over all features, or has no parameters")
         return self._add(
             OpKind.NORM,
             source,
@@ -260,9 +260,9 @@ class _ModuleWriter:
         )
 
     def write_relu(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a rectifier."""
+        """Write a ReLU."""
         if layer.inplace:
-            raise NoProgramError("an activation changes what it reads")
+            raise NoProgramError("an activation is in place")
         return self._add(OpKind.RELU, source)
 
     def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
@@ -278,7 +278,7 @@ class _ModuleWriter:
         return self._add(OpKind.ZERO, source)
 
     def write_nothing(self, layer: Any, prefix: str, source: int) -> int:
-        """Write nothing."""
+        """Write nothing and return the input."""
         return source
 
 
@@ -289,7 +289,7 @@ _CHAINS: dict[Callable[..., Any], tuple[str, ...]] = {
     ResidualBlock.forward: _TWO_LAYERS,
     WidenSeed.forward: _TWO_LAYERS,
 }
-"""Modules that apply their children one after another, by the function that does it."""
+"""Children of modules that apply them in sequence, by forward function."""
 
 _LAYERS: dict[type[nn.Module], Callable[[_ModuleWriter, Any, str, int], int]] = {
     nn.Linear: _ModuleWriter.write_linear,

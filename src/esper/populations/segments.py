@@ -1,0 +1,255 @@
+"""Training and evaluating some hosts of a stacked population together.
+
+Shapes: N = hosts, K = hosts of a segment, S = slots, B = samples of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.growth.governor import LossWatch
+from esper.growth.slot_lives import SlotLife
+from esper.lifecycle.stages import Stage
+from esper.populations.flat_optimizer import FlatOptimizer
+from esper.populations.host_data import NO_ABLATION, Ablation
+from esper.populations.rows import ActiveRows, RowStore
+from esper.populations.stacked_slots import Member, SlotGroups, StackedSeed
+from esper.populations.stacking import stack_inputs
+
+if TYPE_CHECKING:
+    from esper.populations.stacked import StackedPopulation
+
+
+class EpochTally:
+    """Accumulates the losses, gradient norms and FLOPs of an epoch, for each host."""
+
+    def __init__(self, n_hosts: int, n_slots: int) -> None:
+        self.losses = np.zeros(n_hosts)
+        self.norms = np.zeros(n_hosts)
+        self.seed_norms = np.zeros((n_hosts, n_slots))
+        """``[N, S]`` gradient norms of the seed in each slot."""
+        self.flops = np.zeros(n_hosts)
+        self.counts = np.zeros(n_hosts)
+        self.is_alive = np.ones(n_hosts, dtype=np.bool_)
+        self.failures: dict[int, str] = {}
+
+    def record_step(
+        self,
+        watch: LossWatch,
+        hosts: NDArray[np.int64],
+        losses: NDArray[Any],
+        norms: NDArray[Any],
+        seed_norms: NDArray[Any],
+        flops: NDArray[Any],
+    ) -> None:
+        """Check and record one step of some hosts; a host that fails is ignored from then on.
+
+        Args:
+            watch: Loss statistics; good losses are added.
+            hosts: ``[K]`` host indices.
+            losses: ``[K]`` losses of this step.
+            norms: ``[K]`` gradient norms.
+            seed_norms: ``[K, S]`` gradient norms of each seed.
+            flops: ``[K]`` FLOPs of this step.
+        """
+        is_alive = self.is_alive[hosts]
+        self.flops[hosts] += flops * is_alive
+        is_well = is_alive & (losses <= watch.limits(hosts)) & np.isfinite(losses)
+        is_well &= np.isfinite(norms)
+        if not is_well.all():
+            for index in np.flatnonzero(is_alive & ~is_well).tolist():
+                host = int(hosts[index])
+                self.fail(host, _describe_failure(watch, host, losses[index]))
+            hosts, losses = hosts[is_well], losses[is_well]
+            norms, seed_norms = norms[is_well], seed_norms[is_well]
+        watch.add(losses, hosts)
+        self.losses[hosts] += losses
+        self.norms[hosts] += norms
+        self.seed_norms[hosts] += seed_norms
+        self.counts[hosts] += 1.0
+
+    def fail(self, host: int, reason: str) -> None:
+        """Ignore a host from now on; only the first reason is kept."""
+        if self.is_alive[host]:
+            self.is_alive[host] = False
+            self.failures[host] = reason
+
+    def mean(self, sums: NDArray[Any], is_active: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return means over good steps: NaN for hosts without one, 0 for inactive hosts."""
+        means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
+        return np.where(is_active, means, 0.0)
+
+
+def _describe_failure(watch: LossWatch, host: int, loss: float) -> str:
+    if not np.isfinite(loss):
+        return f"the loss is {loss}"
+    if loss > watch.limits(host):
+        return watch.describe(loss, host)
+    return "the gradient is not finite"
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Rows of one store: those of hosts, of a group's seeds or of a slot's gates."""
+
+    store: RowStore
+    rows: list[int]
+    active: ActiveRows
+    positions: list[int]
+    """Position in the segment of each row's host."""
+    column: int
+    """Column of its gradient norm: 0 for hosts, 1 + index of the slot for seeds."""
+
+
+class Segment:
+    """Some hosts that are computed together, given by their rows in ascending order."""
+
+    def __init__(
+        self,
+        population: StackedPopulation,
+        rows: list[int],
+        *,
+        is_training: bool,
+        ablation: Ablation = NO_ABLATION,
+    ) -> None:
+        self.population = population
+        self.state, self.design = population.state, population.design
+        self.is_training = is_training
+        self.ablation = ablation
+        hosts = [self.state.hosts.hosts[row] for row in rows]
+        self.hosts = np.array(hosts)
+        self._positions = {host: position for position, host in enumerate(hosts)}
+        self.parts = [_Part(self.state.hosts, rows, self.design.rows, list(range(len(rows))), 0)]
+        self.groups: dict[str, SlotGroups | None] = {
+            slot: self._gather(slot) for slot in self.design.places
+        }
+
+    def bind(self) -> None:
+        """Bind the stacked layers to the rows of this segment."""
+        self._bind_groups()
+        for part in self.parts:
+            part.active.select(part.store, _range(part.rows), needs_grad=False)
+
+    def _bind_groups(self) -> None:
+        modules = [self.design.net]
+        for slot, place in self.design.places.items():
+            groups = place.groups = self.groups[slot]
+            modules += [] if groups is None else [seed.module for seed in groups.seeds]
+        for module in modules:
+            if module.training != self.is_training:
+                module.train(self.is_training)
+
+    def _gather(self, slot: str) -> SlotGroups | None:
+        """Return the groups of a slot; None if no host has a seed there to compute."""
+        found: list[tuple[StackedSeed, list[Member]]] = []
+        column = 1 + self.population.slot_config.slot_index(slot)
+        for key, store in self.state.groups.items():
+            rows = self._rows_of(store, slot) if key.slot == slot else []
+            if rows:
+                seed = self.design.seed(key)
+                part = self._add_part(store, rows, seed.rows, column)
+                lives = [self.state.lives[store.hosts[row]][slot] for row in rows]
+                members = [Member(*pair) for pair in zip(part.positions, lives, strict=True)]
+                found.append((seed, members))
+        gates = self.state.gates.get(slot)
+        rows = [] if gates is None else self._rows_of(gates, slot)
+        if gates is not None and rows:
+            self._add_part(gates, rows, self.design.gate(slot).rows, column)
+        return SlotGroups(found, len(self.hosts)) if found else None
+
+    def _rows_of(self, store: RowStore, slot: str) -> list[int]:
+        """Return the rows of a slot's store that this segment computes."""
+        return [
+            row
+            for row, host in enumerate(store.hosts)
+            if host in self._positions and self._is_computed(slot, self.state.lives[host][slot])
+        ]
+
+    def _is_computed(self, slot: str, life: SlotLife) -> bool:
+        return self.is_training or not self.ablation.excludes(slot, life)
+
+    def _add_part(self, store: RowStore, rows: list[int], active: ActiveRows, column: int) -> _Part:
+        positions = [self._positions[store.hosts[row]] for row in rows]
+        part = _Part(store, rows, active, positions, column)
+        self.parts.append(part)
+        return part
+
+
+class TrainingSegment(Segment):
+    """Some hosts that are trained together."""
+
+    def __init__(self, population: StackedPopulation, rows: list[int]) -> None:
+        super().__init__(population, rows, is_training=True)
+        lives, hosts = self.state.lives, list(self._positions)
+        sizes = [population.orders[host].batch_size for host in hosts]
+        costs = [population.costs_of(host).training_flops(lives[host]) for host in hosts]
+        self.costs = np.array(sizes) * np.array(costs)
+        """``[K]`` FLOPs of a training step."""
+        trained = [part for part in self.parts if part.store.sizes]
+        self.optimizer = FlatOptimizer(
+            [(part.store, _slice(part.rows)) for part in trained],
+            np.concatenate([self._rates(part) for part in trained]),
+        )
+        self._columns = np.concatenate(
+            [part.column * len(hosts) + np.array(part.positions) for part in trained]
+        )
+        """Index of each row's gradient norm in a flattened ``[1 + S, K]`` array."""
+        self._bind_groups()
+        self.optimizer.bind([part.active for part in trained])
+
+    def compute_gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each host on its own batch ``[K, B, ...]``; compute all gradients."""
+        self.optimizer.gradient.zero_()
+        outputs = self.design.net(stack_inputs(inputs))
+        losses = self.population.objective.losses(outputs, targets).flatten(1).mean(1)
+        torch.autograd.backward(losses, torch.ones_like(losses))
+        return losses.detach()
+
+    def update(self, losses: Tensor, tally: EpochTally) -> None:
+        """Check and record the step of each host, then update the parameters.
+
+        A host that fails is recorded but not stopped: its rows affect no other host, and it is
+        rolled back at the end of the epoch.
+        """
+        norms, seed_norms = self._gradient_norms()
+        values = losses.double().numpy()
+        tally.record_step(self.state.watch, self.hosts, values, norms, seed_norms, self.costs)
+        self.optimizer.update(self.population.config)
+
+    def _rates(self, part: _Part) -> NDArray[Any]:
+        """Return the learning rate of each row of a part."""
+        population = self.population
+        hosts = [part.store.hosts[row] for row in part.rows]
+        rates = np.array([population.learning_rate(host) for host in hosts])
+        if part.column:
+            slot = population.slot_config.slot_ids[part.column - 1]
+            stages = [self.state.lives[host][slot].stage for host in hosts]
+            is_committed = np.array([stage == Stage.FOSSILIZED for stage in stages])
+            rates = rates * np.where(is_committed, 1.0, population.config.seed_lr_factor)
+        return rates
+
+    def _gradient_norms(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the gradient norms of each host ``[K]`` and of its seeds ``[K, S]``."""
+        by_row = self.optimizer.gradient_squares()
+        shape = (1 + self.population.slot_config.max_slots, len(self.hosts))
+        squares = np.bincount(self._columns, by_row, shape[0] * shape[1]).reshape(shape)
+        return np.sqrt(squares.sum(0)), np.sqrt(squares[1:]).T
+
+
+def _range(rows: list[int]) -> Any:
+    """Return ascending rows as a slice if they are contiguous, so that they share memory."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _slice(rows: list[int]) -> slice:
+    """Return rows as a slice; hosts that are trained together have contiguous rows."""
+    assert rows[-1] - rows[0] + 1 == len(rows), "rows that are trained together are not contiguous"
+    return slice(rows[0], rows[-1] + 1)
