@@ -114,8 +114,9 @@ def test_every_seed_style_and_stage_matches_tensor_operations(
 
 
 @needs_kernel
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9), ("adamw", 0.9)]
+)
 def test_every_optimizer_matches_tensor_operations(optimizer: str, momentum: float) -> None:
     config = PopulationConfig(
         optimizer=optimizer,  # type: ignore[arg-type]
