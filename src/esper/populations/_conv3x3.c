@@ -1,9 +1,9 @@
-/* 3x3 convolutions of many hosts, each with weights of its own: stride 1, padding 1, the samples of
- * a batch innermost in memory. See esper/populations/stacked_conv.py.
+/* 3x3 convolutions of many hosts, each with its own weights: stride 1, padding 1, samples innermost
+ * in memory. See esper/populations/stacked_conv.py.
  *
- * Vectors run along the batch, so that one weight meets a whole vector and an edge of the image is
- * an edge for all of it. The loops are written once (_conv3x3_kernel.h) and compiled for each
- * instruction set that the compiler can make; which one runs is decided when the module loads.
+ * Vectors run along the batch, so that one weight multiplies a whole vector and image edges apply to
+ * all of its lanes. The loops are written once (_conv3x3_kernel.h) and compiled for each instruction
+ * set that the compiler supports; the best one is chosen when the module loads.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -13,25 +13,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is summed in registers at a time: outputs times vectors of samples, or, for the gradient of
- * the weights, outputs times inputs. Twelve sums leave four of sixteen registers to the factors. */
+/* Sums kept in registers at a time: outputs times vectors of samples or, for the weight gradient,
+ * outputs times inputs. Twelve sums leave four of sixteen registers for the factors. */
 #define MAX_SUMS 12
 #define MAX_OUTPUTS 6
 #define MAX_VECTORS 4
 #define MAX_PAIR_OUTPUTS 4
 #define MAX_PAIR_INPUTS 3
 
-/* Numbers of a channel, in whole rows, that the gradient of the weights works on at a time. */
+/* Elements of a channel, in whole rows, that the weight gradient processes at a time. */
 #define BAND 512
 
-/* A thread must have this many multiplications to do to be worth its start. */
+/* Multiplications that make it worth starting another thread. */
 #define WORK_OF_A_THREAD (1 << 22)
 #define MAX_THREADS 64
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* One of the three products, for all hosts. `n_in` and `n_out` are of one group, as the product
- * sees them: the gradient of the input has the outputs of the convolution as its inputs. */
+/* One of the three products, for all hosts. `n_in` and `n_out` are the sizes of one group in the
+ * product: the inputs of the input gradient are the outputs of the convolution. */
 typedef struct {
     const float *input;    /* [N, G, n_in, H, W, B] */
     const float *d_output; /* [N, G, n_out, H, W, B], for the gradient of the weights */
@@ -43,7 +43,7 @@ typedef struct {
     int is_transposed;
 } conv_job;
 
-/* Blocks of at most `most` that differ by one at most in size, and the first item of one. */
+/* Split items into blocks of at most `most` whose sizes differ by at most one. */
 static inline int64_t count_blocks(int64_t n, int64_t most)
 {
     return (n + most - 1) / most;
@@ -76,7 +76,7 @@ static inline int64_t first_of(int64_t block, int64_t n, int64_t n_blocks)
 #pragma GCC pop_options
 #endif
 
-/* A product: what one group of one host needs of scratch memory, in floats, and its work. */
+/* A product: the scratch memory of one group of one host, in floats, and its function. */
 typedef struct {
     int64_t (*scratch)(const conv_job *);
     void (*run)(const conv_job *, int64_t host, int64_t group, float *scratch);
@@ -112,8 +112,8 @@ static void detect_variants(void)
     chosen = n_supported - 1;
 }
 
-/* What threads share: each takes the next group of a host until none is left. Which thread takes
- * it has no influence on the result. */
+/* Work shared by threads: each takes the next group of a host until none is left. The result does
+ * not depend on which thread takes it. */
 typedef struct {
     const conv_job *job;
     const conv_product *product;
@@ -137,8 +137,8 @@ static void *work(void *argument)
     }
 }
 
-/* Do a job on up to n_threads threads, the calling one included; return -1 if there is no memory.
- * A thread that cannot be started leaves its share to the others. */
+/* Run a job on up to n_threads threads, including the caller; return -1 if out of memory. If a
+ * thread cannot be started, the others do its work. */
 static int run(const conv_job *job, const conv_product *product, int64_t n_threads)
 {
     const int64_t n_items = job->n_hosts * job->n_groups;

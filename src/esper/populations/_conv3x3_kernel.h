@@ -7,7 +7,7 @@ typedef float NAME(floats) __attribute__((vector_size(4 * LANES), aligned(4)));
 #define LOAD(from) (*(const NAME(floats) *)(from))
 #define STORE(to, numbers) (*(NAME(floats) *)(to) = (numbers))
 
-/* What lies around one position of the images. */
+/* The neighbourhood of one position of the images. */
 typedef struct {
     const float *rows[3]; /* packed, above, at and below the position; NULL beyond an edge */
     int64_t left, width;  /* the columns within reach */
@@ -15,8 +15,8 @@ typedef struct {
     int64_t n_samples;
 } NAME(window);
 
-/* Copy row h of n samples to [W, C, V * LANES]: what a position needs of a row then lies in one
- * piece. Only a single vector may have fewer samples than lanes; the rest of it is zero. */
+/* Copy row h of n samples to [W, C, V * LANES], so that what a position reads from a row is
+ * contiguous. Only a single vector may have fewer samples than lanes; it is padded with zeros. */
 ALWAYS_INLINE void NAME(pack_row)(const int V, const conv_job *job, const float *input, int64_t h,
                                   int64_t n, float *packed)
 {
@@ -76,8 +76,8 @@ ALWAYS_INLINE void NAME(position)(const int K, const int V, const NAME(window) *
         }
 }
 
-/* Every output of n samples at every position. Three packed rows are kept, the latest in the place
- * of the one that is no longer needed. */
+/* Every output of n samples at every position. Three packed rows are kept; a new row replaces the
+ * one that is no longer needed. */
 ALWAYS_INLINE void NAME(convolve_samples)(const int V, const conv_job *job, const float *input,
                                           const float *bias, float *output, float *scratch,
                                           int64_t n)
@@ -116,8 +116,8 @@ ALWAYS_INLINE void NAME(convolve_samples)(const int V, const conv_job *job, cons
     }
 }
 
-/* Copy the weights to [blocks of K, 3, 3, C, K of the block]. For the gradient of the input, what
- * was an output is an input and the taps are mirrored. */
+/* Copy the weights to [blocks of K, 3, 3, C, K of the block]. For the input gradient, inputs and
+ * outputs are swapped and the taps are mirrored. */
 static void NAME(pack_weights)(const conv_job *job, const float *weight, float *packed)
 {
     const int64_t C = job->n_in, K = job->n_out, n_blocks = count_blocks(K, MAX_OUTPUTS);
@@ -154,14 +154,14 @@ static void NAME(convolve)(const conv_job *job, int64_t host, int64_t group, flo
 #undef SAMPLES
 }
 
-/* The images as the gradient of the weights reads them: one channel of one row is one piece. */
+/* The images as the weight gradient reads them: one channel of one row is contiguous. */
 typedef struct {
     const float *input, *d_output;
     int64_t row, plane; /* from one row, or one channel, to the next */
 } NAME(images);
 
-/* The gradient of the weights between K outputs and C inputs. A few rows at a time stay in the
- * nearest cache for all nine taps; the sums of a tap are in memory meanwhile. */
+/* The weight gradient between K outputs and C inputs. A few rows at a time stay in cache for all
+ * nine taps; the sums of each tap are kept in memory. */
 ALWAYS_INLINE void NAME(correlate)(const int K, const int C, const conv_job *job,
                                    const NAME(images) *images, float *d_weight)
 {
@@ -218,8 +218,8 @@ static void NAME(pad_rows)(const float *from, int64_t n_rows, int64_t length, in
     }
 }
 
-/* The size of a padded row, or 0 if vectors fill the rows as they are. The last vector of a row may
- * reach past what counts: there, one of its two factors is the padding. */
+/* The size of a padded row, or 0 if rows are a whole number of vectors. The last vector of a row may
+ * extend past its end, where one of its two factors is padding. */
 static int64_t NAME(padded_row)(const conv_job *job)
 {
     return job->batch % LANES ? job->width * job->batch + LANES : 0;

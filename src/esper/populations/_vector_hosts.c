@@ -1,9 +1,9 @@
-/* Whole epochs of hosts that are made of linear layers, each host by itself from its first batch to
- * its last, so that it stays in the nearest caches. See esper/populations/vector_hosts.py.
+/* Whole epochs of hosts made of linear layers. Each host is trained from its first batch to its last
+ * before the next, so that it stays in cache. See esper/populations/vector_hosts.py.
  *
- * What a host computes is a program: a list of ops on values, with the parameters that they read.
- * The loops are written once (_vector_hosts_*.h) and compiled for each instruction set that the
- * compiler can make, in both precisions; which one runs is decided when the module loads.
+ * A host is given as a program: a list of ops on values, with the parameters that they read. The
+ * loops are written once (_vector_hosts_*.h) and compiled for each instruction set that the compiler
+ * supports, in both precisions; the best one is chosen when the module loads.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -18,12 +18,12 @@
 #define MAX_PARAMETERS 512
 #define MAX_SAMPLES 256
 #define JUDGED_AT_ONCE 64
-/* Rows of a product that are summed in registers at a time, each of two vectors. */
+/* Rows of a product that are summed in registers at a time, two vectors each. */
 #define MAX_ROWS 6
 #define MAX_THREADS 64
 #define NORMAL_PEAK 0.39894228040143267794 /* of the normal density */
 
-/* Keeps the compiler from fusing a product with what is added to it. */
+/* Prevents the compiler from fusing a multiplication and an addition. */
 #if defined(__x86_64__)
 #define ROUNDED(product) __asm__("" : "+x"(product))
 #elif defined(__aarch64__)
@@ -46,8 +46,8 @@ typedef struct {
     double number;
 } op;
 
-/* A matrix, or a vector as a single row, in a row of a store: where it is in the row, its own size
- * and how far its rows lie apart. */
+/* A matrix, or a vector as a single row, in a row of a store: its offset, its unpadded size and the
+ * stride of its rows. */
 typedef struct {
     int64_t part, offset, n_rows, n_columns, stride;
 } parameter;
@@ -67,7 +67,7 @@ typedef struct {
     double rate, n_steps;
 } part;
 
-/* One host's work. A judgement has the first of its samples in `numbers`, their count in
+/* One host's work. An evaluation has its first sample in `numbers`, the number of samples in
  * `n_batches` and two results in `losses`. */
 typedef struct {
     const program *plan;
@@ -109,13 +109,13 @@ _Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 4 * 8 && sizeof(program)
 #pragma GCC pop_options
 #endif
 
-/* What is done to one host, and the bytes of scratch memory that it needs. */
+/* A function of one host, and the bytes of scratch memory that it needs. */
 typedef struct {
     int64_t (*scratch)(const job *, const rule *);
     void (*run)(const job *, const rule *, void *scratch);
 } task;
 
-/* By what is done (train, judge) and by precision (single, double). */
+/* By task (train, evaluate) and by precision (single, double). */
 #define TASK(what, isa, real) {what##_scratch_##isa##_##real, what##_##isa##_##real}
 #define TASKS_OF(isa)                                                                             \
     {                                                                                             \
@@ -150,7 +150,7 @@ static void detect_variants(void)
     chosen = n_supported - 1;
 }
 
-/* Hosts that are left to do, and one thread's scratch memory. */
+/* The remaining hosts, and one thread's scratch memory. */
 typedef struct {
     const task *what;
     const job *jobs;
@@ -174,8 +174,8 @@ static void *work(void *argument)
     }
 }
 
-/* Do all jobs on up to n_threads threads, the calling one included; return -1 if there is no
- * memory. A thread that cannot be started leaves its share to the others. */
+/* Run all jobs on up to n_threads threads, including the caller; return -1 if out of memory. If a
+ * thread cannot be started, the others do its work. */
 static int run(queue *all, int64_t n_threads)
 {
     const size_t line = 64;
@@ -204,7 +204,7 @@ static int run(queue *all, int64_t n_threads)
     return 0;
 }
 
-/* run(what: 0 train, 1 judge; is_double, n_threads, n_jobs, jobs, rule) -> None */
+/* run(what: 0 train, 1 evaluate; is_double, n_threads, n_jobs, jobs, rule) -> None */
 static PyObject *run_jobs(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     void *at[6];

@@ -1,4 +1,4 @@
-/* What each op of a program does, forward and backward; see _vector_hosts_products.h. */
+/* The forward and backward pass of each op; see _vector_hosts_products.h. */
 
 /* Layer norm of each sample: to = (x - mean) / root * weight + bias; `back` gives the gradients. */
 static void NAME(norm)(const NAME(host) *host, const op *it)
@@ -54,7 +54,7 @@ static void NAME(norm_back)(const NAME(host) *host, const op *it)
     }
 }
 
-/* The layers of seeds sum plainly: units of a new seed that cancel give nothing at all. */
+/* Layers of seeds use plain sums, so that the mirrored units of a new seed cancel exactly. */
 static void NAME(linear)(const NAME(host) *host, const op *it)
 {
     const parameter *weight = &host->plan->parameters[it->weight];
@@ -76,7 +76,7 @@ static void NAME(linear_back)(const NAME(host) *host, const op *it)
     const parameter *weight = &host->plan->parameters[it->weight];
     const int64_t B = host->padded_batch, n_in = weight->n_columns, width = PADDED(n_in);
     const REAL *slope = host->slopes + host->at[it->to] * B, *rows = host->rows;
-    if (it->from) {  /* the inputs themselves are there as rows already */
+    if (it->from) {  /* the inputs are already available as rows */
         if (width != n_in) memset(host->turned, 0, B * width * sizeof(REAL));
         NAME(turn)(host->values + host->at[it->from] * B, B, n_in, B, host->turned, width);
         rows = host->turned;

@@ -1,6 +1,6 @@
-/* Training and judging one host for one instruction set and one precision, named by NAME(x), whose
- * vectors hold LANES numbers of type REAL. A value (what a layer gives) is [D, B] with the samples
- * innermost, B a whole number of vectors; what is added to fill the last one is zero.
+/* Training and evaluating one host for one instruction set and one precision, named by NAME(x),
+ * whose vectors hold LANES numbers of type REAL. A value (a layer's output) is [D, B] with samples
+ * innermost; B is a whole number of vectors, padded with zeros.
  */
 
 typedef REAL NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL))));
@@ -8,7 +8,7 @@ typedef REAL NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(size
 #define STORE(to, numbers) (*(NAME(vector) *)(to) = (numbers))
 #define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
 
-/* A host while it is computed: its tensors by program, in memory of its own. */
+/* A host being computed: its tensors in scratch memory. */
 typedef struct {
     const program *plan;
     int64_t batch, padded_batch;
@@ -22,8 +22,8 @@ typedef struct {
     const double *alphas;           /* of each slot */
 } NAME(host);
 
-/* sums[m][n] = a[m, :] @ b[:, n] for M rows and V vectors, in place of or added to c. A plain sum
- * rounds each product before it is added, so that a share and its opposite cancel. */
+/* sums[m][n] = a[m, :] @ b[:, n] for M rows and V vectors, replacing c or added to it. A plain sum
+ * rounds each product before adding it, so that a term and its negative cancel. */
 ALWAYS_INLINE void NAME(tile)(const int M, const int V, const int is_plain, int64_t K,
                               const REAL *a, int64_t a_row, int64_t a_column, const REAL *b,
                               int64_t b_row, const REAL *start, REAL *c, int64_t c_row, int adds)
@@ -64,8 +64,8 @@ ALWAYS_INLINE void NAME(tile)(const int M, const int V, const int is_plain, int6
         if (n < N) TILE(rows, 1, is_plain);                                                       \
         break;
 
-/* c [M, N] = a [M, K] @ b [K, N] + start [M]; N is a whole number of vectors, c is added to if
- * `adds`. The rows and columns of a lie as far apart as said, so it may be transposed. */
+/* c [M, N] = a [M, K] @ b [K, N] + start [M], or added to c if `adds`; N is a whole number of
+ * vectors. The strides of a are arguments, so it may be transposed. */
 static void NAME(multiply)(int64_t M, int64_t N, int64_t K, const REAL *a, int64_t a_row,
                            int64_t a_column, const REAL *b, int64_t b_row, const REAL *start,
                            REAL *c, int64_t c_row, int adds)
@@ -82,7 +82,7 @@ static void NAME(multiply)(int64_t M, int64_t N, int64_t K, const REAL *a, int64
     }
 }
 
-/* The same by plain sums, never added to c. */
+/* The same with plain sums, always replacing c. */
 static void NAME(multiply_plainly)(int64_t M, int64_t N, int64_t K, const REAL *a, int64_t a_row,
                                    const REAL *b, int64_t b_row, const REAL *start, REAL *c,
                                    int64_t c_row)
@@ -111,7 +111,7 @@ static REAL NAME(total)(NAME(vector) sums)
     return total;
 }
 
-/* Copy [n_rows, n_columns] to [n_columns, n_rows], whose rows lie `to_row` apart. */
+/* Transpose [n_rows, n_columns] to [n_columns, n_rows] with row stride `to_row`. */
 static void NAME(turn)(const REAL *restrict from, int64_t from_row, int64_t n_rows,
                        int64_t n_columns, REAL *restrict to, int64_t to_row)
 {

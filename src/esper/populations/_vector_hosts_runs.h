@@ -1,6 +1,6 @@
-/* Epochs and judgements of one host; see _vector_hosts_products.h. */
+/* Epochs and evaluations of one host; see _vector_hosts_products.h. */
 
-/* Lay a host out in scratch memory; without memory, only count what it needs. Return the count. */
+/* Lay a host out in scratch memory (if not NULL) and return the size that it needs. */
 static int64_t NAME(lay_out)(NAME(host) *host, const program *plan, int64_t batch, int is_training,
                              void *memory)
 {
@@ -46,7 +46,7 @@ static void NAME(carry)(const NAME(host) *host, const job *work, int64_t n_plane
     }
 }
 
-/* Bring the samples of some numbers into place, as rows and as the first value. */
+/* Copy the samples with these indices, as rows and as the first value. */
 static void NAME(gather)(NAME(host) *host, const job *work, const int64_t *numbers, int64_t n)
 {
     const int64_t D = host->plan->sizes[0], B = host->padded_batch, width = PADDED(D);
@@ -59,8 +59,8 @@ static void NAME(gather)(NAME(host) *host, const job *work, const int64_t *numbe
     NAME(turn)(host->rows, width, B, D, host->values, B);
 }
 
-/* Add the cross-entropy of n samples to `loss` and the right answers to `hits`; leave the gradient
- * of the mean loss in the output's slopes if asked for. */
+/* Add the cross-entropy of n samples to `loss` and the number of correct predictions to `hits`; if
+ * asked, write the gradient of the mean loss to the output's slopes. */
 static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, double *loss,
                           double *hits)
 {
@@ -95,7 +95,7 @@ static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, d
     for (int64_t b = 0; b < n; b++) shares[host->targets[b] * B + b] -= (REAL)1 / n;
 }
 
-/* Move n numbers by their gradient as torch's optimizers do. */
+/* Update n parameters by their gradient like torch's optimizers. */
 static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t n, int64_t plane,
                        REAL *restrict weights, REAL *restrict gradient)
 {
@@ -122,7 +122,7 @@ static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t 
     }
 }
 
-/* Add the squares of each part's gradient to `squares`, then move all parameters. */
+/* Add the squared gradient norm of each part to `squares`, then update all parameters. */
 static void NAME(update)(const NAME(host) *host, const job *work, const rule *how, int64_t step,
                          double *squares)
 {
@@ -148,7 +148,7 @@ static int64_t NAME(train_scratch)(const job *work, const rule *how)
     return NAME(lay_out)(&host, work->plan, work->batch, 1, NULL);
 }
 
-/* Train a host for an epoch; write the loss of each step and the squares of its gradient. */
+/* Train a host for an epoch; write the loss and the squared gradient norms of each step. */
 static void NAME(train)(const job *work, const rule *how, void *memory)
 {
     NAME(host) host;
@@ -177,7 +177,7 @@ static int64_t NAME(judge_scratch)(const job *work, const rule *how)
     return NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, NULL);
 }
 
-/* Write the sum of a host's losses on consecutive samples, and how many it gets right. */
+/* Write the sum of a host's losses and its number of correct predictions on consecutive samples. */
 static void NAME(judge)(const job *work, const rule *how, void *memory)
 {
     NAME(host) host;

@@ -104,9 +104,7 @@ def _require_tensors(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) ->
             continue
         own = wanted.get(rest.partition("/")[2] if kind == "moments" else name)
         if own is None:
-            raise ConfigError(
-                f"the state has a tensor {name}, but the host does not; {hint}"
-            )
+            raise ConfigError(f"the state has a tensor {name}, but the host does not; {hint}")
         if own != shape:
             raise ConfigError(
                 f"{name} has shape {list(shape)} in the state, but {list(own)} in the host; {hint}"
