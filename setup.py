@@ -30,6 +30,7 @@ setup(
         kernel("esper.populations._conv3x3"),
         kernel("esper.populations._vector_hosts"),
         kernel("esper.simic.agent._advantages"),
+        kernel("esper.simic.policy._draw"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

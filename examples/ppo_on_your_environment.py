@@ -19,13 +19,8 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from esper.config import PolicyConfig, PPOConfig
-from esper.simic.agent import ActionSpec, PPOAgent
-from esper.simic.policy import RecurrentPolicy
-from esper.simic.rollout import VectorCollector
+from esper.simic import PPO, ActionSpec, evaluate, linear
 
 WALK, OPEN = 0, 1
 N_DOORS = 4
@@ -34,19 +29,20 @@ SHIFT = 12
 CUT_SHORT = 0.02
 STEP_COST = 0.02
 
-SPEC = ActionSpec(
-    names=("move", "door"),
-    sizes=(2, N_DOORS),
-    op_head="move",
-    relevance=((True, False), (True, True)),
-)
-
 
 class CourierEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """Remember the colour, walk down the corridor, open the right door."""
 
     observation_space = spaces.Box(0.0, 1.0, (N_DOORS + 2 + N_DOORS,), np.float32)
     action_space = spaces.MultiDiscrete([2, N_DOORS])
+    # Optional: names for the heads, and which of them each move reads. A head then learns only
+    # from the steps at which it mattered.
+    action_spec = ActionSpec(
+        names=("move", "door"),
+        sizes=(2, N_DOORS),
+        op_head="move",
+        relevance=((True, False), (True, True)),  # walking reads no door
+    )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -87,10 +83,6 @@ class CourierEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return {"action_mask": (np.array([1, at_doors], np.int8), doors), "colour": self.colour}
 
 
-def make_envs(n_envs: int) -> SyncVectorEnv:
-    return SyncVectorEnv([CourierEnv] * n_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
 def best_possible_return(n_episodes: int, seed: int) -> float:
     """Return the mean return of a player who knows the colour and walks straight to the door."""
     env, returns = CourierEnv(), []
@@ -106,69 +98,28 @@ def best_possible_return(n_episodes: int, seed: int) -> float:
     return float(np.mean(returns))
 
 
-def mean_return(agent: PPOAgent, n_episodes: int, seed: int) -> float:
-    """Return the agent's mean return on the same episodes, always taking its most likely action."""
-    env, returns = CourierEnv(), []
-    for episode in range(n_episodes):
-        observation, info = env.reset(seed=seed + episode)
-        state, total, is_over = agent.initial_state(1), 0.0, False
-        while not is_over:
-            masks = [mask[None] for mask in info["action_mask"]]
-            decision = agent.act(
-                torch.from_numpy(observation)[None], masks, state, deterministic=True
-            )
-            observation, reward, terminated, truncated, info = env.step(decision.actions[0].numpy())
-            state = decision.next_state
-            total, is_over = total + reward, terminated or truncated
-        returns.append(total)
-    return float(np.mean(returns))
-
-
-def make_agent(seed: int) -> PPOAgent:
-    policy = RecurrentPolicy(
-        SPEC,
-        CourierEnv.observation_space.shape[0],
-        PolicyConfig(feature_size=64, lstm_size=64),
-        generator=torch.Generator().manual_seed(seed),
-    )
-    config = PPOConfig(learning_rate=2e-3, n_minibatches=4, gamma=0.99, ent_coef=0.01)
-    return PPOAgent(SPEC, policy, config, seed=seed)
-
-
-def train(agent: PPOAgent, rounds: int, seed: int, n_envs: int = 64, n_steps: int = 32) -> None:
-    """Train for a number of rounds, each a rollout and an update, with a progress bar."""
-    buffer = agent.make_buffer(n_envs, n_steps)
-    collector = VectorCollector(make_envs(n_envs), agent, seed=seed)
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        TextColumn("return {task.fields[mean]:.2f}"),
-        TextColumn("kl {task.fields[kl]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("training", total=rounds, mean=float("nan"), kl=0.0)
-        for _ in range(rounds):
-            episodes = collector.collect(buffer)
-            report = agent.update(buffer)
-            progress.update(task, advance=1, mean=episodes.mean_return, kl=report.approx_kl)
-
-
-def main(rounds: int = 120, n_episodes: int = 500, seed: int = 0) -> tuple[float, float, float]:
-    """Train an agent, then compare it with the untrained agent and with the best possible play."""
+def main(steps: int = 50_000, n_episodes: int = 500, seed: int = 0) -> tuple[float, float, float]:
+    """Train a model, then compare it with the untrained model and with the best possible play."""
     torch.set_num_threads(1)  # networks this small train faster on one thread
-    started, held_out = time.monotonic(), 1_000_000
-    agent = make_agent(seed)
-    before = mean_return(agent, n_episodes, held_out)
-    train(agent, rounds, seed)
-    after = mean_return(agent, n_episodes, held_out)
-    best = best_possible_return(n_episodes, held_out)
-    print(f"return over {n_episodes} held-out episodes, in {time.monotonic() - started:.0f} s")
-    print(f"  before training  {before:6.3f}")
-    print(f"  after training   {after:6.3f}")
+    started = time.monotonic()
+    model = PPO(
+        CourierEnv,
+        "lstm",
+        n_envs=32,
+        n_steps=64,
+        seed=seed,
+        learning_rate=linear(2e-3),
+        ent_coef=0.01,
+    )
+    before = evaluate(model, n_episodes=n_episodes)
+    model.learn(steps, progress=True)
+    after = evaluate(model, n_episodes=n_episodes)
+    best = best_possible_return(n_episodes, seed=1_000_000)
+    print(f"mean return over {n_episodes} held-out episodes, in {time.monotonic() - started:.0f} s")
+    print(f"  before training  {before.mean:6.3f}  [{before.low:.3f}, {before.high:.3f}]")
+    print(f"  after training   {after.mean:6.3f}  [{after.low:.3f}, {after.high:.3f}]")
     print(f"  best possible    {best:6.3f}")
-    return before, after, best
+    return before.mean, after.mean, best
 
 
 def positive(text: str) -> int:
@@ -180,10 +131,10 @@ def positive(text: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=positive, default=120, help="training rounds")
+    parser.add_argument("--steps", type=positive, default=50_000, help="environment steps")
     parser.add_argument(
         "--episodes", type=positive, default=500, help="held-out episodes for the comparison"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, actions and episodes")
     arguments = parser.parse_args()
-    main(arguments.rounds, arguments.episodes, arguments.seed)
+    main(arguments.steps, arguments.episodes, arguments.seed)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.growth.blueprints import registry as blueprint
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic import PPO
 from esper.tamiyo.policy.observations import ObservationLayout
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +36,19 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
 
 
+@pytest.fixture(autouse=True)
+def _learn_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a page train for a thousand steps where it says more, in short rollouts."""
+    learn = PPO.learn
+
+    def learn_briefly(self: PPO, total_timesteps: int | None = None, **options: Any) -> PPO:
+        steps = None if total_timesteps is None else min(total_timesteps, 1024)
+        return learn(self, steps, **options)
+
+    monkeypatch.setattr(PPO, "learn", learn_briefly)
+    monkeypatch.setattr("esper.simic.algorithm.STEPS_PER_ROLLOUT", 256)
+
+
 @pytest.mark.usefixtures("fresh_shipped")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python_blocks(page) and page not in NOT_RUN]
@@ -45,7 +60,7 @@ def test_the_python_of_a_page_runs(
     if page in NEED_A_RUN:
         run = request.getfixturevalue("done_run")
         shutil.copytree(run.path, tmp_path / "runs" / "my-run")
-    scope: dict[str, object] = {}
+    scope: dict[str, object] = {"__name__": "__main__"}
     for block in python_blocks(page):
         exec(compile(block, page, "exec"), scope)
 

@@ -29,13 +29,15 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     gamma = draw(st.floats(0, 1, exclude_min=True))
     ppo = st.builds(
         PPOConfig,
-        learning_rate=positive,
+        learning_rate=not_negative,
         n_epochs=counts,
-        n_minibatches=st.just(1),  # more minibatches need more sequences
+        batch_size=counts,
+        n_minibatches=st.none() | st.just(1),  # more need as many sequences
         sequence_length=st.none() | counts,
         gamma=st.just(gamma),
         gae_lambda=shares,
         clip_range=positive,
+        clip=st.sampled_from(["per-head", "joint"]),
         clip_range_vf=st.none() | positive,
         ent_coef=not_negative,
         vf_coef=not_negative,

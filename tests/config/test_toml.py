@@ -31,7 +31,8 @@ def test_a_partial_file_leaves_the_rest_at_its_defaults() -> None:
         'rounds = 7\n[ppo]\nlearning_rate = 1e-3\ngamma = 1\n[evaluation]\npatience = "none"\n',
         source="it",
     )
-    assert config == replace(RunConfig(), rounds=7, ppo=PPOConfig(learning_rate=1e-3, gamma=1.0))
+    ppo = replace(RunConfig().ppo, learning_rate=1e-3)
+    assert config == replace(RunConfig(), rounds=7, ppo=ppo)
     assert type(config.ppo.gamma) is float
     assert read_toml("", source="it") == RunConfig()
 

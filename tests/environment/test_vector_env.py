@@ -25,6 +25,7 @@ from esper.errors import ConfigError, ResetNeededError, UnsupportedEnvironmentEr
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
+from esper.simic import PPO, Callback
 from esper.simic.agent import PPOAgent
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.rollout import VectorCollector
@@ -435,3 +436,19 @@ def test_a_diverged_host_gets_a_bounded_reward() -> None:
         assert np.isfinite(observations).all()
         assert np.isfinite(rewards).all()
         assert np.abs(rewards).max() < 3.0
+
+
+def test_ppo_draws_no_illegal_combination_of_heads() -> None:
+    model = PPO(lambda: GrowthEnv("spirals"), "lstm", n_envs=2, n_steps=24, n_epochs=1)
+    illegal: list[bool] = []
+
+    class Watch(Callback):
+        def on_step(self, model: PPO) -> None:
+            assert model.last_step is not None
+            infos = [info.get("final_info", info) for info in model.last_step.info]
+            illegal.extend(bool(info["illegal_action"]) for info in infos)
+
+    model.learn(48, callbacks=Watch())
+    assert len(illegal) == 48
+    assert not any(illegal)
+    assert model.agent.spec.op_head == "op"

@@ -188,11 +188,11 @@ def test_different_uses_never_share_hosts(done_run: Run) -> None:
     assert evaluation[-1] < room[0]
     assert EVALUATION_HOSTS.end <= HEADROOM_HOSTS.first
     for seed, n_hosts in ((0, 6), (99_999, 6), (199_999, 6)):
-        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+        with pytest.raises(ConfigError, match="100000 to 199999"):
             evaluate(done_run, n_hosts=n_hosts, seed=seed)
-        with pytest.raises(ConfigError, match=r"comparisons are 100000 to 199999"):
+        with pytest.raises(ConfigError, match="100000 to 199999"):
             compare([done_run, "wait"], n_hosts=n_hosts, seed=seed)
-        with pytest.raises(ConfigError, match=r"headroom are 200000 to 299999"):
+        with pytest.raises(ConfigError, match="200000 to 299999"):
             headroom("spirals", n_hosts=n_hosts, seed=seed)
     with pytest.raises(ConfigError, match="n_final_episodes"):
         EvaluationConfig(n_final_episodes=MOST_TRIAL_HOSTS + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from esper.simic import check_env
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,7 +32,8 @@ def run_example(
 
 def test_every_example_is_tested() -> None:
     source = Path(__file__).read_text()
-    assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+    files = [path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
+    assert all(f'"{path.name}"' in source for path in files)
 
 
 @pytest.mark.usefixtures("fresh_shipped")
@@ -53,9 +57,38 @@ def test_compare_controllers(run_example: Callable[..., tuple[str, str]]) -> Non
 
 
 def test_ppo_on_your_environment(run_example: Callable[..., tuple[str, str]]) -> None:
-    printed, _ = run_example("ppo_on_your_environment.py", "--rounds", "2", "--episodes", "20")
+    printed, _ = run_example("ppo_on_your_environment.py", "--steps", "2048", "--episodes", "20")
     for name in ("before training", "after training", "best possible"):
         assert re.search(rf"{name}\s+-?\d+\.\d+", printed), name
+
+
+def test_the_environment_of_the_example_passes_the_check() -> None:
+    scope = runpy.run_path(str(EXAMPLES / "ppo_on_your_environment.py"))
+    assert {finding.level for finding in check_env(scope["CourierEnv"])} == {"ok"}
+
+
+def test_ppo_cartpole(run_example: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    printed, _ = run_example("ppo_cartpole.py", "--steps", "2048", "--out", str(tmp_path / "run"))
+    assert re.search(r"mean return \d+\.?\d* \[.*\] over 100 episodes", printed)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_ppo_with_masks_and_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "ppo_with_masks_and_memory.ipynb").read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    text = "\n".join(cells)
+    for long, short in (("STEPS = 20_000", "STEPS = 4096"), ("n_episodes=500", "n_episodes=20")):
+        assert long in text
+        text = text.replace(long, short)
+    exec(compile(text, "notebook", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert "problem " not in printed
+    assert len(re.findall(r"^mean return .* over 20 episodes$", printed, flags=re.MULTILINE)) == 3
+    assert re.search(r"^ +4096 ", printed, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +99,7 @@ def test_ppo_on_your_environment(run_example: Callable[..., tuple[str, str]]) ->
         ("grow_your_own_model.py", ["--controller", "nobody"], "nobody"),
         ("grow_your_own_model.py", ["--out", __file__], __file__),
         ("compare_controllers.py", ["--task", "spiral"], "Did you mean 'spirals'"),
+        ("ppo_on_your_environment.py", ["--steps", "0"], "at least 1"),
     ],
 )
 def test_a_bad_argument_is_reported_in_one_line(

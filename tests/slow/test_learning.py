@@ -16,6 +16,6 @@ def test_every_seed_reaches_the_best_possible_return(seed: int) -> None:
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    before, after, best = example.main(rounds=60, n_episodes=300, seed=seed)
+    before, after, best = example.main(steps=50_000, n_episodes=5000, seed=seed)
     assert before < 0.5 * best
     assert after > 0.97 * best

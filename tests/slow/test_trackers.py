@@ -94,7 +94,7 @@ def test_weights_and_biases_continues_the_same_run_offline(tmp_path: Path) -> No
                 assert number not in found[-1]
                 assert {"train/approx_kl", "eval/score"} <= set(items)
                 found[-1][number] = json.loads(items["rollout/ep_rew_mean"])
-    assert names == {(tmp_path / "tracker-id").read_text()}
+    assert names == {(tmp_path / "wandb-id").read_text()}
     assert found == [{n: n / 4 for n in numbers} for numbers in ((1, 2, 3), (2, 3, 4, 5))]
 
 

@@ -14,7 +14,7 @@ import pytest
 from esper.errors import ConfigError
 from esper.telemetry import metrics_of
 from esper.telemetry.records import EvaluationRecord, RoundRecord, UpdateRecord
-from esper.telemetry.sinks import Sink, make_sink
+from esper.telemetry.sinks import Sink, make_sink, make_tracker
 from tests.telemetry.samples import example, notice, step
 
 CONFIG = 'task = "digits"\n[ppo]\nlearning_rate = 0.001\n'
@@ -102,6 +102,21 @@ def test_a_resumed_run_continues_its_tracker_run_and_another_run_does_not(
     assert all(run.options["resume"] == "allow" for run in runs)
 
 
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_training_that_starts_anew_in_the_same_folder_is_another_run(
+    name: str, tmp_path: Path, runs: list[FakeRun]
+) -> None:
+    for first_step in (1, 101, 1):
+        tracker = make_tracker(name, tmp_path / "run", {"seed": 3}, first_step=first_step)
+        tracker.log({"loss": 0.5}, first_step)
+        tracker.close()
+    key = "id" if name == "wandb" else "name"
+    first, resumed, anew = (run.options[key] for run in runs)
+    assert first == resumed != anew
+    assert [run.logged for run in runs] == [[(step, {"loss": 0.5})] for step in (1, 101, 1)]
+    assert all(run.options["config"] == {"seed": 3} and run.is_finished for run in runs)
+
+
 def test_trackio_does_not_print_to_standard_output(
     tmp_path: Path, runs: list[FakeRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,15 +143,23 @@ def test_a_missing_package_is_reported_with_the_install_command(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf'{package} is not .*"esper-lite\[{name}\]"') as caught:
-        make_sink(name, tmp_path, CONFIG)
-    assert "\n" not in str(caught.value)
+    for make in (
+        lambda: make_sink(name, tmp_path / "run", CONFIG),
+        lambda: make_tracker(name, tmp_path / "run", {}),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf'{package} is not .*"esper-lite\[{name}\]"'
+        ) as caught:
+            make()
+        assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_sink_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'tensorboard'\\?"):
+    with pytest.raises(ConfigError, match=r"telemetry\.sinks .* Did you mean 'tensorboard'"):
         make_sink("tensorbord", tmp_path, CONFIG)
+    with pytest.raises(ConfigError, match=r"the tracker is 'wandbb'.* Did you mean 'wandb'"):
+        make_tracker("wandbb", tmp_path, {})
 
 
 def events(path: Path) -> Iterator[Any]:
@@ -205,3 +228,24 @@ def test_a_sink_without_records_leaves_no_files(tmp_path: Path) -> None:
     sink.write(step(1))
     sink.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_shows_resumed_training_once_and_replaces_training_that_starts_anew(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("tensorboardX")
+
+    def train(first: int, last: int, value: float) -> dict[tuple[str, int], list[float]]:
+        tracker = make_tracker("tensorboard", tmp_path, {"n_envs": 2}, first_step=first)
+        for number in range(first, last + 1):
+            tracker.log({"rollout/ep_rew_mean": value, "eval/mean_reward": -value}, number)
+        tracker.close()
+        return shown_points(tmp_path / "tensorboard")
+
+    names = ("rollout/ep_rew_mean", "eval/mean_reward")
+    first = train(1, 4, 0.5)
+    assert [first[names[0], i] for i in range(1, 5)] == [[0.5]] * 4
+    assert [first[names[1], i] for i in range(1, 5)] == [[-0.5]] * 4
+    resumed = train(4, 6, 2.0)
+    assert [resumed[names[0], i] for i in range(1, 7)] == [[0.5]] * 3 + [[2.0]] * 3
+    assert set(train(1, 2, 3.0)) == {(name, i) for name in names for i in (1, 2)}

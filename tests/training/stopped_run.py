@@ -95,7 +95,7 @@ class StoppedRun:
 
     def __init__(self, stop: int = 16, **changes: Any) -> None:
         config = tiny_config(
-            seed=1,
+            seed=0,
             rounds=4,
             budget__n_epochs=7,
             evaluation__min_improvement=10.0,

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from esper.config.run import RunConfig, ScheduleConfig
-from esper.training.trainer import rates_of, scheduled
+from esper.simic.schedules import interpolate
+from esper.training.trainer import rates_of
 
 
 def test_schedules_worked_by_hand() -> None:
-    assert [scheduled("linear", 4.0, 0.5, p) for p in (0.0, 0.25, 1.0)] == [4.0, 3.5, 2.0]
-    assert [scheduled("constant", 4.0, 0.5, p) for p in (0.0, 0.25, 1.0)] == [4.0, 4.0, 4.0]
-    found = [scheduled("cosine", 4.0, 0.0, p) for p in (0.0, 1 / 3, 0.5, 1.0)]
+    assert [interpolate("linear", 4.0, 2.0, p) for p in (0.0, 0.25, 1.0)] == [4.0, 3.5, 2.0]
+    assert [interpolate("constant", 4.0, 2.0, p) for p in (0.0, 0.25, 1.0)] == [4.0, 4.0, 4.0]
+    found = [interpolate("cosine", 4.0, 0.0, p) for p in (0.0, 1 / 3, 0.5, 1.0)]
     np.testing.assert_allclose(found, [4.0, 3.0, 2.0, 0.0], atol=1e-12)
 
 
@@ -18,7 +19,7 @@ def test_linear_to_zero_equals_the_linear_schedule_of_stable_baselines() -> None
     # There, a schedule is a function of the remaining progress, from 1 to 0.
     for progress in np.linspace(0.0, 1.0, 11):
         remaining = 1.0 - progress
-        assert scheduled("linear", 3e-4, 0.0, progress) == pytest.approx(remaining * 3e-4)
+        assert interpolate("linear", 3e-4, 0.0, progress) == pytest.approx(remaining * 3e-4)
 
 
 def test_the_first_and_last_rounds_have_the_first_and_last_rates() -> None:

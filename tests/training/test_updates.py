@@ -25,21 +25,24 @@ class Updates:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, spoils: Callable[[int, int], bool]) -> None:
         self.number = self.loss = 0
         self.before: dict[int, dict[str, Any]] = {}
-        update, loss = PPOAgent.update, PPOAgent._loss
+        update, differentiate = PPOAgent.update, PPOAgent._differentiate
 
         def counted_update(agent: PPOAgent, buffer: Any) -> Any:
             self.number, self.loss = self.number + 1, 0
             self.before[self.number] = agent.state_dict()
             return update(agent, buffer)
 
-        def spoiled_loss(agent: PPOAgent, batch: Any) -> Any:
+        def spoiled_gradient(agent: PPOAgent, *arguments: Any) -> Any:
             self.loss += 1
-            value, measures = loss(agent, batch)
+            measures = differentiate(agent, *arguments)
             factor = math.nan if spoils(self.number, self.loss) else 1.0
-            return value * factor, measures * factor
+            for group in agent.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad *= factor
+            return measures * factor
 
         monkeypatch.setattr(PPOAgent, "update", counted_update)
-        monkeypatch.setattr(PPOAgent, "_loss", spoiled_loss)
+        monkeypatch.setattr(PPOAgent, "_differentiate", spoiled_gradient)
 
 
 def bits(state: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -118,15 +121,16 @@ def test_an_update_whose_last_step_makes_a_weight_infinite_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updates = Updates(monkeypatch, lambda *_: False)
-    step = torch.optim.Adam.step
+    descend = PPOAgent._descend
 
-    def overshooting(optimizer: torch.optim.Adam) -> None:
-        step(optimizer)
+    def overshooting(agent: PPOAgent) -> Any:
+        norm = descend(agent)
         if (updates.number, updates.loss) == (1, 4):
             with torch.no_grad():
-                optimizer.param_groups[0]["params"][-1][3] = math.inf
+                next(iter(agent.policy.parameters()))[0, 0] = math.inf
+        return norm
 
-    monkeypatch.setattr(torch.optim.Adam, "step", overshooting)
+    monkeypatch.setattr(PPOAgent, "_descend", overshooting)
     seen = Seen()
     trainer, _, _ = make_trainer(config_of(), seen)
     trainer.run()

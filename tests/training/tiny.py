@@ -46,7 +46,7 @@ def tiny_config(**changes: Any) -> RunConfig:
         n_steps=6,
         budget=Budget(n_epochs=10),
         policy=PolicyConfig(feature_size=12, lstm_size=8),
-        ppo=PPOConfig(gamma=1.0, n_epochs=2, learning_rate=3e-3),
+        ppo=PPOConfig(gamma=1.0, n_epochs=2, learning_rate=3e-3, ent_coef=0.01, target_kl=0.02),
         evaluation=EvaluationConfig(eval_freq=1, n_eval_episodes=2, n_final_episodes=2),
         checkpoints=CheckpointConfig(save_freq=1),
     )

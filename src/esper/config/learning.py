@@ -1,10 +1,12 @@
-"""Settings of the policy network and of the PPO update, under the names of Stable-Baselines3."""
+"""Settings of policy networks and of the PPO update, named as in Stable-Baselines3."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from esper.config.checks import require_bool, require_int, require_number
+from esper.config.checks import require_bool, require_choice, require_int, require_number
+from esper.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,20 +14,19 @@ class PolicyConfig:
     """Sizes of the recurrent actor-critic network."""
 
     feature_size: int = 128
-    """Width of the layer between the observation and the LSTM; one of it is kept for resets."""
+    """Width of the layer between the observation and the LSTM; one unit is reserved for resets."""
 
     lstm_size: int = 128
     """Width of the LSTM's hidden state."""
 
     slot_size: int = 32
-    """Numbers that a policy for growth makes of each slot, whatever the number of slots."""
+    """Width of the encoding of each slot in a policy for growth."""
 
     embedding_size: int = 4
-    """Numbers that stand for a category (a blueprint) among the observation's columns."""
+    """Width of the embedding of a categorical feature, such as a blueprint."""
 
     normalize_observations: bool = False
-    """Whether observations are shifted and scaled by the running mean and deviation of each
-    column."""
+    """Normalise each feature by its running mean and standard deviation."""
 
     def __post_init__(self) -> None:
         require_int("feature_size", self.feature_size, least=2)
@@ -36,20 +37,71 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """The network that :class:`esper.simic.PPO` builds for an environment."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers; the policy and the value function have their own."""
+
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the hidden layers."""
+
+    feature_size: int = 64
+    """Width of the layer before an LSTM."""
+
+    lstm_size: int = 64
+    """Width of the LSTM's hidden state."""
+
+    image_size: int = 256
+    """Width of the encoding of an image."""
+
+    squash: bool = False
+    """Squash continuous actions into their bounds by tanh instead of clipping them."""
+
+    log_std_init: float = 0.0
+    """Initial logarithm of the standard deviation of continuous actions."""
+
+    normalize_observations: bool = False
+    """Normalise vector observations by their running mean and standard deviation."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hidden_sizes, int) or not all(
+            isinstance(size, int) for size in self.hidden_sizes
+        ):
+            raise ConfigError(
+                f"hidden_sizes is {self.hidden_sizes!r}; it must be a tuple of widths, "
+                "such as (64, 64)."
+            )
+        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        for size in self.hidden_sizes:
+            require_int("hidden_sizes", size, least=1)
+        require_choice("activation", self.activation, ("tanh", "relu"))
+        require_int("feature_size", self.feature_size, least=2)
+        require_int("lstm_size", self.lstm_size, least=1)
+        require_int("image_size", self.image_size, least=1)
+        require_bool("squash", self.squash)
+        require_number("log_std_init", self.log_std_init)
+        require_bool("normalize_observations", self.normalize_observations)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """Settings of one PPO update over one collected rollout."""
 
     learning_rate: float = 3e-4
     """Step size of Adam."""
 
-    n_epochs: int = 4
+    n_epochs: int = 10
     """Passes over the rollout in one update."""
 
-    n_minibatches: int = 1
-    """Parts that each pass is split into; whole sequences are kept together."""
+    batch_size: int = 64
+    """Steps of a minibatch; a recurrent policy rounds to whole sequences."""
+
+    n_minibatches: int | None = None
+    """Minibatches of each pass, instead of batch_size; None: as batch_size says."""
 
     sequence_length: int | None = None
-    """Steps that gradients flow back through; None for the whole rollout of an environment."""
+    """Steps through which gradients flow back in a recurrent policy; None: the whole rollout."""
 
     gamma: float = 0.99
     """Discount factor, in [0, 1]."""
@@ -58,39 +110,45 @@ class PPOConfig:
     """Trace decay of the advantages: 0 trusts the critic alone, 1 the observed rewards alone."""
 
     clip_range: float = 0.2
-    """How far a head's probability ratio may leave 1 before its gradient stops."""
+    """How far a probability ratio may leave 1 before its gradient stops."""
+
+    clip: Literal["per-head", "joint"] = "per-head"
+    """Clip the ratio of each head of an action, or the ratio of the whole action."""
 
     clip_range_vf: float | None = None
     """How far a value may leave its old value, in standard deviations of the return; None: freely.
     """
 
-    ent_coef: float = 0.01
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
 
     vf_coef: float = 0.5
     """Weight of the value loss."""
 
     max_grad_norm: float = 0.5
-    """Norm that the gradient is clipped to."""
+    """Norm to which the gradient is clipped."""
 
-    target_kl: float | None = 0.02
+    target_kl: float | None = None
     """The update stops when approx_kl exceeds 1.5 times this; None: never."""
 
     normalize_advantage: bool = True
-    """Whether advantages are shifted and scaled to mean 0 and deviation 1 over the rollout."""
+    """Normalise advantages to mean 0 and standard deviation 1 over the rollout."""
 
     normalize_returns: bool = True
-    """Whether the critic learns returns in units of their running deviation."""
+    """Train the critic on returns in units of their running standard deviation."""
 
     def __post_init__(self) -> None:
-        require_number("learning_rate", self.learning_rate, above=0.0)
+        require_number("learning_rate", self.learning_rate, least=0.0)
         require_int("n_epochs", self.n_epochs, least=1)
-        require_int("n_minibatches", self.n_minibatches, least=1)
+        require_int("batch_size", self.batch_size, least=1)
+        if self.n_minibatches is not None:
+            require_int("n_minibatches", self.n_minibatches, least=1)
         if self.sequence_length is not None:
             require_int("sequence_length", self.sequence_length, least=1)
         require_number("gamma", self.gamma, least=0.0, most=1.0)
         require_number("gae_lambda", self.gae_lambda, least=0.0, most=1.0)
-        require_number("clip_range", self.clip_range, above=0.0)
+        require_number("clip_range", self.clip_range, least=0.0)
+        require_choice("clip", self.clip, ("per-head", "joint"))
         if self.clip_range_vf is not None:
             require_number("clip_range_vf", self.clip_range_vf, above=0.0)
         require_number("ent_coef", self.ent_coef, least=0.0)
@@ -105,3 +163,18 @@ class PPOConfig:
     def kl_limit(self) -> float:
         """The approx_kl above which an update stops."""
         return float("inf") if self.target_kl is None else 1.5 * self.target_kl
+
+    def count_minibatches(self, n_steps: int, n_sequences: int) -> int:
+        """Return how many minibatches a pass over a rollout has.
+
+        Raises:
+            ConfigError: If ``n_minibatches`` asks for more than there are sequences.
+        """
+        if self.n_minibatches is None:
+            return max(1, min(n_sequences, round(n_steps / self.batch_size)))
+        if self.n_minibatches > n_sequences:
+            raise ConfigError(
+                f"n_minibatches is {self.n_minibatches}, but the rollout has {n_sequences} "
+                "sequences; use fewer minibatches, or set sequence_length."
+            )
+        return self.n_minibatches

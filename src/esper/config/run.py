@@ -156,7 +156,11 @@ class RunConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """The controller's network."""
 
-    ppo: PPOConfig = field(default_factory=lambda: PPOConfig(gamma=1.0))
+    ppo: PPOConfig = field(
+        default_factory=lambda: PPOConfig(
+            gamma=1.0, n_epochs=4, n_minibatches=1, ent_coef=0.01, target_kl=0.02
+        )
+    )
     """The PPO update."""
 
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -182,7 +186,7 @@ class RunConfig:
         require_int("threads", self.threads, least=1)
         length = self.ppo.sequence_length or self.n_steps
         n_sequences = self.envs * -(-self.n_steps // length)
-        if self.ppo.n_minibatches > n_sequences:
+        if (self.ppo.n_minibatches or 1) > n_sequences:
             raise ConfigError(
                 f"ppo.n_minibatches is {self.ppo.n_minibatches}; it must be at most {n_sequences}, "
                 f"the number of sequences in a rollout of {self.envs} hosts."

@@ -13,6 +13,7 @@ from esper.environment.rewards import REWARD_TERMS
 from esper.environment.spaces import flat_masks, head_masks
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ResetNeededError
+from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
@@ -42,6 +43,11 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def layout(self) -> ObservationLayout:
         """The meaning of each column of an observation."""
         return self._envs.layout
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        """The heads of an action, and which of them each op reads."""
+        return self._envs.action_spec
 
     @property
     def masks(self) -> ActionMasks:

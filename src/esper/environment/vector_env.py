@@ -36,8 +36,10 @@ from esper.environment.spaces import (
     spread_reasons,
 )
 from esper.errors import ConfigError, ResetNeededError
+from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations.factory import Form
+from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
@@ -127,6 +129,11 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     def layout(self) -> ObservationLayout:
         """The meaning of each column of an observation."""
         return self._growth.layout
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        """The heads of an action, and which of them each op reads."""
+        return growth_action_spec(self.slot_config)
 
     @property
     def slot_config(self) -> SlotConfig:

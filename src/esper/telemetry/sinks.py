@@ -1,29 +1,41 @@
-"""Sinks: experiment trackers that receive a run's metrics besides its own database.
+"""Experiment trackers, and sinks that send a run's records to them besides its own database.
 
-A sink gets every record and sends the metrics in it, with the round as the step. Tracker packages
-are optional and imported when a sink is created.
+A tracker takes metrics at a step. A sink gets every record of a run and sends the metrics in it to
+a tracker, with the round as the step. Tracker packages are optional and imported when a tracker is
+created.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import tomllib
 import uuid
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
 from esper.errors import ConfigError, StorageError, did_you_mean
-from esper.telemetry.metrics import Measured, is_measured, metrics_of
-from esper.telemetry.records import EvaluationRecord, Record, RoundRecord
-
-ID_FILE = "tracker-id"
-"""The file in a run folder that holds the run's ID at trackers."""
+from esper.telemetry.metrics import is_measured, metrics_of
+from esper.telemetry.records import EvaluationRecord, Record
 
 PROJECT = "esper"
 """The project that runs belong to at trackers."""
+
+
+class Tracker(Protocol):
+    """A receiver of metrics."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send metrics at a step; steps never decrease."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left. No metrics follow."""
+        ...
 
 
 class Sink(Protocol):
@@ -38,8 +50,32 @@ class Sink(Protocol):
         ...
 
 
+def make_tracker(
+    name: str, folder: Path, settings: Mapping[str, Any], *, first_step: int | None = None
+) -> Tracker:
+    """Create the tracker of a name, for training that starts or resumes.
+
+    Args:
+        name: ``tensorboard``, ``wandb`` or ``trackio``.
+        folder: The run's folder; its name is the name of the run.
+        settings: What to show as the run's configuration, as plain values.
+        first_step: The first step that will be logged. Up to 1, training starts anew, and the
+            folder's earlier run is not continued. None: that of the first metrics.
+
+    Raises:
+        ConfigError: If the name is unknown, or its package is not installed.
+        StorageError: If the folder cannot be written.
+    """
+    if name not in _TRACKERS:
+        raise ConfigError(
+            f"the tracker is {name!r}; it must be one of {', '.join(_TRACKERS)}."
+            f"{did_you_mean(name, _TRACKERS)}"
+        )
+    return _TRACKERS[name](Path(folder), settings, first_step)
+
+
 def make_sink(name: str, run_dir: Path, config_text: str) -> Sink:
-    """Create the sink of a name, for a run that starts or resumes.
+    """Create the sink that sends a run's records to the tracker of a name.
 
     Args:
         name: ``tensorboard``, ``wandb`` or ``trackio``.
@@ -49,115 +85,130 @@ def make_sink(name: str, run_dir: Path, config_text: str) -> Sink:
     Raises:
         ConfigError: If the name is unknown, or its package is not installed.
     """
-    if name not in _SINKS:
-        raise ConfigError(
-            f"telemetry.sinks contains {name!r}; it must be one of {', '.join(_SINKS)}."
-            f"{did_you_mean(name, _SINKS)}"
-        )
-    return _SINKS[name](Path(run_dir), config_text)
+    return TrackerSink(name, Path(run_dir), config_text)
 
 
-class TensorBoardSink:
-    """Writes event files to the folder ``tensorboard`` of the run.
+class TrackerSink:
+    """Sends the metrics of records to a tracker."""
 
-    A resumed run hides the points that it is about to write again.
-    """
-
-    def __init__(self, run_dir: Path, config_text: str) -> None:
-        self._package = _import_tracker("tensorboardX", "tensorboard")
-        self._folder = run_dir / "tensorboard"
-        self._config_text = config_text
-        self._writer: Any = None
+    def __init__(self, name: str, run_dir: Path, config_text: str) -> None:
+        if name not in _TRACKERS:
+            raise ConfigError(
+                f"telemetry.sinks contains {name!r}; it must be one of {', '.join(_TRACKERS)}."
+                f"{did_you_mean(name, _TRACKERS)}"
+            )
+        self._tracker = _TRACKERS[name](run_dir, tomllib.loads(config_text), None)
 
     def write(self, record: Record) -> None:
-        """Write a record's metrics at its round."""
+        """Send a record's metrics at its round."""
         if not is_measured(record):
             return
+        if self._tracker.first_step is None:
+            # A round's evaluation follows its other records. A run that is resumed between them
+            # must not hide those.
+            self._tracker.first_step = record.round + isinstance(record, EvaluationRecord)
+        self._tracker.log(metrics_of(record), record.round)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._tracker.close()
+
+
+class TensorBoardTracker:
+    """Writes event files to the folder ``tensorboard`` of the run.
+
+    Resumed training hides the points that it is about to write again.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
+        self._package = _import_tracker("tensorboardX", "tensorboard")
+        self._folder = folder / "tensorboard"
+        self._settings = settings
+        self._writer: Any = None
+        self.first_step = first_step
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write metrics at a step."""
         if self._writer is None:
-            self._writer = self._start(record)
-        for name, value in metrics_of(record).items():
-            self._writer.add_scalar(name, value, record.round)
-        if isinstance(record, RoundRecord):
-            self._writer.flush()
+            self._writer = self._start(step if self.first_step is None else self.first_step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what is left."""
         if self._writer is not None:
             self._writer.close()
 
-    def _start(self, record: Measured) -> Any:
-        """Return the writer of an event file that hides later points of earlier files.
-
-        A round's evaluation follows its other records. A run that is resumed between them must not
-        hide those.
-        """
+    def _start(self, first_step: int) -> Any:
+        """Return the writer of an event file that hides later points of earlier files."""
         # Names of event files contain the second; a count keeps two of the same second apart.
         n_files = len(list(self._folder.glob("*")))
-        first = record.round + isinstance(record, EvaluationRecord)
         writer = self._package.SummaryWriter(
             str(self._folder),
-            purge_step=first if n_files else None,
+            purge_step=first_step if n_files else None,
             filename_suffix=f".{n_files}",
             flush_secs=10,
         )
         if not n_files:
-            writer.add_text("config", f"```toml\n{self._config_text}\n```")
+            text = json.dumps(self._settings, indent=2, default=str)
+            writer.add_text("config", f"```json\n{text}\n```")
         return writer
 
 
-class WandbSink:
+class WandbTracker:
     """Sends metrics to Weights & Biases, online or offline as its environment variables say.
 
-    A resumed run continues the same W&B run, which ignores points of past steps: repeated rounds
+    Resumed training continues the same W&B run, which ignores points of past steps: repeated steps
     are not duplicated.
     """
 
-    def __init__(self, run_dir: Path, config_text: str) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
         wandb = _import_tracker("wandb", "wandb")
+        self.first_step = first_step
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=run_dir.name,
-            id=_tracker_id(run_dir),
+            name=folder.name,
+            id=_run_id(folder / "wandb-id", first_step),
             resume="allow",
-            dir=str(run_dir),
-            config=tomllib.loads(config_text),
+            dir=str(folder),
+            config=dict(settings),
         )
 
-    def write(self, record: Record) -> None:
-        """Send a record's metrics at its round."""
-        if is_measured(record):
-            self._run.log(metrics_of(record), step=record.round)
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send metrics at a step."""
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Send what is left."""
         self._run.finish()
 
 
-class TrackioSink:
+class TrackioTracker:
     """Sends metrics to Trackio, which stores them locally unless configured otherwise.
 
-    A resumed run continues the same Trackio run. Trackio cannot delete points: repeated rounds
+    Resumed training continues the same Trackio run. Trackio cannot delete points: repeated steps
     appear twice, with the same values.
     """
 
-    def __init__(self, run_dir: Path, config_text: str) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
         self._trackio = _import_tracker("trackio", "trackio")
+        self.first_step = first_step
         # Trackio prints to standard output, which is reserved for the run's lines or JSON.
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=PROJECT,
-                name=f"{run_dir.name}-{_tracker_id(run_dir)}",
+                name=f"{folder.name}-{_run_id(folder / 'trackio-id', first_step)}",
                 resume="allow",
-                config=tomllib.loads(config_text),
+                config=dict(settings),
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
 
-    def write(self, record: Record) -> None:
-        """Send a record's metrics at its round."""
-        if is_measured(record):
-            self._run.log(metrics_of(record), step=record.round)
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Send metrics at a step."""
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         """Send what is left."""
@@ -165,29 +216,30 @@ class TrackioSink:
             self._trackio.finish()
 
 
-_SINKS: dict[str, type[TensorBoardSink] | type[WandbSink] | type[TrackioSink]] = {
-    "tensorboard": TensorBoardSink,
-    "wandb": WandbSink,
-    "trackio": TrackioSink,
+_TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
 }
 
 
-def _import_tracker(package: str, sink: str) -> Any:
+def _import_tracker(package: str, tracker: str) -> Any:
     """Import an optional package, or raise ConfigError with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"telemetry.sinks contains {sink!r}, but {error.name} is not installed; "
-            f'run: pip install "esper-lite[{sink}]"'
+            f"the tracker {tracker!r} cannot be used, because {error.name} is not installed; "
+            f'run: pip install "esper-lite[{tracker}]"'
         ) from error
 
 
-def _tracker_id(run_dir: Path) -> str:
-    """Return the run's ID at trackers, which stays the same when it resumes or moves."""
-    path = run_dir / ID_FILE
+def _run_id(path: Path, first_step: int | None) -> str:
+    """Return the run's ID at a tracker, which stays the same when it resumes or moves."""
+    starts_anew = first_step is not None and first_step <= 1
     try:
-        if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if starts_anew or not path.exists():
             path.write_text(uuid.uuid4().hex[:12], encoding="ascii")
         return path.read_text(encoding="ascii")
     except OSError as error:

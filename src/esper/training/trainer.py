@@ -12,6 +12,7 @@ from esper.config.run import RunConfig
 from esper.environment import EpisodeResults
 from esper.errors import NonFiniteError, RolloutError, TrainingError
 from esper.simic.rollout import VectorCollector
+from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State
@@ -40,34 +41,15 @@ Trial = Callable[[Trials, OnShare], EpisodeResults]
 """Runs a controller on the hosts of evaluations."""
 
 
-def scheduled(kind: str, start: float, end_share: float, progress: float) -> float:
-    """Return the value of a rate at a point of a run.
-
-        constant  start
-        linear    from start to end_share * start in equal steps
-        cosine    the same ends, along half a cosine
-
-    Args:
-        kind: ``"constant"``, ``"linear"`` or ``"cosine"``.
-        start: The rate in the first round.
-        end_share: The rate in the last round, as a share of the first.
-        progress: 0 in the first round, 1 in the last.
-    """
-    if kind == "constant":
-        return start
-    done = progress if kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
-    return start * (1.0 + (end_share - 1.0) * done)
-
-
 def rates_of(config: RunConfig, round_number: int) -> dict[str, float]:
     """Return ``learning_rate`` and ``ent_coef`` in a round, from 1."""
     progress = min(1.0, (round_number - 1) / max(1, config.rounds - 1))
     schedule, ppo = config.schedule, config.ppo
+    rate, bonus = ppo.learning_rate, ppo.ent_coef
+    rate_end, bonus_end = schedule.learning_rate_end * rate, schedule.ent_coef_end * bonus
     return {
-        "learning_rate": scheduled(
-            schedule.learning_rate, ppo.learning_rate, schedule.learning_rate_end, progress
-        ),
-        "ent_coef": scheduled(schedule.ent_coef, ppo.ent_coef, schedule.ent_coef_end, progress),
+        "learning_rate": interpolate(schedule.learning_rate, rate, rate_end, progress),
+        "ent_coef": interpolate(schedule.ent_coef, bonus, bonus_end, progress),
     }
 
 

@@ -119,7 +119,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(rollouts(), st.sampled_from(sorted(LAYOUTS)))
 def test_float64_equals_the_brute_force_and_the_sequential_loop(
     rollout: dict[str, Tensor | float], layout: str
@@ -142,7 +142,7 @@ def test_float64_equals_the_brute_force_and_the_sequential_loop(
         torch.testing.assert_close(got[is_stored], wanted[is_stored], atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(rollouts(), st.sampled_from(sorted(LAYOUTS)))
 def test_float32_is_within_its_own_rounding_of_the_brute_force(
     rollout: dict[str, Tensor | float], layout: str

@@ -1,22 +1,25 @@
 """Each term of the loss is its definition, and its gradient that of finite differences."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd import gradcheck
 
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
     explained_variance,
-    kl_estimates,
+    joint_clipped_surrogate,
     normalize_advantages,
     relevant_log_ratio,
     value_loss,
 )
-from esper.simic.agent.update_report import EpochMeasures, count_heads, measure
+from esper.simic.agent.update_report import EpochMeasures, measure
 from esper.simic.policy.action_spec import ActionSpec
 
 N, H = 7, 3
@@ -26,9 +29,29 @@ SPEC = ActionSpec.independent([2] * H)
 def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> EpochMeasures:
     """What the update would read of one minibatch with these ratios."""
     zero, ones = torch.zeros(()).double(), torch.ones(N, H).double()
-    counts = count_heads(relevant, ones)
-    sums = measure((zero, zero, zero), log_ratio, ones, ones, counts, clip_range)
-    return EpochMeasures.read(sums, SPEC)
+    n_free = torch.tensor(float(N)).double()
+    batch = SimpleNamespace(relevant=relevant, available=ones, n_free=n_free)
+    measures = EpochMeasures.read(
+        measure((zero, zero, zero), log_ratio, ones, batch, clip_range), SPEC
+    )
+    assert measures is not None
+    return measures
+
+
+def has_the_gradient_of_finite_differences(
+    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor
+) -> bool:
+    """Compare the gradient that a function returns with the slope of its value."""
+    _, gradient = function(at.clone())
+    slopes, step = torch.zeros_like(at), 1e-6
+    for place in range(at.numel()):
+        values = []
+        for sign in (1.0, -1.0):
+            moved = at.clone()
+            moved.view(-1)[place] += sign * step
+            values.append(float(function(moved)[0]))
+        slopes.view(-1)[place] = (values[0] - values[1]) / (2.0 * step)
+    return torch.allclose(gradient, slopes, atol=1e-7, rtol=1e-5)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -68,76 +91,93 @@ def test_a_ratio_counts_as_clipped_on_either_side() -> None:
 def test_everything_is_finite_when_only_the_op_matters() -> None:
     relevant = torch.zeros(N, H).double()
     relevant[:, H - 1] = 1.0
-    log_probs = (1e4 * random(N, H)).requires_grad_()
-    old = torch.where(relevant.bool(), log_probs.detach(), random(N, H, seed=1))
+    log_probs = 1e4 * random(N, H)
+    old = torch.where(relevant.bool(), log_probs, random(N, H, seed=1))
     log_ratio = relevant_log_ratio(log_probs, old, relevant)
-    weight = torch.ones(N).double()
-    loss = clipped_surrogate(log_ratio, random(N, seed=2), relevant, weight, 0.2)
-    loss.backward()
-    assert log_probs.grad is not None
-    assert bool(torch.isfinite(loss))
-    assert measured(log_ratio.detach(), relevant).approx_kl == 0.0
-    assert bool(torch.isfinite(log_probs.grad).all())
-    assert bool((log_probs.grad[:, :-1] == 0.0).all())
+    for surrogate in (clipped_surrogate, joint_clipped_surrogate):
+        loss, gradient = surrogate(
+            log_ratio, random(N, seed=2), relevant, torch.tensor(float(N)), 0.2
+        )
+        assert bool(torch.isfinite(loss))
+        assert bool(torch.isfinite(gradient).all())
+        assert bool((gradient[:, :-1] == 0.0).all())
+    assert measured(log_ratio, relevant).approx_kl == 0.0
 
 
 def test_the_surrogate_worked_by_hand() -> None:
     # Step 0: advantage 2, ratios 1.5 (clipped to 1.2) and, irrelevant, 9. Step 1: advantage -1,
     # ratios 0.5 (clipped to 0.8, which is worse and counts) and 1.1. Step 2: one legal action.
     ratios = torch.tensor([[1.5, 9.0], [0.5, 1.1], [1.3, 1.0]]).double()
-    relevant = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]).double()
-    loss = clipped_surrogate(
+    relevant = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).double()
+    loss, _ = clipped_surrogate(
         ratios.log() * relevant,
         torch.tensor([2.0, -1.0, 5.0]).double(),
         relevant,
-        torch.tensor([1.0, 1.0, 0.0]).double(),
+        torch.tensor(2.0).double(),
         clip_range=0.2,
     )
     assert float(loss) == pytest.approx(-((1.2 * 2) + (-0.8 - 1.1)) / 2)
 
 
-def test_a_rollout_of_forced_steps_has_no_policy_loss() -> None:
-    log_ratio = torch.zeros(N, H).double().requires_grad_()
-    loss = clipped_surrogate(
-        log_ratio, random(N), random_relevance(0), torch.zeros(N).double(), 0.2
-    )
-    loss.backward()
-    assert loss.item() == 0.0
-    assert log_ratio.grad is not None
-    assert bool((log_ratio.grad == 0.0).all())
+def test_the_joint_surrogate_worked_by_hand() -> None:
+    # Step 0: advantage 2, ratios 1.5 and 0.9, product 1.35 (clipped to 1.2). Step 1: advantage -1,
+    # ratios 0.5 and 1.1, product 0.55 (clipped to 0.8, which is worse and counts). Step 2: forced.
+    ratios = torch.tensor([[1.5, 0.9], [0.5, 1.1], [1.3, 1.0]]).double()
+    relevant = torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]).double()
+    advantages = torch.tensor([2.0, -1.0, 5.0]).double()
+    n_free = torch.tensor(2.0).double()
+    loss, _ = joint_clipped_surrogate(ratios.log() * relevant, advantages, relevant, n_free, 0.2)
+    assert float(loss) == pytest.approx(-((1.2 * 2) - 0.8) / 2)
+
+
+def test_both_ways_of_clipping_agree_on_one_head_and_before_the_first_step() -> None:
+    advantages, n_free = random(N), torch.tensor(float(N)).double()
+    one = random(N, 1, seed=1)
+    arguments = (advantages, torch.ones(N, 1).double(), n_free, 0.2)
+    for mine, other in zip(
+        clipped_surrogate(one, *arguments), joint_clipped_surrogate(one, *arguments), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
+    start, ones = torch.zeros(N, H).double(), torch.ones(N, H).double()
+    gradients = [
+        surrogate(start, advantages, ones, n_free, 0.2)[1]
+        for surrogate in (clipped_surrogate, joint_clipped_surrogate)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_every_term_has_the_gradient_of_finite_differences(clip: float | None) -> None:
-    relevant, weight = random_relevance(3), (random(N, seed=4) > -0.5).double()
-    old = random(N, H, seed=5)
-    log_probs = (old + 0.1 * random(N, H, seed=6)).requires_grad_()
-    values = random(N, seed=7).requires_grad_()
-    entropies = random(N, H, seed=8).abs().requires_grad_()
-
-    def policy(new: Tensor) -> Tensor:
-        ratio = relevant_log_ratio(new, old, relevant)
-        return clipped_surrogate(ratio, random(N, seed=9), relevant, weight, 0.2)
-
-    assert gradcheck(policy, (log_probs,))
-    assert gradcheck(lambda v: value_loss(v, random(N, seed=1), random(N, seed=2), clip), (values,))
-    assert gradcheck(lambda h: entropy_bonus(h, relevant), (entropies,))
-    assert gradcheck(
-        lambda new: kl_estimates(relevant_log_ratio(new, old, relevant)).sum(), (log_probs,)
+    relevant, n_free = random_relevance(3), torch.tensor(5.0).double()
+    log_ratio = 0.3 * random(N, H, seed=6) * relevant
+    advantages, returns, old = random(N, seed=9), random(N, seed=1), random(N, seed=2)
+    ratios = log_ratio.exp()[relevant.bool()]
+    assert bool(
+        (ratios > 1.2).any() & (ratios < 0.8).any() & (ratios == ratios.clamp(0.8, 1.2)).any()
     )
+    is_same = has_the_gradient_of_finite_differences
+    for surrogate in (clipped_surrogate, joint_clipped_surrogate):
+        # Only heads that mattered have a gradient; elsewhere the log-ratio is always 0.
+        def policy(x: Tensor, surrogate: Any = surrogate) -> tuple[Tensor, Tensor]:
+            return surrogate(x * relevant, advantages, relevant, n_free, 0.2)
+
+        assert is_same(policy, log_ratio)
+    assert is_same(lambda v: value_loss(v, returns, old, clip), random(N, seed=7))
+    assert is_same(lambda h: entropy_bonus(h, relevant, n_free), random(N, H, seed=8).abs())
 
 
 def test_value_clipping_takes_the_larger_error() -> None:
     old, returns = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])
     values = torch.tensor([0.9, 0.9])
     # Clipped to 0.2: errors 0.8 and 0.2; unclipped 0.1 and 0.9.
-    assert float(value_loss(values, returns, old, 0.2)) == pytest.approx((0.64 + 0.81) / 2)
-    assert float(value_loss(values, returns, old, None)) == pytest.approx((0.01 + 0.81) / 2)
+    assert float(value_loss(values, returns, old, 0.2)[0]) == pytest.approx((0.64 + 0.81) / 2)
+    assert float(value_loss(values, returns, old, None)[0]) == pytest.approx((0.01 + 0.81) / 2)
 
 
 def test_entropy_counts_available_heads_per_step() -> None:
     entropies = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert float(entropy_bonus(entropies, torch.tensor([[1.0, 1.0], [0.0, 1.0]]))) == 3.5
+    available = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    assert float(entropy_bonus(entropies, available, torch.tensor(2.0))[0]) == 3.5
 
 
 def test_advantages_are_normalised_with_a_floor() -> None:

@@ -1,5 +1,7 @@
 """An action specification cannot contradict itself, and reads masks in the forms users have."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -57,9 +59,9 @@ def test_any_table_becomes_a_specification_once_its_op_row_is_true(
     ("changes", "message"),
     [
         ({"names": ("op", "op")}, "named twice"),
-        ({"sizes": (2,)}, "2 names and 1 sizes"),
-        ({"sizes": (2, 0)}, "'a' has 0 choices"),
-        ({"sizes": (2, 1.5)}, r"'a' has 1\.5 choices"),
+        ({"sizes": (2,)}, "2 names, 1 sizes"),
+        ({"sizes": (2, 0)}, "'a' has size 0"),
+        ({"sizes": (2, 1.5)}, r"'a' has size 1\.5"),
         ({"op_head": "opp"}, "Did you mean 'op'"),
         ({"relevance": ((True, True),)}, "has 1 rows"),
         ({"relevance": ((True,), (True, True))}, "row 0 has 1 entries"),
@@ -91,12 +93,42 @@ def test_gymnasium_spaces_become_independent_heads() -> None:
     assert spec.sizes == (3, 5)
     assert all(all(row) for row in spec.relevance)
     assert ActionSpec.from_space(spaces.Discrete(4)).sizes == (4,)
-    with pytest.raises(ActionSpecError, match="Box"):
-        ActionSpec.from_space(spaces.Box(0, 1, (2,)))
-    with pytest.raises(ActionSpecError, match="start at 0"):
-        ActionSpec.from_space(spaces.Discrete(4, start=1))
+    assert ActionSpec.from_space(spaces.Discrete(4, start=-3)).sizes == (4,)
+    assert ActionSpec.from_space(spaces.MultiBinary(3)).sizes == (2, 2, 2)
     with pytest.raises(ActionSpecError, match="empty"):
         ActionSpec.independent([])
+
+
+def test_a_box_is_one_continuous_head_as_long_as_its_numbers() -> None:
+    spec = ActionSpec.from_space(spaces.Box(-1.0, 1.0, (2, 3)))
+    assert (spec.sizes, spec.dims, spec.n_numbers, spec.op_head) == ((), (6,), 6, None)
+
+
+def test_parts_of_a_dict_or_tuple_are_heads_with_the_continuous_ones_last() -> None:
+    parts = {
+        "amount": spaces.Box(0.0, 1.0, (2,)),
+        "bits": spaces.MultiBinary(2),
+        "op": spaces.Discrete(3),
+    }
+    spec = ActionSpec.from_space(spaces.Dict(parts))
+    assert spec.names == ("bits_0", "bits_1", "op", "amount")
+    assert (spec.sizes, spec.dims) == ((2, 2, 3), (2,))
+    same = ActionSpec.from_space(spaces.Tuple(list(parts.values())))
+    assert (same.sizes, same.dims) == ((2, 2, 3), (2,))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(3),
+        spaces.Box(0, 9, (2,), np.int64),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.Dict({"inner": spaces.Dict({"a": spaces.Discrete(2)})}),
+    ],
+)
+def test_action_spaces_that_have_no_heads_are_named(space: spaces.Space[Any]) -> None:
+    with pytest.raises(ActionSpecError, match=r"(?s)the action space .*is needed"):
+        ActionSpec.from_space(space)
 
 
 SPEC = ActionSpec.independent([2, 3], ["move", "door"])

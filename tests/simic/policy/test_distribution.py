@@ -1,5 +1,7 @@
 """The factored distribution agrees with one categorical per head, and never leaves the masks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,10 +23,23 @@ from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.policy.action_spec import ActionSpec, all_choices
 from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
-from esper.simic.policy.masks import ChoiceMasks, Condition, LegalChoices, as_choice_masks
+from esper.simic.policy.masks import (
+    ChoiceMasks,
+    Condition,
+    LegalChoices,
+    as_choice_masks,
+    layout_of,
+)
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 
+CPU = torch.device("cpu")
 SPEC = ActionSpec.independent([3, 5, 1, 4])
+
+
+def draw(
+    spec: ActionSpec, logits: torch.Tensor, masks: ChoiceMasks, generator: torch.Generator | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return draw_actions(layout_of(spec, CPU, torch.float32), logits, masks, generator)
 
 
 def random_masks(spec: ActionSpec, n: int, generator: torch.Generator) -> torch.Tensor:
@@ -112,7 +127,7 @@ def test_draws_have_the_frequencies_of_the_distribution() -> None:
     legal = torch.tensor([True, False, True, True]).expand(n, 1, 4)
     logits = torch.tensor([0.3, 5.0, -0.7, 1.1]).expand(n, 4)
     generator = torch.Generator().manual_seed(3)
-    actions, log_probs, drawn_from = draw_actions(spec, logits, ChoiceMasks(legal), generator)
+    actions, log_probs, drawn_from = draw(spec, logits, ChoiceMasks(legal), generator)
     counts = torch.bincount(actions[:, 0], minlength=4)
     p = torch.softmax(torch.tensor([0.3, -0.7, 1.1]), dim=0)
     assert counts[1] == 0
@@ -133,7 +148,7 @@ def test_the_mode_is_the_likeliest_op_and_then_the_likeliest_rest() -> None:
     masks = ChoiceMasks(torch.ones(1, 2, 3, dtype=torch.bool), (Condition(1, 0, table),))
     masks.legal[0, 0, 2] = False
     logits = torch.tensor([[1.0, 0.5, 0.1, 0.2, 9.0]])
-    actions, log_probs, legal = draw_actions(spec, logits, masks, generator=None)
+    actions, log_probs, legal = draw(spec, logits, masks, generator=None)
     assert actions.tolist() == [[0, 1]]
     assert legal[0, 1].tolist() == [True, True, False]
     expected = torch.log_softmax(torch.tensor([0.1, 0.2]), dim=0)[1]
@@ -170,7 +185,7 @@ def test_no_illegal_combination_of_op_slot_and_blueprint_is_ever_drawn(
     for _ in range(1 if is_greedy else 10):
         logits = 3.0 * torch.randn(len(hosts), sum(spec.sizes), generator=generator)
         source = None if is_greedy else generator
-        actions, _, legal = draw_actions(spec, logits, masks, source)
+        actions, _, legal = draw(spec, logits, masks, source)
         assert bool(legal.gather(-1, actions.unsqueeze(-1)).all())
         for host, action in zip(hosts, actions.tolist(), strict=True):
             op, slot = Op(action[spec.op_index]), CONFIG.slot_ids[action[0]]
@@ -185,43 +200,45 @@ def test_an_environment_without_a_legal_choice_is_named() -> None:
     masks = torch.ones(4, 4, 5, dtype=torch.bool)
     masks[2, 1] = False
     with pytest.raises(NoLegalActionError, match="head 'head_1' of environment 2"):
-        draw_actions(SPEC, torch.zeros(4, 13), ChoiceMasks(masks), torch.Generator())
+        draw(SPEC, torch.zeros(4, 13), ChoiceMasks(masks), torch.Generator())
 
 
 def test_a_choice_ruled_out_by_another_is_named_too() -> None:
     table = torch.ones(3, 5, dtype=torch.bool)
     table[1] = False
-    legal = all_choices(SPEC, torch.device("cpu")).repeat(4, 1, 1)
+    legal = all_choices(SPEC, CPU).repeat(4, 1, 1)
     logits = torch.zeros(4, 13)
     logits[2, 1] = 100.0
     masks = ChoiceMasks(legal, (Condition(1, 0, table),))
     with pytest.raises(NoLegalActionError, match="head 'head_1' of environment 2"):
-        draw_actions(SPEC, logits, masks, None)
+        draw(SPEC, logits, masks, None)
 
 
 def test_padding_that_a_user_left_open_is_never_drawn() -> None:
-    observations = torch.zeros(500, 2)
-    choices = as_choice_masks(SPEC, torch.ones(500, 4, 5, dtype=torch.bool), observations)
-    actions, _, legal = draw_actions(SPEC, torch.zeros(500, 13), choices, torch.Generator())
+    choices = as_choice_masks(SPEC, torch.ones(500, 4, 5, dtype=torch.bool), 500, CPU)
+    actions, _, legal = draw(SPEC, torch.zeros(500, 13), choices, torch.Generator())
     assert bool((actions < torch.tensor(SPEC.sizes)).all())
-    assert torch.equal(legal[0], all_choices(SPEC, torch.device("cpu")))
+    assert torch.equal(legal[0], all_choices(SPEC, CPU))
     array = np.ones((4, 4, 5), bool)
-    assert torch.equal(as_choice_masks(SPEC, array, observations[:4]).legal, legal[:4])
+    assert torch.equal(as_choice_masks(SPEC, array, 4, CPU).legal, legal[:4])
 
 
 def test_conditions_that_cannot_be_applied_are_named() -> None:
-    legal, observations = torch.ones(4, 4, 5, dtype=torch.bool), torch.zeros(4, 2)
+    legal = torch.ones(4, 4, 5, dtype=torch.bool)
 
-    def read(*conditions: Condition) -> None:
-        as_choice_masks(SPEC, ChoiceMasks(legal, conditions), observations)
+    def read(*conditions: Condition, spec: ActionSpec = SPEC) -> None:
+        as_choice_masks(spec, ChoiceMasks(legal, conditions), 4, CPU)
 
     good = Condition(1, 0, torch.ones(3, 5, dtype=torch.bool))
     after = Condition(3, 1, torch.ones(4, 5, 4, dtype=torch.bool))
     read(good, after)
     with pytest.raises(ActionSpecError, match="'head_1' after it was drawn"):
         read(after, good)
+    # Where the op decides which heads matter, it is drawn first and cannot be restricted.
+    backwards = Condition(0, 1, torch.ones(5, 3, dtype=torch.bool))
+    read(backwards)
     with pytest.raises(ActionSpecError, match="the op cannot be restricted"):
-        read(Condition(0, 1, torch.ones(5, 3, dtype=torch.bool)))
+        read(backwards, spec=replace(SPEC, relevance=((True, False, True, True),) * 3))
     with pytest.raises(ShapeError, match=r"'head_1' on 'head_0' has shape \(5, 3\); \[3, 5\]"):
         read(Condition(1, 0, torch.ones(5, 3, dtype=torch.bool)))
     with pytest.raises(DtypeError, match=r"'head_1' is torch\.float32"):
@@ -233,4 +250,4 @@ def test_logits_that_are_not_finite_are_refused() -> None:
     logits[1, 3] = torch.nan
     legal = torch.ones(4, 4, 5, dtype=torch.bool)
     with pytest.raises(NonFiniteError, match="not finite"):
-        draw_actions(SPEC, logits, ChoiceMasks(legal), torch.Generator())
+        draw(SPEC, logits, ChoiceMasks(legal), torch.Generator())

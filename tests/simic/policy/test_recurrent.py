@@ -39,11 +39,12 @@ def test_the_same_generator_gives_the_same_weights() -> None:
     assert not torch.equal(first.features.weight, make_policy(4).features.weight)
 
 
-def test_actions_are_near_uniform_at_first() -> None:
+def test_at_first_actions_are_near_uniform_and_values_zero() -> None:
     policy = RecurrentPolicy(SPEC, 4, generator=torch.Generator().manual_seed(0))
-    _, log_probs, *_ = policy.act(torch.randn(64, 4), None, torch.zeros(64, 256), torch.Generator())
+    decision = policy.act(torch.randn(64, 4), None, torch.zeros(64, 256), torch.Generator())
     uniform = -torch.tensor([2.0, 3.0]).log().expand(64, 2)
-    torch.testing.assert_close(log_probs, uniform, atol=0.05, rtol=0)
+    torch.testing.assert_close(decision.log_probs, uniform, atol=0.05, rtol=0)
+    assert bool((decision.values == 0.0).all())
 
 
 def test_a_reset_cell_inside_a_sequence_is_a_new_episode() -> None:
@@ -124,7 +125,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         policy.act(torch.zeros(3, 4), masks[:2], state, None)
     with pytest.raises(DtypeError, match=r"masks has dtype torch\.float32"):
         policy.act(torch.zeros(3, 4), masks.float(), state, None)
-    with pytest.raises(DeviceError, match="masks is on meta; the observations are on cpu"):
+    with pytest.raises(DeviceError, match="masks is on meta; the policy is on cpu"):
         policy.act(torch.zeros(3, 4), masks.to("meta"), state, None)
 
 

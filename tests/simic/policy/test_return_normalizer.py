@@ -1,6 +1,7 @@
 """Running statistics of returns match numpy, and changing them leaves values where they were."""
 
 import numpy as np
+import pytest
 import torch
 
 from esper.simic.policy.normalizers import ReturnNormalizer
@@ -40,6 +41,27 @@ def test_normalising_and_back_is_the_identity_and_constant_returns_are_safe() ->
     returns = torch.randn(5)
     torch.testing.assert_close(normalizer.denormalize(normalizer.normalize(returns)), returns)
     assert bool(torch.isfinite(normalizer.normalize(torch.full((8,), 2.5))).all())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e6])
+def test_returns_of_any_size_become_deviations_at_once(scale: float) -> None:
+    normalizer, returns = ReturnNormalizer(), scale * (5.0 + 2.0 * torch.randn(200))
+    normalizer.update(returns)
+    normal = normalizer.normalize(returns)
+    assert float(normal.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(normal.std(correction=0)) == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_rounding_is_not_taken_for_a_scale(size: float) -> None:
+    # Returns are sums of rewards and values: where all cancel, what is left is their rounding.
+    normalizer = ReturnNormalizer()
+    normalizer.update(size * torch.randn(200))
+    kept = ReturnNormalizer()
+    kept.load_state_dict(normalizer.state_dict())
+    kept.updates = 0
+    kept.update(1e-8 * size * torch.randn(200))
+    assert float(kept.std) == float(normalizer.std)
 
 
 def test_saved_statistics_are_taken_over() -> None:

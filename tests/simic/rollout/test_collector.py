@@ -16,7 +16,7 @@ from esper.errors import ShapeError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec, PPOAgent
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.rollout import VectorCollector
-from esper.simic.rollout.collector import read_masks
+from esper.simic.rollout.actions import MaskReader
 
 
 class CountdownEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -128,8 +128,8 @@ def test_an_environment_without_a_mask_among_others_is_named() -> None:
     agent = make_agent()
     masks = np.empty(2, object)
     masks[0] = CountdownEnv(3, True, False).info()["action_mask"]
-    with pytest.raises(ShapeError, match="environment 1 gave no info"):
-        read_masks({"action_mask": masks}, agent)
+    with pytest.raises(ShapeError, match="environment 1 gave no action mask"):
+        MaskReader(agent.spec, agent.device).read_batch(masks)
 
 
 def test_a_single_discrete_action_works_on_a_classic_environment() -> None:
@@ -146,8 +146,6 @@ def test_environments_that_cannot_be_driven_are_refused_with_advice() -> None:
     def make() -> CountdownEnv:
         return CountdownEnv(3, True, False)
 
-    with pytest.raises(UnsupportedEnvironmentError, match="SAME_STEP is needed"):
-        VectorCollector(vector(make, mode=AutoresetMode.NEXT_STEP), make_agent())
     with pytest.raises(UnsupportedEnvironmentError, match="FlattenObservation"):
         VectorCollector(vector(make), make_agent(observation_size=3))
     with pytest.raises(UnsupportedEnvironmentError, match=r"the agent's heads have sizes \(2, 4\)"):
@@ -155,29 +153,29 @@ def test_environments_that_cannot_be_driven_are_refused_with_advice() -> None:
     agent = make_agent()
     envs = vector(lambda: CountdownEnv(3, True, False, "flat"))
     envs.reset = lambda **_: (np.zeros((1, 2)), {"action_mask": np.ones((1, 7))})  # type: ignore
-    with pytest.raises(ShapeError, match=r"info\['action_mask'\] has shape \(1, 7\)"):
+    with pytest.raises(ShapeError, match=r"action mask has shape \(1, 7\)"):
         VectorCollector(envs, agent)
 
 
 def test_a_rollout_goes_on_from_its_middle_as_if_nothing_had_been() -> None:
-    def run(pause_at: int | None) -> dict[str, torch.Tensor]:
-        agent = make_agent()
-        envs = vector(
+    def make_envs() -> SyncVectorEnv:
+        return vector(
             lambda: CountdownEnv(3, True, False),
             lambda: CountdownEnv(2, False, True),
             lambda: CountdownEnv(5, True, False),
         )
-        collector, buffer = VectorCollector(envs, agent, seed=0), agent.make_buffer(3, 6)
+
+    def run(pause_at: int | None) -> dict[str, torch.Tensor]:
+        agent = make_agent()
+        collector, buffer = VectorCollector(make_envs(), agent, seed=0), agent.make_buffer(3, 6)
         buffer.reset()
         for step in range(6):
             if step == pause_at:
                 saved = agent.state_dict(), collector.state_dict(), buffer.state_dict()
-                # Others go on with the same environments, which are where they were.
-                agent, old_envs = make_agent(), collector.envs
-                collector = VectorCollector(
-                    vector(*[lambda: CountdownEnv(9, True, False)] * 3), agent
-                )
-                collector.envs, buffer = old_envs, agent.make_buffer(3, 6)
+                envs_state = collector.environments.save_state()
+                agent = make_agent()
+                buffer, collector = agent.make_buffer(3, 6), VectorCollector(make_envs(), agent)
+                collector.environments.load_state(envs_state)
                 agent.load_state_dict(saved[0])
                 collector.load_state_dict(saved[1])
                 buffer.load_state_dict(saved[2])

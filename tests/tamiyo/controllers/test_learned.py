@@ -60,7 +60,8 @@ def test_it_acts_like_its_policy(
         rows = controller.act(observations, masks, starts)
         state[torch.from_numpy(starts)] = 0.0
         seen = torch.from_numpy(observations)
-        expected, _, _, _, state = policy.act(seen, masks, state, generator)
+        decision = policy.act(seen, masks, state, generator)
+        expected, state = decision.actions, decision.next_state
         state = state.detach()
         assert np.array_equal(rows, expected.numpy())
 

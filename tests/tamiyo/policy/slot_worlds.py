@@ -56,8 +56,9 @@ def run_step_by_step(
     with torch.no_grad():
         for seen, is_start in zip(observations, starts, strict=True):
             state = state.masked_fill(is_start.unsqueeze(-1), 0.0)
-            actions, log_probs, values, _, state = policy.act(seen, None, state, generator)
-            taken.append((actions, log_probs, values))
+            decision = policy.act(seen, None, state, generator)
+            state = decision.next_state
+            taken.append((decision.actions, decision.log_probs, decision.values))
     actions, log_probs, values = (torch.stack(column) for column in zip(*taken, strict=True))
     return actions, log_probs, values
 

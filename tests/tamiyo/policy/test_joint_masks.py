@@ -8,7 +8,7 @@ from esper.errors import ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.distribution import draw_actions
-from esper.simic.policy.masks import as_choice_masks
+from esper.simic.policy.masks import as_choice_masks, layout_of
 from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
 
@@ -89,9 +89,10 @@ def test_drawn_actions_are_legal_for_each_design(method: str) -> None:
             weights = np.ones(len(Op))
             rows = draw_rows(masks, weights, rng.random((6, spec.n_heads)))
         else:
-            choices = as_choice_masks(spec, masks, logits)
+            choices = as_choice_masks(spec, masks, len(logits), logits.device)
             source = generator if method == "sampled" else None
-            rows = draw_actions(spec, logits, choices, source)[0].numpy()
+            layout = layout_of(spec, logits.device, torch.float32)
+            rows = draw_actions(layout, logits, choices, source)[0].numpy()
         assert masks.are_legal(rows).all()
         germinated = np.flatnonzero(rows[:, _OP] == Op.GERMINATE)
         seen |= {(h, *rows[h, [_SLOT, _BLUEPRINT]].tolist()) for h in germinated.tolist()}
@@ -103,9 +104,13 @@ def test_other_designs_do_not_change_the_draws_of_one() -> None:
     spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
     parts = ActionMasks.join([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
     logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
+    layout = layout_of(spec, logits.device, torch.float32)
     drawn = [
         draw_actions(
-            spec, logits, as_choice_masks(spec, masks, logits), torch.Generator().manual_seed(2)
+            layout,
+            logits,
+            as_choice_masks(spec, masks, len(logits), logits.device),
+            torch.Generator().manual_seed(2),
         )
         for masks in (hosts, parts)
     ]

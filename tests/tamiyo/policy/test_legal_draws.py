@@ -69,13 +69,13 @@ def test_100_000_samples_contain_no_illegal_action() -> None:
         # Sure of itself, so that it is the masks that keep choices away.
         torch.nn.init.normal_(policy.outputs.weight, std=3.0, generator=generator)
         with torch.no_grad():
-            actions, *_ = policy.act(
+            decision = policy.act(
                 torch.randn(BATCH, 6, generator=generator),
                 states.masks(config),
                 torch.randn(BATCH, 16, generator=generator),
                 generator,
             )
-        rows = actions.numpy()
+        rows = decision.actions.numpy()
         assert is_legal(rows, states, config).all()
         for host in rng.integers(0, BATCH, 10):
             assert may_apply_one(rows[host], states, int(host), config)

@@ -53,9 +53,10 @@ def test_weights_do_not_depend_on_the_number_of_slots() -> None:
         policy = make_policy(n_slots, 1, config)
         assert {name: t.shape for name, t in policy.state_dict().items()} == shapes
         policy.load_state_dict(weights)
-        _, log_probs, values, _, _ = policy.act(
+        decision = policy.act(
             draw_observations(n_slots, 3), None, torch.zeros(3, STATE), torch.Generator()
         )
+        log_probs, values = decision.log_probs, decision.values
         assert log_probs.shape == (3, 8)
         assert values.shape == (3,)
 
@@ -131,9 +132,9 @@ def test_rescaling_the_value_is_exact_and_changes_nothing_else() -> None:
 
 def test_initial_actions_are_nearly_uniform() -> None:
     policy = SlotPolicy(make_slots(6), generator=torch.Generator().manual_seed(0))
-    _, log_probs, *_ = policy.act(
+    log_probs = policy.act(
         draw_observations(6, 64), None, torch.zeros(64, policy.state_size), torch.Generator()
-    )
+    ).log_probs
     uniform = -torch.tensor(policy.spec.sizes).log().expand(64, 8)
     torch.testing.assert_close(log_probs, uniform, atol=0.1, rtol=0)
 

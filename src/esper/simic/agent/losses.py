@@ -1,8 +1,26 @@
-"""The terms of the PPO loss and what is reported about them, as pure functions of tensors.
+"""The terms of the PPO loss and their gradients, as pure functions of tensors.
+
+Gradients are written out: a minibatch of a small network has a few dozen numbers per step, and
+recording thirty operations for autograd would cost more than the network itself.
 
 Shapes: ``N`` steps, ``H`` heads. ``relevant`` and ``available`` are 1 where a head mattered, or
-could have mattered, at a step, and else 0. The op head is relevant at every step, so that no sum
-of ``relevant`` is zero.
+could have mattered, at a step, and else 0. Steps with only one legal action teach a policy nothing
+and dilute every mean over steps, so they are 0 in both: the policy loss, the entropy, the
+divergence and the clip fraction all count the same steps.
+
+With ``r[n, h]`` the ratio of the new to the old probability of what head h chose at step n and
+``A[n]`` the advantage, the objective of Schulman et al. (2017), equation 7, has one ratio per step:
+
+    joint     L = mean_n min(R A, clip(R, 1 - e, 1 + e) A)      R[n] = prod_h r[n, h]
+
+With several heads the product leaves the clip range as soon as any head moves, and then stops the
+gradient of all of them. The default therefore clips each head by itself and adds up:
+
+    per-head  L = mean_n sum_h min(r A, clip(r, 1 - e, 1 + e) A)
+
+Both have the same gradient where nothing is clipped and all ratios are 1, and they are the same
+loss for a single head. Per-head clipping bounds how far each head moves, not how far their product
+does: ``joint_kl`` of the report shows the latter.
 """
 
 from __future__ import annotations
@@ -17,43 +35,85 @@ def relevant_log_ratio(log_probs: Tensor, old_log_probs: Tensor, relevant: Tenso
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, relevant: Tensor, weight: Tensor, clip_range: float
-) -> Tensor:
-    """Return the policy loss: each head's clipped surrogate, summed over the heads that mattered.
+    log_ratio: Tensor,
+    advantages: Tensor,
+    relevant: Tensor,
+    n_free: Tensor,
+    clip_range: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the policy loss with each head's ratio clipped by itself, and its gradient.
+
+        loss           = -1 / n_free * sum over n, h of min(r A, clip(r, 1 - e, 1 + e) A) * relevant
+        d loss / d log r = -1 / n_free * r A * relevant where the minimum is r A, else 0
 
     Args:
         log_ratio: ``[N, H]`` from :func:`relevant_log_ratio`.
         advantages: ``[N]``.
         relevant: ``[N, H]``.
-        weight: ``[N]``, 0 for steps with only one legal action: there is nothing to learn there,
-            and they should not dilute the mean.
-        clip_range: How far a ratio may leave 1 before its gradient stops.
+        n_free: Number of steps with more than one legal action, at least 1.
+        clip_range: How far a ratio may leave 1 before its gradient stops (e).
+
+    Returns:
+        The loss, and its gradient with respect to ``log_ratio``, ``[N, H]``.
+
+    Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7,
+    applied to each head.
     """
     ratio = log_ratio.exp()
-    stake = (advantages * weight).unsqueeze(-1) * relevant
+    stake = advantages.unsqueeze(-1) * relevant
     gain = ratio * stake
-    # min(gain, limit) as a difference: where the limit binds the ratio is outside the clip range,
-    # so the limit is a constant there and needs no gradient of its own.
-    limit = ratio.detach().clamp(1.0 - clip_range, 1.0 + clip_range) * stake
-    gain = gain - torch.relu(gain - limit)
-    # Every step of a minibatch may be forced; the numerator is then 0 as well.
-    return -gain.sum() / weight.sum().clamp(min=1.0)
+    limit = ratio.clamp_(1.0 - clip_range, 1.0 + clip_range).mul_(stake)
+    loss = torch.minimum(gain, limit).sum() / -n_free
+    return loss, gain.masked_fill_(gain > limit, 0.0).div_(-n_free)
+
+
+def joint_clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    relevant: Tensor,
+    n_free: Tensor,
+    clip_range: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the policy loss with the ratio of the whole action clipped, and its gradient.
+
+        loss = -1 / n_free * sum over n of min(R A, clip(R, 1 - e, 1 + e) A),  R = prod over h of r
+
+    Arguments and results are those of :func:`clipped_surrogate`; every head that mattered has the
+    same gradient.
+
+    Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7.
+    """
+    is_free = relevant.amax(dim=1, keepdim=True)
+    joint = log_ratio.sum(dim=1, keepdim=True)
+    loss, gradient = clipped_surrogate(joint, advantages, is_free, n_free, clip_range)
+    return loss, gradient * relevant
 
 
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, clip_range_vf: float | None
-) -> Tensor:
-    """Return the mean squared error ``[N]`` values make, the larger of clipped and unclipped."""
-    error = (values - returns).square()
+) -> tuple[Tensor, Tensor]:
+    """Return the mean squared error of values ``[N]``, and its gradient ``[N]``.
+
+    loss = mean of (V - G)^2, or of max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2)
+    """
+    miss = values - returns
+    error, gradient = miss.square(), miss * (2.0 / miss.shape[0])
     if clip_range_vf is not None:
         moved = (values - old_values).clamp(-clip_range_vf, clip_range_vf)
-        error = torch.maximum(error, (old_values + moved - returns).square())
-    return error.mean()
+        clipped = (old_values + moved - returns).square()
+        # Where clipping makes the error larger, the value is beyond the range and does not count.
+        gradient = gradient.masked_fill(clipped > error, 0.0)
+        error = torch.maximum(error, clipped)
+    return error.mean(), gradient
 
 
-def entropy_bonus(entropies: Tensor, available: Tensor) -> Tensor:
-    """Return the mean over steps of the summed entropy ``[N, H]`` of the available heads."""
-    return (entropies * available).sum() / entropies.shape[0]
+def entropy_bonus(entropies: Tensor, available: Tensor, n_free: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean over free steps of the available heads' entropy ``[N, H]``, and its gradient.
+
+    bonus = 1 / n_free * sum over n, h of H * available
+    """
+    share = available / n_free
+    return (entropies * share).sum(), share
 
 
 def kl_estimates(log_ratio: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""A rollout as the update reads it: prepared once, then handed out in minibatches of sequences.
+"""A rollout as the update reads it: prepared once, then split into minibatches.
 
-Shapes: ``E`` environments, ``T`` steps, ``N`` steps of a minibatch, ``H`` heads. Numbers for each
-head of each step are laid out with the steps contiguous, as the policy's own are.
+Shapes: ``E`` environments, ``T`` steps, ``N`` steps of a minibatch, ``H`` heads, ``D`` discrete
+heads. Values for each head of each step are laid out with the steps contiguous, as the policy's
+are.
 """
 
 from __future__ import annotations
@@ -14,29 +15,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.arrays import Flags
 from esper.config import PPOConfig
-from esper.errors import ConfigError, NonFiniteError, RolloutError
+from esper.errors import NonFiniteError, RolloutError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.update_report import count_heads
+from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.normalizers import ReturnNormalizer
+from esper.simic.policy.observations import Observations, leaves_of, map_leaves
 from esper.simic.policy.protocol import Policy
-from esper.simic.policy.sequences import SequenceGrid, Sequences, lay_out, split_into_sequences
+from esper.simic.policy.sequences import (
+    Indices,
+    SequenceGrid,
+    Sequences,
+    lay_out,
+    lay_out_packed,
+    split_into_episodes,
+    split_into_sequences,
+)
 
 
 @dataclass(frozen=True)
 class Minibatch:
     """Everything that one gradient step reads."""
 
-    grid: SequenceGrid
-    observations: Tensor
-    """``[L, R, observation size]``, the sequences of the grid."""
+    observations: Observations
+    """``[L, R, ...]``, the sequences of a grid; ``[N, ...]`` for a policy without memory."""
+    resets: Tensor | None
+    """``[L, R]`` bool, cells that only set the state to zero; None for none."""
     state: Tensor
     """``[R, state size]`` before each sequence."""
+    cells: Tensor | None
+    """``[N]`` the cells of the grid that are steps; None for all."""
     legal: Any
     """The masks of the N steps, in the form that the policy reads."""
     actions: Tensor
-    """``[N, H]``."""
+    """``[N, D]``."""
+    numbers: Tensor | None
+    """``[N, C]`` drawn by continuous heads."""
     old_log_probs: Tensor
     """``[N, H]``."""
     old_values: Tensor
@@ -46,13 +62,11 @@ class Minibatch:
     advantages: Tensor
     """``[N]``."""
     relevant: Tensor
-    """``[N, H]`` 1 where the op that was taken reads the head."""
+    """``[N, H]`` 1 where the step is free and the op that was taken reads the head."""
     available: Tensor
-    """``[N, H]`` 1 where some legal op reads the head."""
-    weight: Tensor
-    """``[N]`` 0 where only one action was legal."""
-    counts: Tensor
-    """``[2 * H]`` sums of ``relevant`` and of ``available`` over the steps."""
+    """``[N, H]`` 1 where the step is free and some legal op reads the head."""
+    n_free: Tensor
+    """Number of free steps, which have more than one legal action; at least 1."""
 
 
 class PreparedRollout:
@@ -68,49 +82,100 @@ class PreparedRollout:
     ) -> None:
         self._buffer, self._policy = buffer, policy
         self._starts_episode = buffer.episode_starts()
-        self._sequences = split_into_sequences(buffer.lengths, config.sequence_length)
-        self._n_minibatches = config.n_minibatches
-        if self._n_minibatches > len(self._sequences):
-            raise ConfigError(
-                f"n_minibatches is {self._n_minibatches} but the rollout has "
-                f"{len(self._sequences)} sequences; use fewer minibatches, or a sequence_length."
-            )
+        self._has_memory = policy.state_size > 0
+        length = config.sequence_length if self._has_memory else 1
+        self._is_skipped = np.ascontiguousarray(buffer.skipped.t().cpu().numpy())
+        self._sequences = split_into_sequences(buffer.lengths, length)
         everything = self._lay_out(self._sequences)
-        take = everything.take
-        if not bool(torch.isfinite(take(buffer.flat("observations")).sum())):
-            raise NonFiniteError(
-                "the stored observations hold NaN or infinity; the policy is left as it was."
+        self._is_fresh: Flags | None = None
+        if self._has_memory and config.n_minibatches is None:
+            # Episodes are sequences of their own, so that short ones run side by side.
+            self._sequences, self._is_fresh = split_into_episodes(
+                buffer.lengths, self._starts_episode, config.sequence_length
             )
+        n_steps = len(everything.steps)
+        self._n_minibatches = config.count_minibatches(
+            n_steps, len(self._sequences) if self._has_memory else n_steps
+        )
+        take = everything.take
+        for stored in leaves_of(buffer.flat("observations")).values():
+            # Bytes and categories are always finite.
+            if stored.is_floating_point() and not bool(torch.isfinite(take(stored).sum())):
+                raise NonFiniteError(
+                    "the stored observations hold NaN or infinity; the policy is left as it was."
+                )
         self._require_legal_actions(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
         if config.normalize_returns:
             policy.rescale_value(*normalizer.update(take(returns)))
-        self._old_values = normalizer.normalize(values)
-        self._returns = normalizer.normalize(returns)
-        self._advantages = buffer.flat("advantages").clone()
+        advantages = buffer.flat("advantages").clone()
         if config.normalize_advantage:
-            self._advantages[everything.steps] = normalize_advantages(take(self._advantages))
-        self._weigh_heads()
-        self._whole = self._build(everything) if self._n_minibatches == 1 else None
+            advantages[everything.steps] = normalize_advantages(take(advantages))
+        self._everything = everything
+        every = all_choices(buffer.spec, buffer.device)
+        self._is_everything_legal = bool((buffer.flat("masks") == every).all())
+        self._steps = {
+            "old_values": normalizer.normalize(values),
+            "returns": normalizer.normalize(returns),
+            "advantages": advantages,
+            **self._weigh_heads(),
+        }
+        self._by_head = {
+            "old_log_probs": buffer.flat("log_probs").t().contiguous(),
+            "relevant": self._steps.pop("relevant"),
+            "available": self._steps.pop("available"),
+        }
+        self._whole = None
+        if self._n_minibatches == 1:
+            is_packed = self._is_fresh is not None
+            grid = self._lay_out(self._sequences, self._is_fresh) if is_packed else everything
+            self._whole = self._build(grid)
 
     def minibatches(self, shuffler: torch.Generator) -> Iterator[tuple[Minibatch, bool]]:
         """Yield the minibatches of one epoch, each with whether it is the last."""
         if self._whole is not None:
             yield self._whole, True
-            return
-        order = torch.randperm(len(self._sequences), generator=shuffler).numpy()
-        parts = np.array_split(order, self._n_minibatches)
-        for number, rows in enumerate(parts, start=1):
-            grid = self._lay_out(self._sequences.take(rows))
-            yield self._build(grid), number == len(parts)
+        elif self._has_memory:
+            order = torch.randperm(len(self._sequences), generator=shuffler).numpy()
+            parts = self._split(order)
+            for number, rows in enumerate(parts, start=1):
+                sequences = self._sequences.take(rows)
+                fresh = None if self._is_fresh is None else self._is_fresh[rows]
+                yield self._build(self._lay_out(sequences, fresh)), number == len(parts)
+        else:
+            yield from self._shuffled_steps(shuffler)
 
-    def _lay_out(self, sequences: Sequences) -> SequenceGrid:
-        return lay_out(sequences, self._starts_episode, self._buffer.device)
+    def _shuffled_steps(self, shuffler: torch.Generator) -> Iterator[tuple[Minibatch, bool]]:
+        """Yield minibatches of a policy without memory: any steps, shuffled all at once."""
+        steps = self._everything.steps
+        order = steps[torch.randperm(len(steps), generator=shuffler).to(steps.device)]
+        sizes = [len(part) for part in np.array_split(np.arange(len(steps)), self._n_minibatches)]
+        parts = _cut(self._build(_grid_of_steps(order)), sizes)
+        for number, part in enumerate(parts, start=1):
+            yield part, number == self._n_minibatches
+
+    def _split(self, order: Indices) -> list[Indices]:
+        """Split sequences, in an order, into minibatches of about as many steps."""
+        if self._is_fresh is None:
+            return np.array_split(order, self._n_minibatches)
+        sizes = (self._sequences.stop - self._sequences.start)[order]
+        share = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
+        part = (share * self._n_minibatches).astype(np.int64)
+        return [rows for i in range(self._n_minibatches) if len(rows := order[part == i])]
+
+    def _lay_out(self, sequences: Sequences, is_fresh: Flags | None = None) -> SequenceGrid:
+        skipped = self._is_skipped if self._is_skipped.any() else None
+        if is_fresh is not None:
+            n_envs, device = self._buffer.n_envs, self._buffer.device
+            return lay_out_packed(sequences, is_fresh, n_envs, device, skipped)
+        return lay_out(sequences, self._starts_episode, self._buffer.device, skipped)
 
     def _require_legal_actions(self, everything: SequenceGrid) -> None:
-        """Refuse stored actions that their own masks forbid, naming environment and step."""
+        """Reject stored actions that their own masks forbid, naming environment and step."""
         buffer, take = self._buffer, everything.take
+        if not buffer.spec.sizes:
+            return
         actions, legal = take(buffer.flat("actions")), take(buffer.flat("masks"))
         exists = (actions >= 0) & (actions < buffer.spec.n_choices)
         is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
@@ -123,42 +188,95 @@ class PreparedRollout:
             f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
         )
 
-    def _weigh_heads(self) -> None:
-        """Find out which heads mattered, which could have, and where there was a choice at all."""
+    def _weigh_heads(self) -> dict[str, Tensor]:
+        """Return which heads mattered and could have, ``[H, T * E]``, and which steps are free."""
         buffer, spec = self._buffer, self._buffer.spec
         legal, actions = buffer.flat("masks"), buffer.flat("actions")
-        op = spec.op_index
-        relevant = spec.relevant_heads(actions[:, op])
-        available = spec.available_heads(legal[:, op, : spec.sizes[op]])
-        has_choice = (legal.sum(dim=-1) > 1) & relevant
-        self._weight = has_choice.any(dim=-1).float()
-        self._relevant = relevant.t().float().contiguous()
-        self._available = available.t().float().contiguous()
-        self._actions = actions.t().contiguous()
-        self._log_probs = buffer.flat("log_probs").t().contiguous()
+        relevant, available = spec.relevance_of(actions), spec.availability_of(legal)
+        # A continuous head always has more than one value to choose from.
+        has_choice = torch.ones_like(relevant)
+        has_choice[:, : spec.n_discrete] = legal.sum(dim=-1) > 1
+        is_free = (has_choice & relevant).any(dim=-1)
+        return {
+            "is_free": is_free.float(),
+            "relevant": (relevant & is_free.unsqueeze(1)).t().float().contiguous(),
+            "available": (available & is_free.unsqueeze(1)).t().float().contiguous(),
+        }
 
     def _build(self, grid: SequenceGrid) -> Minibatch:
         buffer, take = self._buffer, grid.take
+        taken = {name: take(stored) for name, stored in self._steps.items()}
+        by_head = {name: take(stored, dim=1).t() for name, stored in self._by_head.items()}
+        has_memory = self._has_memory
 
-        def by_head(stored: Tensor) -> Tensor:
-            return take(stored, dim=1).t()
+        def observe(stored: Tensor) -> Tensor:
+            if not has_memory:
+                return take(stored)
+            if not grid.is_storage_order:
+                stored = stored.index_select(0, grid.source)
+            return stored.view(*grid.shape, *stored.shape[1:])
 
-        relevant, available = by_head(self._relevant), by_head(self._available)
-        observations = buffer.flat("observations")
-        if not grid.is_storage_order:
-            observations = observations.index_select(0, grid.source)
         return Minibatch(
-            grid=grid,
-            observations=observations.view(*grid.shape, -1),
-            state=buffer.flat("hidden_states").index_select(0, grid.starts),
-            legal=self._policy.lay_out_masks(take(buffer.flat("masks"))),
-            actions=by_head(self._actions),
-            old_log_probs=by_head(self._log_probs),
-            old_values=take(self._old_values),
-            returns=take(self._returns),
-            advantages=take(self._advantages),
-            relevant=relevant,
-            available=available,
-            weight=take(self._weight),
-            counts=count_heads(relevant, available),
+            observations=map_leaves(observe, buffer.flat("observations")),
+            resets=grid.resets if has_memory else None,
+            state=buffer.flat("hidden_states").index_select(
+                0, grid.starts if has_memory else grid.steps
+            ),
+            cells=grid.cells if has_memory else None,
+            legal=self._policy.lay_out_masks(
+                take(buffer.flat("masks")), is_everything=self._is_everything_legal
+            ),
+            actions=take(buffer.flat("actions").t().contiguous(), dim=1).t(),
+            numbers=take(buffer.flat("numbers")) if buffer.spec.dims else None,
+            n_free=taken.pop("is_free").sum().clamp(min=1.0),
+            **taken,
+            **by_head,
+        )
+
+
+def _grid_of_steps(steps: Tensor) -> SequenceGrid:
+    """Return steps of a policy without memory, in any order, as sequences of one step."""
+    return SequenceGrid(
+        shape=(1, len(steps)),
+        source=steps,
+        resets=None,
+        cells=None,
+        steps=steps,
+        starts=steps,
+        is_storage_order=False,
+    )
+
+
+def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
+    """Cut a minibatch of a policy without memory into several."""
+    # One call for all parts of a tensor: taking slices one by one would take a tenth of an update.
+    leaves = {
+        name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.observations).items()
+    }
+    is_single = isinstance(batch.observations, Tensor)
+    states, actions = torch.split(batch.state, sizes), torch.split(batch.actions, sizes)
+    numbers = None if batch.numbers is None else torch.split(batch.numbers, sizes)
+    log_probs = torch.split(batch.old_log_probs, sizes)
+    relevant = torch.split(batch.relevant, sizes)
+    available, values = torch.split(batch.available, sizes), torch.split(batch.old_values, sizes)
+    returns, advantages = torch.split(batch.returns, sizes), torch.split(batch.advantages, sizes)
+    free = [part.sum().clamp_(min=1.0) for part in torch.split(batch.relevant.amax(dim=1), sizes)]
+    legal = batch.legal.split(sizes)
+    for i in range(len(sizes)):
+        part = {name: leaf[i] for name, leaf in leaves.items()}
+        yield Minibatch(
+            observations=part[""] if is_single else part,
+            resets=None,
+            state=states[i],
+            cells=None,
+            legal=legal[i],
+            actions=actions[i],
+            numbers=None if numbers is None else numbers[i],
+            old_log_probs=log_probs[i],
+            old_values=values[i],
+            returns=returns[i],
+            advantages=advantages[i],
+            relevant=relevant[i],
+            available=available[i],
+            n_free=free[i],
         )

@@ -1,22 +1,26 @@
-"""Proximal policy optimization for factored, masked, recurrent policies.
+"""Proximal policy optimization (Schulman et al., 2017) for factored, masked, recurrent policies.
 
-Shapes: ``E`` environments, ``N`` steps of a minibatch, ``H`` heads, ``K`` choices of the widest.
+Shapes: ``E`` environments, ``N`` steps of a minibatch, ``H`` heads, ``D`` discrete heads, ``K``
+choices of the widest.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from esper.config import PPOConfig
 from esper.errors import ActionSpecError, DtypeError, ShapeError
+from esper.simic.agent.flat_parameters import FlatParameters
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
+    joint_clipped_surrogate,
     relevant_log_ratio,
     value_loss,
 )
@@ -24,34 +28,51 @@ from esper.simic.agent.minibatches import Minibatch, PreparedRollout
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.update_report import EpochMeasures, UpdateReport, measure
 from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.heads import LossGradient
 from esper.simic.policy.normalizers import ReturnNormalizer
-from esper.simic.policy.protocol import Decision, Policy
+from esper.simic.policy.observations import Observations
+from esper.simic.policy.protocol import Decision, Policy, note_weights
 
 
 class PPOAgent:
-    """Acts with a policy, and improves it from what it collected.
+    """Acts with a policy and improves it from what it collected.
 
     It knows tensors and an action specification, so it serves any environment whose action is a
-    few discrete choices, some of which may be masked.
+    few discrete choices, some of them masked, and a few real numbers.
     """
 
     def __init__(
         self, spec: ActionSpec, policy: Policy, config: PPOConfig | None = None, *, seed: int = 0
     ) -> None:
+        """Take over a policy.
+
+        Args:
+            spec: The heads of an action.
+            policy: The policy. If it was built without a generator and not changed since, its
+                weights are drawn anew from ``seed``.
+            config: Settings of the update.
+            seed: Decides the weights, the actions drawn and the order of minibatches.
+        """
+        if not isinstance(policy, nn.Module):
+            raise ActionSpecError(
+                f"policy is {policy!r}; it must be a policy, such as RecurrentPolicy(spec, size)."
+            )
         if policy.spec != spec:
             raise ActionSpecError(
                 f"the policy was built for heads {policy.spec.names} of sizes {policy.spec.sizes}; "
                 f"the agent's are {spec.names} of sizes {spec.sizes}."
             )
+        fresh = getattr(policy, "fresh_weights", None)
+        if fresh is not None and fresh == note_weights(policy):
+            cast(Any, policy).initialize(torch.Generator().manual_seed(seed))
         self.spec = spec
-        self.policy = policy
+        self.policy: Policy = policy
         self.config = config or PPOConfig()
-        parameters = list(policy.parameters())
-        self.device = parameters[0].device
+        self._parameters = FlatParameters(policy.parameters())
+        self.device = self._parameters.flat.device
         self.normalizer = ReturnNormalizer(self.device)
-        # Fused: one call for all parameters, and on the CPU half the time of the default form.
         self.optimizer = torch.optim.Adam(
-            parameters, self.config.learning_rate, eps=1e-5, fused=True
+            [self._parameters.flat], self.config.learning_rate, eps=1e-5, fused=True
         )
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._shuffler = torch.Generator().manual_seed(seed)
@@ -74,7 +95,7 @@ class PPOAgent:
     @torch.no_grad()
     def act(
         self,
-        observations: Tensor,
+        observations: Observations,
         masks: Any,
         state: Tensor,
         episode_starts: Tensor | None = None,
@@ -84,31 +105,36 @@ class PPOAgent:
         """Choose an action for each environment.
 
         Args:
-            observations: ``[E, observation size]`` float.
-            masks: The legal choices: a padded bool tensor ``[E, H, K]``, a mask ``[E, size]`` for
+            observations: ``[E, ...]``.
+            masks: The legal choices: a padded bool tensor ``[E, D, K]``, a mask ``[E, size]`` for
                 each head (by name or in order), growth's ``ActionMasks``, or None for all.
             state: ``[E, state size]`` from :meth:`initial_state` or the last decision.
-            episode_starts: ``[E]`` bool, environments whose state is to be reset first.
-            deterministic: Take the likeliest action instead of drawing one.
+            episode_starts: ``[E]`` bool, environments whose state is reset first.
+            deterministic: Take the most likely action instead of drawing one.
 
         Raises:
             ShapeError: If a tensor does not fit the policy.
             NoLegalActionError: If a head has no legal choice, naming head and environment.
             NonFiniteError: If the policy's output is not finite.
         """
-        if episode_starts is not None:
+        if episode_starts is not None and state.shape[-1]:
             _check_starts(episode_starts, state)
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self._generator
-        actions, log_probs, values, legal, next_state = self.policy.act(
-            observations, masks, state, generator
+        decision = self.policy.act(observations, masks, state, generator)
+        return Decision(
+            decision.actions,
+            decision.log_probs,
+            self.normalizer.denormalize(decision.values),
+            decision.legal,
+            state,
+            decision.next_state,
+            decision.numbers,
         )
-        values = self.normalizer.denormalize(values)
-        return Decision(actions, log_probs, values, legal, state, next_state)
 
     @torch.no_grad()
-    def value(self, observations: Tensor, state: Tensor) -> Tensor:
-        """Return the value ``[E]`` of observations ``[E, observation size]`` in units of reward."""
+    def value(self, observations: Observations, state: Tensor) -> Tensor:
+        """Return the value ``[E]`` of observations ``[E, ...]`` in units of reward."""
         return self.normalizer.denormalize(self.policy.value(observations, state))
 
     def update(self, buffer: TamiyoRolloutBuffer) -> UpdateReport:
@@ -126,20 +152,20 @@ class PPOAgent:
             NonFiniteError: If an observation or the loss is not finite.
         """
         config = self.config
-        if buffer.spec != self.spec or buffer.device != self.device:
-            raise ActionSpecError(
-                f"the buffer was made for other actions, or is on {buffer.device} while the policy "
-                f"is on {self.device}; use this agent's make_buffer()."
-            )
+        self._require_own(buffer)
+        self._parameters.ensure_attached()
         buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
         rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
         norms: list[Tensor] = []
         epoch = 0
         while True:
             epoch += 1
-            measures, stopped_early = self._run_epoch(rollout, norms)
+            # Without a limit on the divergence, only the last epoch is reported.
+            is_measured = config.target_kl is not None or epoch == config.n_epochs
+            measures, stopped_early = self._run_epoch(rollout, norms, is_measured)
             if stopped_early or epoch == config.n_epochs:
                 break
+        assert measures is not None, "the last epoch is measured"
         return measures.report(
             self.spec,
             explained_variance=float(rollout.explained_variance),
@@ -149,88 +175,177 @@ class PPOAgent:
             stopped_early=stopped_early,
         )
 
-    def set_rates(self, *, learning_rate: float, ent_coef: float) -> None:
-        """Change the step size and the weight of the entropy bonus, as schedules do."""
-        self.config = replace(self.config, learning_rate=learning_rate, ent_coef=ent_coef)
+    def set_rates(
+        self,
+        *,
+        learning_rate: float | None = None,
+        ent_coef: float | None = None,
+        clip_range: float | None = None,
+    ) -> None:
+        """Change the step size, the entropy bonus or the clip range, as schedules do."""
+        rates = {"learning_rate": learning_rate, "ent_coef": ent_coef, "clip_range": clip_range}
+        changed = {name: value for name, value in rates.items() if value is not None}
+        self.config = replace(self.config, **changed)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self.config.learning_rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that the next action and the next update depend on."""
+        config = self.config
         state = {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "normalizer": self.normalizer.state_dict(),
             "generator": self._generator.get_state(),
             "shuffler": self._shuffler.get_state(),
+            "rates": {
+                "learning_rate": float(config.learning_rate),
+                "ent_coef": float(config.ent_coef),
+                "clip_range": float(config.clip_range),
+            },
         }
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; what follows is then the same."""
+        """Restore what :meth:`state_dict` returned; what follows is then the same."""
+        self._require_fit(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.normalizer.load_state_dict(state["normalizer"])
         self._generator.set_state(state["generator"])
         self._shuffler.set_state(state["shuffler"])
+        self.set_rates(**state["rates"])
+
+    def _require_fit(self, optimizer: dict[str, Any]) -> None:
+        """Reject moments of another size: the fused optimizer would write beyond them."""
+        for moments in optimizer["state"].values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                shape, needed = moments[name].shape, self._parameters.flat.shape
+                if shape != needed:
+                    raise ShapeError(
+                        f"the saved {name} has shape {tuple(shape)}; {list(needed)} is needed. The "
+                        "state is of another policy."
+                    )
+
+    def _require_own(self, buffer: TamiyoRolloutBuffer) -> None:
+        if buffer.spec != self.spec or buffer.device != self.device:
+            raise ActionSpecError(
+                f"the buffer was made for other actions, or is on {buffer.device} while the policy "
+                f"is on {self.device}; use this agent's make_buffer()."
+            )
 
     def _run_epoch(
-        self, rollout: PreparedRollout, norms: list[Tensor]
-    ) -> tuple[EpochMeasures, bool]:
+        self, rollout: PreparedRollout, norms: list[Tensor], is_measured: bool
+    ) -> tuple[EpochMeasures | None, bool]:
         """Take the gradient steps of one pass and add their gradient norms to ``norms``.
 
         Return what was measured, and whether the policy has moved too far for the last step.
         """
         sums = torch.zeros((), device=self.device)
-        for minibatch, is_last in rollout.minibatches(self._shuffler):
-            loss, measured = self._loss(minibatch)
-            sums = sums + measured
-            if not is_last:
-                norms.append(self._descend(loss))
-                continue
-            measures = EpochMeasures.read(sums, self.spec)
-            is_too_far = measures.approx_kl > self.config.kl_limit
-            if not is_too_far:
-                norms.append(self._descend(loss))
-            return measures, is_too_far
+        with torch.no_grad():  # except where the policy leaves its gradient to autograd
+            for minibatch, is_last in rollout.minibatches(self._shuffler):
+                sums = sums + self._differentiate(minibatch, is_measured)
+                if not is_last:
+                    norms.append(self._descend())
+                    continue
+                measures = EpochMeasures.read(sums, self.spec)
+                is_too_far = measures is not None and measures.approx_kl > self.config.kl_limit
+                if not is_too_far:
+                    norms.append(self._descend())
+                return measures, is_too_far
         raise AssertionError("an epoch has a last minibatch")
 
-    def _loss(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Return the loss of a minibatch and its measures."""
-        config, grid = self.config, batch.grid
-        log_probs, entropies, values = self.policy.evaluate(
-            batch.observations, grid.resets, batch.state, grid.cells, batch.legal, batch.actions
-        )
-        log_ratio = relevant_log_ratio(log_probs, batch.old_log_probs, batch.relevant)
-        policy = clipped_surrogate(
-            log_ratio, batch.advantages, batch.relevant, batch.weight, config.clip_range
-        )
-        value = value_loss(values, batch.returns, batch.old_values, config.clip_range_vf)
-        entropy = entropy_bonus(entropies, batch.available)
-        loss = policy + config.vf_coef * value - config.ent_coef * entropy
-        measures = measure(
-            (policy, value, entropy),
-            log_ratio,
-            entropies,
-            batch.available,
-            batch.counts,
-            config.clip_range,
-        )
-        return loss, measures
+    def _differentiate(self, batch: Minibatch, is_measured: bool = True) -> Tensor:
+        """Set the gradient of the loss on a minibatch; return its measures, or else the loss.
 
-    def _descend(self, loss: Tensor) -> Tensor:
+        loss = policy loss + vf_coef * value loss - ent_coef * entropy
+        """
+        config, measured = self.config, list[Tensor]()
+
+        def loss(
+            log_probs: Tensor, entropies: Tensor, values: Tensor
+        ) -> tuple[Tensor, Tensor | None, Tensor]:
+            """Return the gradients of the loss, and note what it came to."""
+            log_ratio = relevant_log_ratio(log_probs, batch.old_log_probs, batch.relevant)
+            surrogate = clipped_surrogate if config.clip == "per-head" else joint_clipped_surrogate
+            policy, d_log_probs = surrogate(
+                log_ratio, batch.advantages, batch.relevant, batch.n_free, config.clip_range
+            )
+            value, d_values = value_loss(
+                values, batch.returns, batch.old_values, config.clip_range_vf
+            )
+            entropy, d_entropies = None, None
+            if is_measured or config.ent_coef:
+                entropy, d_entropies = entropy_bonus(entropies, batch.available, batch.n_free)
+                d_entropies = -config.ent_coef * d_entropies if config.ent_coef else None
+            measured.append(
+                measure((policy, value, entropy), log_ratio, entropies, batch, config.clip_range)
+                if is_measured and entropy is not None
+                else policy + value
+            )
+            return d_log_probs, d_entropies, config.vf_coef * d_values
+
+        backpropagate = getattr(self.policy, "backpropagate", None)
+        if backpropagate is None or not backpropagate(
+            batch.observations, batch.legal, batch.actions, batch.numbers, loss
+        ):
+            self._backpropagate_by_autograd(batch, loss)
+        return measured[0]
+
+    def _backpropagate_by_autograd(self, batch: Minibatch, loss: LossGradient) -> None:
+        """Set the gradient of a loss that is given by its own gradients."""
+        self._parameters.gradient.zero_()
+        with torch.enable_grad():
+            log_probs, entropies, values = self.policy.evaluate(
+                batch.observations,
+                batch.resets,
+                batch.state,
+                batch.cells,
+                batch.legal,
+                batch.actions,
+                batch.numbers,
+            )
+        with torch.no_grad():
+            d_log_probs, d_entropies, d_values = loss(log_probs, entropies, values)
+        outputs, gradients = [log_probs, values], [d_log_probs, d_values]
+        if d_entropies is not None and entropies.requires_grad:
+            outputs.append(entropies)
+            gradients.append(d_entropies)
+        torch.autograd.backward(outputs, gradients)
+
+    def _descend(self) -> Tensor:
         """Take one gradient step; return the norm that the gradient had before clipping."""
-        parameters = list(self.policy.parameters())
-        for parameter in parameters:
-            parameter.grad = None
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = self._parameters.clip_gradient(self.config.max_grad_norm)
+        flat = self._parameters.flat
+        moments = self.optimizer.state.get(flat)
+        if not moments:
+            self.optimizer.step()  # creates its state
+            return norm
+        # The function that the optimizer calls: on a small network its own bookkeeping takes as
+        # long as a layer.
+        group = self.optimizer.param_groups[0]
+        beta1, beta2 = group["betas"]
+        adam(
+            [flat],
+            [self._parameters.gradient],
+            [moments["exp_avg"]],
+            [moments["exp_avg_sq"]],
+            [],
+            [moments["step"]],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
         return norm
 
 
 def _check_starts(episode_starts: Tensor, state: Tensor) -> None:
-    """Refuse flags that are not one bool for each environment."""
+    """Reject flags that are not one bool for each environment."""
     if not isinstance(episode_starts, Tensor):
         kind = type(episode_starts).__name__
         raise DtypeError(f"episode_starts is a {kind}; a torch.Tensor is needed.")

@@ -1,15 +1,18 @@
 """Storage for the steps of many environments, and their advantages.
 
-Shapes: ``E`` environments, ``T`` steps stored so far, ``H`` heads, ``K`` choices of the widest
-head. Inside, time comes first: one step of all environments is one contiguous write. What is read
-from outside is ``[E, T, ...]``, a view.
+Shapes: ``E`` environments, ``T`` steps stored so far, ``H`` heads, ``D`` discrete heads, ``K``
+choices of the widest, ``C`` numbers of continuous heads. Inside, time comes first: one step of all
+environments is one contiguous write. What is read from outside is ``[E, T, ...]``, a view.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from esper.arrays import Flags
@@ -17,17 +20,19 @@ from esper.config.checks import require_int
 from esper.errors import DtypeError, RolloutError, ShapeError
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
 from esper.simic.policy.protocol import Decision
 from esper.simic.policy.sequences import Indices
 
 
 class TamiyoRolloutBuffer:
-    """The steps of one round of collection.
+    """The steps of one rollout.
 
     A step whose ``truncated`` flag is set was cut short from outside: it needs the value of the
     state it led to (its *bootstrap value*). A step that is ``done`` and not truncated is terminal.
     Environments may hold different numbers of steps: one that has stopped is left out of further
-    calls of :meth:`add` by ``active``.
+    calls of :meth:`add` by ``active``. A step that only reset an environment is stored but marked
+    by ``skipped``; nothing is learned from it.
     """
 
     def __init__(
@@ -36,42 +41,58 @@ class TamiyoRolloutBuffer:
         n_steps: int,
         spec: ActionSpec,
         *,
-        observation_size: int,
-        state_size: int,
+        observation_size: int | ObservationSpec,
+        state_size: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        for name, value in (
-            ("n_envs", n_envs),
-            ("n_steps", n_steps),
-            ("observation_size", observation_size),
-            ("state_size", state_size),
-        ):
-            require_int(name, value, least=1)
+        """Allocate an empty buffer.
+
+        Args:
+            n_envs: Number of environments.
+            n_steps: Steps of each environment that fit.
+            spec: The heads of an action.
+            observation_size: Length of an observation that is a vector, or what it consists of.
+            state_size: Length of an environment's recurrent state.
+            device: Where steps are stored.
+        """
+        require_int("n_envs", n_envs, least=1)
+        require_int("n_steps", n_steps, least=1)
+        require_int("state_size", state_size, least=0)
+        if not isinstance(observation_size, ObservationSpec):
+            require_int("observation_size", observation_size, least=1)
+            observation_size = ObservationSpec.flat(observation_size)
         self.n_envs, self.n_steps, self.spec = n_envs, n_steps, spec
         self.device = torch.device(device)
 
         def store(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(n_steps, n_envs, *shape, dtype=dtype, device=self.device)
 
-        self._observations = store(observation_size)
+        self._observations = observation_size.zeros(n_steps, n_envs, device=self.device)
         self._states = store(state_size)
-        self._actions = store(spec.n_heads, dtype=torch.int64)
+        self._actions = store(spec.n_discrete, dtype=torch.int64)
+        self._numbers = store(spec.n_numbers)
         self._log_probs = store(spec.n_heads)
-        self._legal = store(spec.n_heads, spec.n_choices, dtype=torch.bool)
+        self._legal = store(spec.n_discrete, spec.n_choices, dtype=torch.bool)
         self._values, self._rewards, self._bootstrap_values = store(), store(), store()
-        self._dones, self._truncated = store(dtype=torch.bool), store(dtype=torch.bool)
+        # Flags of a step: done, truncated, skipped.
+        self._flags = store(3, dtype=torch.bool)
         self._advantages: Tensor | None = None
         self._returns: Tensor | None = None
         self._lengths = np.zeros(n_envs, dtype=np.int64)
         self._cursor = 0
+        # On the CPU, what comes as arrays is written to the same memory without a detour.
+        self._shared: tuple[NDArray[Any], NDArray[Any]] | None = None
+        if self.device.type == "cpu":
+            self._shared = (self._rewards.numpy(), self._flags.numpy())
+        self._places = [self._places_of(t) for t in range(n_steps)]
         self.reset()
 
     # Everything below is [E, T, ...]: environments first, as far as steps are stored.
 
     @property
-    def observations(self) -> Tensor:
-        """``[E, T, observation size]``."""
-        return self._view(self._observations)
+    def observations(self) -> Any:
+        """``[E, T, ...]``, a tensor or a dict of tensors."""
+        return map_leaves(self._view, self._observations)
 
     @property
     def hidden_states(self) -> Tensor:
@@ -80,8 +101,13 @@ class TamiyoRolloutBuffer:
 
     @property
     def actions(self) -> Tensor:
-        """``[E, T, H]`` choices taken."""
+        """``[E, T, D]`` choices taken."""
         return self._view(self._actions)
+
+    @property
+    def numbers(self) -> Tensor:
+        """``[E, T, C]`` numbers drawn by continuous heads."""
+        return self._view(self._numbers)
 
     @property
     def log_probs(self) -> Tensor:
@@ -90,7 +116,7 @@ class TamiyoRolloutBuffer:
 
     @property
     def masks(self) -> Tensor:
-        """``[E, T, H, K]`` choices that were legal given what was drawn before them."""
+        """``[E, T, D, K]`` choices that were legal given what was drawn before them."""
         return self._view(self._legal)
 
     @property
@@ -106,12 +132,17 @@ class TamiyoRolloutBuffer:
     @property
     def dones(self) -> Tensor:
         """``[E, T]`` whether the environment said that the episode is over."""
-        return self._view(self._dones)
+        return self._view(self._flags[..., 0])
 
     @property
     def truncated(self) -> Tensor:
         """``[E, T]`` whether the episode was cut short from outside."""
-        return self._view(self._truncated)
+        return self._view(self._flags[..., 1])
+
+    @property
+    def skipped(self) -> Tensor:
+        """``[E, T]`` whether the step only reset the environment; nothing is learned from it."""
+        return self._view(self._flags[..., 2])
 
     @property
     def bootstrap_values(self) -> Tensor:
@@ -147,7 +178,7 @@ class TamiyoRolloutBuffer:
 
     def add(
         self,
-        observations: Tensor,
+        observations: Observations,
         decision: Decision,
         *,
         rewards: ArrayLike | Tensor,
@@ -155,11 +186,12 @@ class TamiyoRolloutBuffer:
         truncated: ArrayLike | Tensor,
         bootstrap_values: Tensor | None = None,
         active: ArrayLike | Tensor | None = None,
+        skipped: ArrayLike | Tensor | None = None,
     ) -> None:
         """Store one step of all environments.
 
         Args:
-            observations: ``[E, observation size]`` what the decision was made on.
+            observations: ``[E, ...]`` that the decision was based on.
             decision: What the agent's ``act`` returned for it.
             rewards: ``[E]`` reward received.
             dones: ``[E]`` bool, whether the episode is over, for whatever reason.
@@ -167,6 +199,8 @@ class TamiyoRolloutBuffer:
             bootstrap_values: ``[E]`` value of the state that a truncated step led to; read only
                 where ``truncated``.
             active: ``[E]`` bool, environments that took this step; all by default.
+            skipped: ``[E]`` bool, environments that were only reset by this step, as in
+                Gymnasium's ``NEXT_STEP`` mode; none by default.
 
         Raises:
             RolloutError: If the buffer is full, a step before this one is missing, a reward is not
@@ -179,26 +213,37 @@ class TamiyoRolloutBuffer:
                 f"{self.n_steps} steps of each. Call reset() or make it larger."
             )
         reward = self._row("rewards", rewards, np.float32)
-        done = self._row("dones", dones, np.bool_)
-        cut = self._row("truncated", truncated, np.bool_)
-        took_part = np.ones(self.n_envs, np.bool_)
+        flags = np.zeros((self.n_envs, 3), np.bool_)
+        flags[:, 0] = self._row("dones", dones, np.bool_)
+        flags[:, 1] = self._row("truncated", truncated, np.bool_)
+        took_part = None
         if active is not None:
             took_part = self._row("active", active, np.bool_)
+            reward = np.where(took_part, reward, np.float32(0.0))
+        if skipped is not None:
+            flags[:, 2] = self._row("skipped", skipped, np.bool_)
+            # The reset is a step of nothing: its own episode, without a reward.
+            flags[:, 0] |= flags[:, 2]
+            reward = np.where(flags[:, 2], np.float32(0.0), reward)
         self._check_step(t, reward, took_part)
-        needs_bootstrap = cut & took_part
-        if bootstrap_values is None and needs_bootstrap.any():
+        needs_bootstrap = flags[:, 1] if took_part is None else flags[:, 1] & took_part
+        any_cut = bool(needs_bootstrap.any())
+        if bootstrap_values is None and any_cut:
             raise RolloutError(
                 f"environment {int(needs_bootstrap.argmax())} was truncated at step {t} but there "
                 "is no bootstrap value; pass bootstrap_values, the value of the state it reached."
             )
 
-        self._write(t, observations, decision, bootstrap_values)
-        unused = torch.from_numpy(~needs_bootstrap).to(self.device)
-        self._bootstrap_values[t].masked_fill_(unused, torch.nan)
-        self._rewards[t] = torch.from_numpy(np.where(took_part, reward, 0.0))
-        self._dones[t] = torch.from_numpy(done)
-        self._truncated[t] = torch.from_numpy(cut)
-        self._lengths[took_part] = t + 1
+        self._write(t, observations, decision, bootstrap_values if any_cut else None)
+        if any_cut:
+            unused = torch.from_numpy(~needs_bootstrap).to(self.device)
+            self._bootstrap_values[t].masked_fill_(unused, torch.nan)
+        if self._shared is None:
+            self._rewards[t].copy_(torch.from_numpy(reward))
+            self._flags[t].copy_(torch.from_numpy(flags))
+        else:
+            self._shared[0][t], self._shared[1][t] = reward, flags
+        self._lengths[slice(None) if took_part is None else took_part] = t + 1
         self._cursor = t + 1
         self._advantages = self._returns = None
 
@@ -212,7 +257,7 @@ class TamiyoRolloutBuffer:
         rows = torch.from_numpy(self._lengths[envs] - 1).to(self.device)
         columns = torch.from_numpy(envs).to(self.device)
         given = last_values.detach().to(self.device, torch.float32)[columns]
-        is_open = ~(self._dones[rows, columns] | self._truncated[rows, columns])
+        is_open = ~self._flags[rows, columns, :2].any(dim=-1)
         kept = self._bootstrap_values[rows, columns]
         self._bootstrap_values[rows, columns] = torch.where(is_open, given, kept)
 
@@ -226,8 +271,8 @@ class TamiyoRolloutBuffer:
         if n_steps == 0:
             raise RolloutError("the buffer is empty; add at least one step.")
         values, bootstraps = self._values[:n_steps], self._bootstrap_values[:n_steps]
-        cut = self._truncated[:n_steps]
-        terminal = self._dones[:n_steps] & ~cut
+        cut = self._flags[:n_steps, :, 1]
+        terminal = self._flags[:n_steps, :, 0] & ~cut
         steps_left = self._steps_left()
         is_open = cut | ((steps_left <= 1) & ~terminal)
         self._require_bootstraps(is_open & (steps_left > 0) & ~torch.isfinite(bootstraps))
@@ -257,7 +302,7 @@ class TamiyoRolloutBuffer:
 
     def episode_starts(self) -> Flags:
         """Return ``[T, E]`` bool on the CPU: steps after the first that begin another episode."""
-        ends = (self._dones | self._truncated)[: self._cursor]
+        ends = self._flags[: self._cursor, :, :2].any(dim=-1)
         starts = torch.zeros_like(ends)
         starts[1:] = ends[:-1]
         return starts.cpu().numpy()
@@ -275,44 +320,71 @@ class TamiyoRolloutBuffer:
             store[: self._cursor].copy_(state[name])
         self._lengths[:] = state["lengths"].numpy()
 
+    def _places_of(self, t: int) -> dict[str, Tensor]:
+        """Return where the tensors of step t go; made once, as views take longer than writing."""
+        stores = {
+            "log_probs": self._log_probs,
+            "values": self._values,
+            "state": self._states,
+            "actions": self._actions,
+            "legal": self._legal,
+            "numbers": self._numbers,
+            "bootstrap_values": self._bootstrap_values,
+        }
+        for name, tensor in leaves_of(self._observations).items():
+            stores[f"observations{name and '.'}{name}"] = tensor
+        return {name: tensor[t] for name, tensor in stores.items() if tensor.numel()}
+
     def _stores(self) -> dict[str, Tensor]:
-        """Return where steps are stored, ``[steps, E, ...]``."""
-        return {
-            "observations": self._observations,
+        """Return the tensors in which steps are stored, ``[steps, E, ...]``."""
+        stores = {
             "states": self._states,
             "actions": self._actions,
+            "numbers": self._numbers,
             "log_probs": self._log_probs,
             "legal": self._legal,
             "values": self._values,
             "rewards": self._rewards,
             "bootstrap_values": self._bootstrap_values,
-            "dones": self._dones,
-            "truncated": self._truncated,
+            "flags": self._flags,
         }
+        for name, tensor in leaves_of(self._observations).items():
+            stores[f"observations.{name}" if name else "observations"] = tensor
+        return {name: tensor for name, tensor in stores.items() if tensor.shape[-1]}
 
-    def flat(self, name: str) -> Tensor:
+    def flat(self, name: str) -> Any:
         """Return what is stored under an attribute's name as ``[T * E, ...]``, time first."""
-        view: Tensor = getattr(self, name)
-        return view.transpose(0, 1).flatten(0, 1)
+        return map_leaves(_time_first, getattr(self, name))
 
     def _write(
-        self, t: int, observations: Tensor, decision: Decision, bootstrap_values: Tensor | None
+        self,
+        t: int,
+        observations: Observations,
+        decision: Decision,
+        bootstrap_values: Tensor | None,
     ) -> None:
         """Store the tensors of step t, all of them or, if one does not fit, none."""
-        rows = [
-            ("observations", self._observations[t], observations),
-            ("decision.state", self._states[t], decision.state),
-            ("decision.actions", self._actions[t], decision.actions),
-            ("decision.log_probs", self._log_probs[t], decision.log_probs),
-            ("decision.legal", self._legal[t], decision.legal),
-            ("decision.values", self._values[t], decision.values),
+        places, given = self._places[t], leaves_of(observations)
+        values: dict[str, Any] = {
+            "log_probs": decision.log_probs,
+            "values": decision.values,
+            "state": decision.state,
+            "actions": decision.actions,
+            "legal": decision.legal,
+            "numbers": decision.numbers,
+            "bootstrap_values": bootstrap_values,
+            **{f"observations{name and '.'}{name}": value for name, value in given.items()},
+        }
+        rows: list[tuple[str, Tensor, Any]] = [
+            (name, place, values.get(name))
+            for name, place in places.items()
+            if name != "bootstrap_values" or bootstrap_values is not None
         ]
-        if bootstrap_values is not None:
-            rows.append(("bootstrap_values", self._bootstrap_values[t], bootstrap_values))
-        for name, place, given in rows:
-            _require_fit(name, given, place)
-        for _, place, given in rows:
-            place.copy_(given.detach())
+        for name, place, value in rows:
+            _require_fit(name, value, place)
+        with torch.no_grad():
+            for _, place, value in rows:
+                place.copy_(value)
 
     def _view(self, stored: Tensor) -> Tensor:
         return stored[: self._cursor].transpose(0, 1)
@@ -324,18 +396,22 @@ class TamiyoRolloutBuffer:
             raise ShapeError(f"{name} has shape {array.shape}; [{self.n_envs}] is needed.")
         return array.astype(dtype, copy=False)
 
-    def _check_step(self, t: int, rewards: np.ndarray, took_part: np.ndarray) -> None:
-        missing = took_part & (self._lengths != t)
+    def _check_step(self, t: int, rewards: np.ndarray, took_part: np.ndarray | None) -> None:
+        missing = self._lengths != t
+        if took_part is not None:
+            missing &= took_part
+            if not took_part.any():
+                raise RolloutError(f"no environment is active at step {t}; at least one is needed.")
         if missing.any():
             env = int(missing.argmax())
             raise RolloutError(
                 f"environment {env} has no step {int(self._lengths[env])} but was given step {t}; "
                 "an environment that was left out cannot come back before reset()."
             )
-        if not took_part.any():
-            raise RolloutError(f"no environment is active at step {t}; at least one is needed.")
-        bad = took_part & ~np.isfinite(rewards)
-        if bad.any():
+        if not math.isfinite(rewards.sum()):
+            bad = ~np.isfinite(rewards)
+            if not bad.any():
+                return
             env = int(bad.argmax())
             raise RolloutError(
                 f"the reward of environment {env} at step {t} is {rewards[env]}; "
@@ -357,6 +433,11 @@ class TamiyoRolloutBuffer:
         )
 
 
+def _time_first(view: Tensor) -> Tensor:
+    """Return ``[E, T, ...]`` as ``[T * E, ...]``."""
+    return view.transpose(0, 1).flatten(0, 1)
+
+
 def _require_fit(name: str, given: Tensor, place: Tensor) -> None:
     """Refuse what cannot be stored in ``place`` as it is."""
     if not isinstance(given, Tensor):
@@ -364,6 +445,8 @@ def _require_fit(name: str, given: Tensor, place: Tensor) -> None:
     if given.shape != place.shape:
         shape, needed = tuple(given.shape), list(place.shape)
         raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")
+    if given.dtype is place.dtype:
+        return
     kinds = [(t.is_floating_point(), t.dtype == torch.bool) for t in (given, place)]
     if kinds[0] != kinds[1]:
         raise DtypeError(f"{name} has dtype {given.dtype}; {place.dtype} is needed.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -68,12 +68,16 @@ class UpdateReport:
     n_steps: int
     """Environment steps learned from."""
 
+    n_free_steps: int
+    """Those with more than one legal action; losses of the policy are means over them."""
+
 
 @dataclass(frozen=True)
 class EpochMeasures:
     """Sums over the steps of an epoch, by head where it says so; read from the device at once."""
 
     n_steps: float
+    n_free: float
     policy_loss: float
     value_loss: float
     entropy: float
@@ -84,19 +88,25 @@ class EpochMeasures:
     available: list[float]
 
     @classmethod
-    def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures:
-        """Read sums made by :func:`measure`, the only time in an epoch that the host waits."""
-        numbers = cast(list[float], sums.tolist())
+    def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures | None:
+        """Read sums made by :func:`measure`, the only time in an epoch that the host waits.
+
+        Return None for a single number, the loss of an epoch that was not measured.
+        """
+        numbers = cast(list[float], sums.reshape(-1).tolist())
         if not all(map(math.isfinite, numbers)):
             raise NonFiniteError(
                 "the loss of the update is not finite, so its gradient step was not taken; the "
                 "observations hold NaN or infinity, or learning_rate is too high."
             )
-        n_steps, policy_loss, value_loss, entropy = numbers[:4]
-        heads = [numbers[i : i + spec.n_heads] for i in range(4, len(numbers), spec.n_heads)]
+        if len(numbers) == 1:
+            return None
+        n_steps, n_free, policy_loss, value_loss, entropy = numbers[:5]
+        heads = [numbers[i : i + spec.n_heads] for i in range(5, len(numbers), spec.n_heads)]
         kl, clipped, head_entropy, relevant, available = heads
         return cls(
             n_steps=n_steps,
+            n_free=n_free,
             policy_loss=policy_loss,
             value_loss=value_loss,
             entropy=entropy,
@@ -109,8 +119,8 @@ class EpochMeasures:
 
     @property
     def approx_kl(self) -> float:
-        """Mean divergence over all heads and steps that mattered."""
-        return sum(self.kl) / sum(self.relevant)
+        """Mean divergence over all heads and steps that mattered; 0 if every step was forced."""
+        return sum(self.kl) / max(sum(self.relevant), 1.0)
 
     def report(
         self,
@@ -130,14 +140,15 @@ class EpochMeasures:
                 for name, total, count in zip(spec.names, sums, counts, strict=True)
             }
 
+        n_free = max(self.n_free, 1.0)
         return UpdateReport(
-            policy_loss=self.policy_loss / self.n_steps,
+            policy_loss=self.policy_loss / n_free,
             value_loss=self.value_loss / self.n_steps,
-            entropy=self.entropy / self.n_steps,
+            entropy=self.entropy / n_free,
             approx_kl=self.approx_kl,
-            joint_kl=sum(self.kl) / self.n_steps,
+            joint_kl=sum(self.kl) / n_free,
             approx_kl_by_head=by_head(self.kl, self.relevant),
-            clip_fraction=sum(self.clipped) / sum(self.relevant),
+            clip_fraction=sum(self.clipped) / max(sum(self.relevant), 1.0),
             clip_fraction_by_head=by_head(self.clipped, self.relevant),
             entropy_by_head=by_head(self.head_entropy, self.available),
             explained_variance=explained_variance,
@@ -146,7 +157,27 @@ class EpochMeasures:
             gradient_steps=gradient_steps,
             stopped_early=stopped_early,
             n_steps=round(self.n_steps),
+            n_free_steps=round(self.n_free),
         )
+
+
+class Counted(Protocol):
+    """The parts of a minibatch that are counted."""
+
+    @property
+    def relevant(self) -> Tensor:
+        """``[N, H]`` 1 where a head mattered."""
+        ...
+
+    @property
+    def available(self) -> Tensor:
+        """``[N, H]`` 1 where a head could have mattered."""
+        ...
+
+    @property
+    def n_free(self) -> Tensor:
+        """Number of steps with more than one legal action."""
+        ...
 
 
 @torch.no_grad()
@@ -154,8 +185,7 @@ def measure(
     losses: tuple[Tensor, Tensor, Tensor],
     log_ratio: Tensor,
     entropies: Tensor,
-    available: Tensor,
-    counts: Tensor,
+    batch: Counted,
     clip_range: float,
 ) -> Tensor:
     """Return the sums of a minibatch that :class:`EpochMeasures` reads; minibatches add up.
@@ -164,19 +194,22 @@ def measure(
         losses: Means over the minibatch: policy loss, value loss, entropy.
         log_ratio: ``[N, H]``, 0 where a head did not matter.
         entropies: ``[N, H]``.
-        available: ``[N, H]``.
-        counts: ``[2 * H]`` from :func:`count_heads`.
+        batch: The minibatch.
         clip_range: How far a ratio may leave 1.
     """
-    n_steps = log_ratio.shape[0]
+    n_steps, n_free = log_ratio.shape[0], batch.n_free
     low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
     is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
-    by_head = [kl_estimates(log_ratio), is_clipped.to(log_ratio.dtype), entropies * available]
-    means = torch.stack(losses) * n_steps
-    sums = [values.sum(dim=0) for values in by_head]
-    return torch.cat([counts.new_full((1,), n_steps), means, *sums, counts])
-
-
-def count_heads(relevant: Tensor, available: Tensor) -> Tensor:
-    """Return ``[2 * H]``: steps at which each head mattered, then at which it could have."""
-    return torch.cat([relevant.sum(dim=0), available.sum(dim=0)])
+    by_head = torch.cat(
+        [
+            kl_estimates(log_ratio),
+            is_clipped.to(log_ratio.dtype),
+            entropies * batch.available,
+            batch.relevant,
+            batch.available,
+        ],
+        dim=1,
+    )
+    policy, value, entropy = losses
+    means = torch.stack([n_free, policy * n_free, value * n_steps, entropy * n_free])
+    return torch.cat([means.new_full((1,), n_steps), means, by_head.sum(dim=0)])

@@ -1,6 +1,7 @@
-"""What an agent needs to know of an action: its heads, their sizes and which of them matter when.
+"""The structure of an action: its heads, their sizes, and which heads matter when.
 
-Shapes: ``H`` heads, ``K`` choices of the widest head, ``O`` ops, that is choices of the op head.
+Shapes: ``H`` heads, ``D`` discrete heads (the first of the H), ``K`` choices of the widest discrete
+head, ``O`` ops (choices of the op head).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -30,74 +31,112 @@ MaskLike = Tensor | np.ndarray
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:
-    """An action made of several choices (*heads*), one of which, the *op*, decides what it reads.
+    """An action made of several *heads*, one of which, the *op*, decides which heads matter.
 
-    A head matters at a step only if the op that was taken reads it. The op itself matters at
-    every step: a specification that says otherwise cannot be built, so the number of heads that
-    matter at a step is never zero and nothing that divides by it needs a guard.
+    A head is a choice among a few (discrete) or a vector of real numbers (continuous). It matters
+    at a step only if the op that was taken reads it. The op itself matters at every step: a
+    specification that says otherwise cannot be built, so the number of heads that matter at a
+    step is never zero and nothing that divides by it needs a guard.
     """
 
     names: tuple[str, ...]
-    """The heads, in the order of an action's columns."""
+    """The heads: discrete ones in the order of an action's columns, then continuous ones."""
 
     sizes: tuple[int, ...]
-    """How many choices each head has."""
+    """Number of choices of each discrete head."""
 
-    op_head: str
-    """The head that decides which heads matter."""
+    op_head: str | None
+    """The discrete head that decides which heads matter; None if there is no discrete head."""
 
     relevance: tuple[tuple[bool, ...], ...]
-    """``relevance[op][head]``: whether that op reads that head."""
+    """``relevance[op][head]``: whether that op reads that head. One row without an op head."""
+
+    dims: tuple[int, ...] = ()
+    """Length of the vector of each continuous head."""
 
     def __post_init__(self) -> None:
-        # Lists and arrays are taken too; a specification is hashed, so it keeps tuples.
+        # Lists and arrays are accepted; a specification is hashed, so it keeps tuples.
         object.__setattr__(self, "names", tuple(str(name) for name in self.names))
         object.__setattr__(self, "sizes", tuple(self.sizes))
-        _check_heads(self.names, self.sizes, self.op_head)
+        object.__setattr__(self, "dims", tuple(self.dims))
+        _check_heads(self)
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
         table = tuple(tuple(bool(entry) for entry in row) for row in self.relevance)
         object.__setattr__(self, "relevance", table)
         _check_relevance(table, self)
 
     @classmethod
-    def independent(cls, sizes: Sequence[int], names: Sequence[str] | None = None) -> ActionSpec:
+    def independent(
+        cls,
+        sizes: Sequence[int],
+        names: Sequence[str] | None = None,
+        *,
+        dims: Sequence[int] = (),
+    ) -> ActionSpec:
         """Describe an action whose heads all matter at every step, as in ``MultiDiscrete``."""
-        heads = tuple(names) if names is not None else tuple(f"head_{i}" for i in range(len(sizes)))
+        n_heads = len(sizes) + len(dims)
+        heads = tuple(names) if names is not None else tuple(f"head_{i}" for i in range(n_heads))
         if not heads:
             raise ActionSpecError("sizes is empty; an action needs at least one head.")
-        table = ((True,) * len(heads),) * int(sizes[0])
-        widths = tuple(int(size) for size in sizes)
-        return cls(names=heads, sizes=widths, op_head=heads[0], relevance=table)
+        n_ops = int(sizes[0]) if len(sizes) else 1
+        return cls(
+            names=heads,
+            sizes=tuple(int(size) for size in sizes),
+            op_head=heads[0] if len(sizes) else None,
+            relevance=((True,) * len(heads),) * n_ops,
+            dims=tuple(int(dim) for dim in dims),
+        )
 
     @classmethod
     def from_space(cls, space: spaces.Space[Any]) -> ActionSpec:
-        """Describe a Gymnasium ``MultiDiscrete`` or ``Discrete`` action space."""
-        if isinstance(space, spaces.Discrete):
-            starts, sizes = [int(space.start)], [int(space.n)]
-        elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-            starts, sizes = [int(first) for first in space.start], [int(n) for n in space.nvec]
-        else:
-            raise ActionSpecError(
-                f"the action space is {space}; a Discrete or a flat MultiDiscrete is needed."
-            )
-        if any(starts):
-            raise ActionSpecError(f"the action space {space} does not start at 0; it must.")
-        return cls.independent(sizes)
+        """Describe a Gymnasium action space whose heads all matter at every step.
+
+        ``Discrete``, ``MultiDiscrete``, ``MultiBinary`` (a head of two choices for each bit) and
+        ``Box`` (one continuous head), or a ``Dict`` or ``Tuple`` of them.
+        """
+        names, sizes, dims = list[str](), list[int](), list[int]()
+        continuous: list[str] = []
+        for name, part in action_parts(space):
+            if isinstance(part, spaces.Box):
+                continuous.append(name or "action")
+                dims.append(int(np.prod(part.shape)))
+                continue
+            own = part_sizes(part)
+            sizes += own
+            is_one = name and len(own) == 1
+            names += [name] if is_one else [f"{name or 'head'}_{i}" for i in range(len(own))]
+        return cls.independent(sizes, [*names, *continuous], dims=dims)
 
     @property
     def n_heads(self) -> int:
-        """How many heads an action has."""
+        """Number of heads, discrete and continuous."""
         return len(self.names)
 
     @property
+    def n_discrete(self) -> int:
+        """Number of discrete heads: the columns of an action."""
+        return len(self.sizes)
+
+    @property
+    def n_numbers(self) -> int:
+        """Total length of the vectors of all continuous heads."""
+        return sum(self.dims)
+
+    @property
     def n_choices(self) -> int:
-        """How many choices the widest head has: the width that every head is padded to."""
-        return max(self.sizes)
+        """Number of choices of the widest discrete head, to which every one is padded."""
+        return max(self.sizes, default=0)
 
     @property
     def op_index(self) -> int:
-        """The column of an action that holds the op."""
-        return self.names.index(self.op_head)
+        """The column of an action that holds the op; 0 if there is no discrete head."""
+        return 0 if self.op_head is None else self.names.index(self.op_head)
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether every head matters at every step."""
+        return all(all(row) for row in self.relevance)
 
     def index(self, head: str) -> int:
         """Return the column of an action that holds ``head``."""
@@ -106,6 +145,18 @@ class ActionSpec:
             hint = did_you_mean(head, self.names)
             raise UnknownHeadError(f"there is no head {head!r}; the heads are {allowed}.{hint}")
         return self.names.index(head)
+
+    def relevance_of(self, actions: Tensor) -> Tensor:
+        """Return which heads matter for discrete choices ``[N, D]``: ``[N, H]`` bool."""
+        if self.op_head is None:
+            return torch.ones(len(actions), self.n_heads, dtype=torch.bool, device=actions.device)
+        return self.relevant_heads(actions[:, self.op_index])
+
+    def availability_of(self, legal: Tensor) -> Tensor:
+        """Return which heads could have mattered for masks ``[N, D, K]``: ``[N, H]`` bool."""
+        if self.op_head is None:
+            return torch.ones(len(legal), self.n_heads, dtype=torch.bool, device=legal.device)
+        return self.available_heads(legal[:, self.op_index, : len(self.relevance)])
 
     def relevant_heads(self, ops: Tensor) -> Tensor:
         """Return which heads the taken ops read: ``[...]`` integer ops to ``[..., H]`` bool."""
@@ -130,43 +181,87 @@ class ActionSpec:
         return n_readers > 0
 
     def pad_masks(self, masks: Mapping[str, MaskLike] | Sequence[MaskLike]) -> Tensor:
-        """Return per-head masks ``[B, size]`` as one bool tensor ``[B, H, K]``.
+        """Return per-head masks ``[B, size]`` as one bool tensor ``[B, D, K]``.
 
         Takes a mapping from head name to mask or a sequence in the order of ``names``; the masks
         may be tensors or arrays (Gymnasium's ``info["action_mask"]`` is such a sequence).
         """
+        names = self.names[: self.n_discrete]
         if isinstance(masks, Mapping):
             for head in masks:
                 self.index(head)
-            missing = [name for name in self.names if name not in masks]
-            rows = [masks[name] for name in self.names if name in masks]
+            missing = [name for name in names if name not in masks]
+            rows = [masks[name] for name in names if name in masks]
         else:
-            missing = list(self.names[len(masks) :])
+            missing = list(names[len(masks) :])
             rows = list(masks)
-        if missing or len(rows) != self.n_heads:
+        if missing or len(rows) != self.n_discrete:
             raise ShapeError(
                 f"masks has {len(rows)} heads, without {missing}; one mask for each of "
-                f"{', '.join(self.names)} is needed."
+                f"{', '.join(names)} is needed."
             )
         tensors = [torch.as_tensor(row).bool() for row in rows]
         batch = tensors[0].shape[0] if tensors[0].ndim == 2 else -1
-        for name, size, mask in zip(self.names, self.sizes, tensors, strict=True):
+        for name, size, mask in zip(names, self.sizes, tensors, strict=True):
             if tuple(mask.shape) != (batch, size):
                 raise ShapeError(
                     f"the mask of head {name!r} has shape {tuple(mask.shape)}; "
                     f"[batch, {size}] with one batch size for all heads is needed."
                 )
-        padded = tensors[0].new_zeros(batch, self.n_heads, self.n_choices)
+        padded = tensors[0].new_zeros(batch, self.n_discrete, self.n_choices)
         for column, (size, mask) in enumerate(zip(self.sizes, tensors, strict=True)):
             padded[:, column, :size] = mask
         return padded
 
 
+def action_parts(space: spaces.Space[Any]) -> list[tuple[str, spaces.Space[Any]]]:
+    """Return the parts of an action space, each with its name in a ``Dict`` or ``Tuple``.
+
+    Raises:
+        ActionSpecError: If a part is of another kind than :meth:`ActionSpec.from_space` takes.
+    """
+    if isinstance(space, spaces.Dict):
+        named = cast("dict[str, spaces.Space[Any]]", space.spaces)
+        parts = [(str(key), part) for key, part in named.items()]
+    elif isinstance(space, spaces.Tuple):
+        inner = cast("tuple[spaces.Space[Any], ...]", space.spaces)
+        parts = [(f"part_{i}", part) for i, part in enumerate(inner)]
+    else:
+        parts = [("", space)]
+    for name, part in parts:
+        is_real = is_box(part) and np.issubdtype(part.dtype, np.floating)
+        is_flat = isinstance(part, (spaces.MultiDiscrete, spaces.MultiBinary)) and (
+            len(part.shape) == 1
+        )
+        if not (is_flat or is_real or isinstance(part, spaces.Discrete)):
+            where = f" ({name!r})" if name else ""
+            raise ActionSpecError(
+                f"the action space{where} is {part}; Discrete, a flat MultiDiscrete or "
+                "MultiBinary, a Box of real numbers, or a Dict or Tuple of these is needed."
+            )
+    return parts
+
+
+def is_box(space: spaces.Space[Any]) -> TypeGuard[spaces.Box[Any]]:
+    """Return whether a space is a ``Box``, of whatever dtype."""
+    return isinstance(space, spaces.Box)
+
+
+def part_sizes(part: spaces.Space[Any]) -> list[int]:
+    """Return the number of choices of each discrete head of a part of an action space."""
+    if isinstance(part, spaces.Discrete):
+        return [int(part.n)]
+    if isinstance(part, spaces.MultiDiscrete):
+        return [int(n) for n in part.nvec]
+    assert isinstance(part, spaces.MultiBinary), "action_parts checks the kind"
+    return [2] * int(part.shape[0])
+
+
 @lru_cache(maxsize=64)
 def all_choices(spec: ActionSpec, device: torch.device) -> Tensor:
-    """Return every choice of every head, ``[H, K]`` bool: False where a head is padded."""
-    rows = [[k < size for k in range(spec.n_choices)] for size in spec.sizes]
-    return torch.tensor(rows, dtype=torch.bool, device=device)
+    """Return every choice of every discrete head, ``[D, K]`` bool: False where padded."""
+    widths = torch.tensor(spec.sizes, dtype=torch.int64, device=device)
+    return torch.arange(spec.n_choices, device=device) < widths.unsqueeze(1)
 
 
 @lru_cache(maxsize=64)
@@ -175,24 +270,31 @@ def relevance_table(spec: ActionSpec, device: torch.device) -> Tensor:
     return torch.tensor(spec.relevance, dtype=torch.bool, device=device)
 
 
-def _check_heads(names: tuple[str, ...], sizes: tuple[int, ...], op_head: str) -> None:
-    if len(names) != len(sizes) or not names:
+def _check_heads(spec: ActionSpec) -> None:
+    names, sizes, dims = spec.names, spec.sizes, spec.dims
+    if len(names) != len(sizes) + len(dims) or not names:
         raise ActionSpecError(
-            f"there are {len(names)} names and {len(sizes)} sizes; each head needs one of each."
+            f"there are {len(names)} names, {len(sizes)} sizes and {len(dims)} dims; each head "
+            "needs a name, and a size or a dim."
         )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ActionSpecError(f"the heads {repeated} are named twice; names must differ.")
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in zip(names, [*sizes, *dims], strict=True):
         if not isinstance(size, Integral) or size < 1:
-            raise ActionSpecError(f"head {name!r} has {size!r} choices; it needs at least 1.")
-    if op_head not in names:
-        hint = did_you_mean(op_head, names)
-        raise ActionSpecError(f"op_head is {op_head!r}; the heads are {', '.join(names)}.{hint}")
+            raise ActionSpecError(f"head {name!r} has size {size!r}; it needs at least 1.")
+    discrete = names[: len(sizes)]
+    if spec.op_head is None and sizes:
+        raise ActionSpecError(f"op_head is None; it must be one of {', '.join(discrete)}.")
+    if spec.op_head is not None and spec.op_head not in discrete:
+        hint = did_you_mean(spec.op_head, discrete)
+        raise ActionSpecError(
+            f"op_head is {spec.op_head!r}; the discrete heads are {', '.join(discrete)}.{hint}"
+        )
 
 
 def _check_relevance(table: tuple[tuple[bool, ...], ...], spec: ActionSpec) -> None:
-    n_ops = spec.sizes[spec.op_index]
+    n_ops = spec.sizes[spec.op_index] if spec.sizes else 1
     if len(table) != n_ops:
         raise ActionSpecError(
             f"relevance has {len(table)} rows; head {spec.op_head!r} has {n_ops} choices "
@@ -203,6 +305,8 @@ def _check_relevance(table: tuple[tuple[bool, ...], ...], spec: ActionSpec) -> N
             raise ActionSpecError(
                 f"relevance row {op} has {len(row)} entries; there are {spec.n_heads} heads."
             )
+        if spec.op_head is None and not all(row):
+            raise ActionSpecError("without an op head, every head matters at every step.")
         if not row[spec.op_index]:
             raise ActionSpecError(
                 f"relevance says that op {op} does not read head {spec.op_head!r}; "

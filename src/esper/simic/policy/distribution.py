@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+try:
+    from esper.simic.policy import _draw as _kernel
+except ImportError:
+    _kernel = None
+
 from esper.errors import NoLegalActionError, NonFiniteError
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
-from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, LegalChoices, layout_of
+from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, LegalChoices
 
 # exp() leaves its fast path near its underflow. Anything this far below a head's best choice
 # has a probability of nothing, and an illegal choice is set to exactly 0 after it.
@@ -29,15 +34,46 @@ def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Ten
     nothing non-finite arises; their probability is exactly 0.
     """
     layout = legal.layout
-    bounded = torch.minimum(logits, legal.ceiling)
+    if legal.is_everything and layout.is_single:
+        log_p = torch.log_softmax(logits, dim=0)
+        return log_p, log_p.exp()
+    bounded = logits.clone() if legal.is_everything else torch.minimum(logits, legal.ceiling)
     shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=LOWEST)
-    weights = shifted.clamp(min=_NEGLIGIBLE).exp_().mul_(legal.weight)
+    weights = shifted.clamp(min=_NEGLIGIBLE).exp_()
+    if not legal.is_everything:
+        weights.mul_(legal.weight)
     total = layout.total(weights)
     return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
 
 
-class _LogProbAndEntropy(torch.autograd.Function):
-    """Log-probability of the taken choices and entropy of each head, with its own gradient.
+def log_prob_and_entropy(
+    logits: Tensor, legal: LegalChoices, actions: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return log-probability of the taken choices and entropy of each head, ``[H, N]``.
+
+    Args:
+        logits: ``[P, N]``.
+        legal: The legal choices.
+        actions: ``[H, N]`` choices taken.
+
+    Returns:
+        Both, and what :func:`log_prob_and_entropy_backward` needs.
+    """
+    layout = legal.layout
+    log_p, p = masked_log_softmax(logits.to(legal.weight.dtype).contiguous(), legal)
+    chosen = actions if layout.is_single else actions + layout.starts
+    taken = log_p.gather(0, chosen)
+    entropy = layout.total(p * log_p).neg_()
+    return taken, entropy, (log_p, p, entropy, chosen)
+
+
+def log_prob_and_entropy_backward(
+    layout: HeadLayout,
+    saved: tuple[Tensor, ...],
+    d_taken: Tensor,
+    d_entropy: Tensor | None,
+) -> Tensor:
+    """Return the gradient ``[P, N]`` of the logits; None stands for a gradient of zero.
 
     With ``p`` the probabilities, ``q = log p`` and ``h`` the entropy of a head,
 
@@ -46,32 +82,41 @@ class _LogProbAndEntropy(torch.autograd.Function):
 
     so an illegal choice, whose ``p`` is exactly 0, gets a gradient of exactly 0.
     """
+    log_p, p, entropy, chosen = saved
+    if d_entropy is None:
+        d_logits = p.mul(layout.spread(d_taken)).neg_()
+    else:
+        slope = log_p.mul(layout.spread(d_entropy))
+        slope.add_(layout.spread(torch.addcmul(d_taken, entropy, d_entropy)))
+        d_logits = slope.mul_(p).neg_()
+    return d_logits.scatter_add_(0, chosen, d_taken)
+
+
+class _LogProbAndEntropy(torch.autograd.Function):
+    """The two functions above as one node of autograd."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, legal: LegalChoices, actions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Take logits ``[P, N]`` and actions ``[H, N]``; return two ``[H, N]``."""
-        layout, actions = legal.layout, actions.contiguous()
-        log_p, p = masked_log_softmax(logits.to(legal.weight.dtype).contiguous(), legal)
-        taken = log_p.gather(0, actions + layout.starts)
-        entropy = layout.total(p * log_p).neg_()
-        ctx.save_for_backward(log_p, p, entropy, actions)
-        ctx.layout, ctx.logits_dtype = layout, logits.dtype
+        ctx.set_materialize_grads(False)
+        taken, entropy, saved = log_prob_and_entropy(logits, legal, actions)
+        ctx.save_for_backward(*saved)
+        ctx.layout, ctx.logits_dtype = legal.layout, logits.dtype
         return taken, entropy
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
+        ctx: Any, *gradients: Tensor | None
     ) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits, ``[P, N]``."""
-        log_p, p, entropy, actions = ctx.saved_tensors
         d_taken, d_entropy = gradients
-        layout: HeadLayout = ctx.layout
-        slope = log_p.mul(layout.spread(d_entropy))
-        slope.add_(layout.spread(torch.addcmul(d_taken, entropy, d_entropy)))
-        d_logits = slope.mul_(p).neg_().scatter_add_(0, actions + layout.starts, d_taken)
+        saved = ctx.saved_tensors
+        if d_taken is None:
+            d_taken = torch.zeros_like(saved[2])
+        d_logits = log_prob_and_entropy_backward(ctx.layout, saved, d_taken, d_entropy)
         return d_logits.to(ctx.logits_dtype), None, None
 
 
@@ -89,75 +134,125 @@ def evaluate_actions(logits: Tensor, legal: LegalChoices, actions: Tensor) -> tu
 
 
 def draw_actions(
-    spec: ActionSpec, logits: Tensor, masks: ChoiceMasks, generator: torch.Generator | None
+    layout: HeadLayout, logits: Tensor, masks: ChoiceMasks, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the op, then every other head given what it depends on.
 
     Args:
-        spec: The heads.
-        logits: ``[N, P]`` logits of all heads side by side.
+        layout: The discrete heads.
+        logits: ``[N, P]`` logits of all discrete heads side by side.
         masks: The legal choices.
-        generator: The source of randomness, or None for the mode: the likeliest op, then the
-            likeliest choice of every other head given it.
+        generator: The source of randomness, or None for the mode: the most likely op, then the
+            most likely choice of every other head given it.
 
     Returns:
-        actions: ``[N, H]`` int64.
-        log_probs: ``[N, H]`` of each choice, among those it was drawn from.
-        legal: ``[N, H, K]`` bool, the choices each head was drawn from.
+        actions: ``[N, D]`` int64.
+        log_probs: ``[N, D]`` of each choice, among those it was drawn from.
+        legal: ``[N, D, K]`` bool, the choices each head was drawn from.
 
     Raises:
         NoLegalActionError: If a head has no legal choice, naming head and environment.
         NonFiniteError: If the logits are not finite.
     """
-    layout = layout_of(spec, logits.device, torch.float32)
-    padded = logits.detach().float().index_select(1, layout.padded).view(-1, *layout.padded_shape)
-    noise = None if generator is None else _exponential_noise(padded, generator)
-    legal = masks.legal
-    if masks.conditions:
-        legal = _apply_conditions(spec, masks, padded, noise)
-    probabilities, actions = _draw(padded, legal, noise)
-    log_probs = probabilities.gather(-1, actions).squeeze(-1).log_()
-    # A head without a legal choice has NaN here, and so has one with non-finite logits.
-    if not math.isfinite(log_probs.min()):
+    spec = layout.spec
+    uniforms = None
+    if generator is not None:
+        shape = (logits.shape[0], spec.n_discrete)
+        uniforms = torch.rand(shape, generator=generator, device=logits.device)
+    if _kernel is None or not logits.is_cpu or logits.dtype is not torch.float32:
+        legal = apply_conditions(layout, masks, logits, uniforms)
+        actions, log_probs = draw_by_tensors(layout.pad(logits), legal, uniforms)
+        is_sound = math.isfinite(log_probs.min())
+    else:
+        actions, log_probs, legal, is_sound = _draw_by_kernel(layout, logits, masks, uniforms)
+    if not is_sound:
         env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
         _raise_for(spec, env, head, is_not_finite=bool(legal[env, head].any()))
-    return actions.squeeze(-1), log_probs, legal
+    return actions, log_probs, legal
 
 
-def _draw(logits: Tensor, legal: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return probabilities ``[..., K]`` and a choice ``[..., 1]``: the likeliest without noise.
+def draw_by_tensors(
+    logits: Tensor, legal: Tensor, uniforms: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Draw choices ``[...]`` for logits ``[..., K]``; return them and their log-probabilities.
 
-    With noise, the choice is the winner of an exponential race: if ``E[k]`` is exponentially
-    distributed, ``argmin E[k] / p[k]`` is a draw from ``p``. An illegal choice, whose ``p`` is
-    exactly 0, never wins.
+    With uniform numbers ``[...]`` in [0, 1), the choice is the first whose cumulative probability
+    is beyond the number; without, the most likely one. A log-probability is NaN if no choice is
+    legal or a legal logit is not finite.
     """
-    p = torch.where(legal, logits, -torch.inf).softmax(dim=-1)
-    scores = p if noise is None else p / noise
-    return p, scores.argmax(dim=-1, keepdim=True)
+    bounded = torch.where(legal, logits.float(), -torch.inf)
+    p = bounded.softmax(dim=-1)
+    best = p.argmax(dim=-1)
+    choice = best
+    if uniforms is not None:
+        cumulative = p.cumsum(dim=-1)
+        beyond = cumulative > (uniforms * cumulative[..., -1]).unsqueeze(-1)
+        # Rounding may leave no choice beyond; an illegal one adds nothing and is never the first.
+        choice = torch.where(beyond.any(dim=-1), beyond.byte().argmax(dim=-1), best)
+    log_probs = bounded.log_softmax(dim=-1).gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+    return choice, log_probs
 
 
-def _exponential_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return positive, exponentially distributed numbers."""
-    return torch.rand(like.shape, generator=generator, device=like.device).log_().neg_()
+def _draw_by_kernel(
+    layout: HeadLayout, logits: Tensor, masks: ChoiceMasks, uniforms: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Do the same for all heads, conditions included; say whether all results are finite."""
+    assert _kernel is not None, "the caller looks"
+    spec = layout.spec
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    legal, conditions, tables = masks.legal.contiguous(), None, list[Tensor]()
+    if masks.conditions:
+        # The kernel narrows the masks in place.
+        legal = legal.clone() if legal is masks.legal else legal
+        tables = [condition.table.contiguous() for condition in masks.conditions]
+        rows = [
+            (c.child, c.parent, t.data_ptr(), t[0].numel() if t.ndim == 3 else 0)
+            for c, t in zip(masks.conditions, tables, strict=True)
+        ]
+        conditions = torch.tensor(rows)
+    n_steps, n_heads, n_choices = legal.shape
+    actions = torch.empty(n_steps, n_heads, dtype=torch.int64)
+    log_probs = torch.empty(n_steps, n_heads)
+    is_sound = _kernel.draw(
+        logits.data_ptr(),
+        0 if uniforms is None else uniforms.data_ptr(),
+        layout.sizes.data_ptr(),
+        0 if layout.relevance is None else layout.relevance.data_ptr(),
+        0 if conditions is None else conditions.data_ptr(),
+        legal.data_ptr(),
+        actions.data_ptr(),
+        log_probs.data_ptr(),
+        n_steps,
+        n_heads,
+        n_choices,
+        logits.stride(0),
+        len(tables),
+        spec.op_index,
+        spec.n_heads,
+    )
+    return actions, log_probs, legal, is_sound
 
 
-def _apply_conditions(
-    spec: ActionSpec, masks: ChoiceMasks, logits: Tensor, noise: Tensor | None
+def apply_conditions(
+    layout: HeadLayout, masks: ChoiceMasks, logits: Tensor, uniforms: Tensor | None
 ) -> Tensor:
-    """Return ``[N, H, K]`` bool: what each head may choose given its parents."""
-    legal = masks.legal.clone()
+    """Return ``[N, D, K]`` bool: what each head may choose given its parents."""
+    if not masks.conditions:
+        return masks.legal
+    spec, legal, padded = layout.spec, masks.legal.clone(), layout.pad(logits)
     drawn: dict[int, Tensor] = {}
 
     def choice_of(head: int) -> Tensor:
         if head not in drawn:
-            row_noise = None if noise is None else noise[:, head]
-            drawn[head] = _draw(logits[:, head], legal[:, head], row_noise)[1].squeeze(-1)
+            own = None if uniforms is None else uniforms[:, head]
+            drawn[head] = draw_by_tensors(padded[:, head], legal[:, head], own)[0]
         return drawn[head]
 
     for condition in masks.conditions:
         parent, child = condition.parent, condition.child
         allowed = condition.allowed(choice_of(parent))
-        if parent != spec.op_index:
+        if parent != spec.op_index and not spec.is_independent:
             op = choice_of(spec.op_index)
             is_read = relevance_table(spec, op.device)[op, child]
             allowed = allowed | ~is_read.unsqueeze(-1)

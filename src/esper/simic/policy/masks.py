@@ -51,8 +51,27 @@ class ChoiceMasks:
     """``[B, H, K]`` bool: choices that some legal action contains. Padding is False."""
 
     conditions: tuple[Condition, ...] = ()
-    """What the choice of one head rules out in another. Those given the op stand first, and one
-    whose parent is itself restricted stands after the one that restricts it."""
+    """What the choice of one head rules out in another. Those given the op come first, and one
+    whose parent is itself restricted comes after the one that restricts it."""
+
+    is_padded: bool = False
+    """Whether padding is known to be False."""
+
+    is_everything: bool = False
+    """Whether every choice is known to be legal."""
+
+
+def join_masks(parts: Sequence[ChoiceMasks]) -> ChoiceMasks:
+    """Return masks of several batches, whose conditions are on the same heads, as those of one."""
+    tables = [
+        [c.table.expand(len(part.legal), *c.table.shape[-2:]) for c in part.conditions]
+        for part in parts
+    ]
+    conditions = [
+        Condition(first.child, first.parent, torch.cat(same))
+        for first, *same in zip(parts[0].conditions, *tables, strict=True)
+    ]
+    return ChoiceMasks(torch.cat([part.legal for part in parts]), tuple(conditions))
 
 
 class PolicyMasks(Protocol):
@@ -74,15 +93,16 @@ MaskInput = (
 )
 
 
-def as_choice_masks(spec: ActionSpec, masks: MaskInput, observations: Tensor) -> ChoiceMasks:
-    """Read masks in any of the forms that users have them in, for observations ``[B, ...]``.
+def as_choice_masks(
+    spec: ActionSpec, masks: MaskInput, batch: int, device: torch.device
+) -> ChoiceMasks:
+    """Read masks of a batch of environments in any of the forms that users have them in.
 
-    ``ChoiceMasks``; growth's ``ActionMasks``; one padded tensor or array ``[B, H, K]``; a mask
+    ``ChoiceMasks``; growth's ``ActionMasks``; one padded tensor or array ``[B, D, K]``; a mask
     ``[B, size]`` for each head, by name or in order; or None, when every choice is legal.
     """
-    batch, device = observations.shape[0], observations.device
     if masks is None:
-        return ChoiceMasks(all_choices(spec, device).expand(batch, -1, -1))
+        return every_choice(spec, device, batch)
     if isinstance(masks, np.ndarray) and masks.ndim == 3:
         masks = torch.from_numpy(masks).bool().to(device)
     if hasattr(masks, "for_policy"):
@@ -95,25 +115,34 @@ def as_choice_masks(spec: ActionSpec, masks: MaskInput, observations: Tensor) ->
         per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
         choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
     legal = choices.legal
-    if tuple(legal.shape) != (batch, spec.n_heads, spec.n_choices):
+    if tuple(legal.shape) != (batch, spec.n_discrete, spec.n_choices):
         raise ShapeError(
             f"masks has shape {tuple(legal.shape)}; "
-            f"{[batch, spec.n_heads, spec.n_choices]} (batch, heads, choices) is needed."
+            f"{[batch, spec.n_discrete, spec.n_choices]} (batch, heads, choices) is needed."
         )
     if legal.dtype != torch.bool:
         raise DtypeError(f"masks has dtype {legal.dtype}; torch.bool is needed.")
     if legal.device != device:
-        raise DeviceError(f"masks is on {legal.device}; the observations are on {device}.")
-    if isinstance(masks, (ChoiceMasks, Tensor)):
-        # What a user padded may be anything; a choice beyond a head's last does not exist.
+        raise DeviceError(f"masks is on {legal.device}; the policy is on {device}.")
+    if isinstance(masks, Tensor) or (isinstance(masks, ChoiceMasks) and not masks.is_padded):
+        # A user's padding may hold anything; a choice beyond a head's last does not exist.
         choices = ChoiceMasks(legal & all_choices(spec, device), choices.conditions)
-    _check_conditions(spec, choices)
+    if choices.conditions:
+        _check_conditions(spec, choices)
     return choices
+
+
+@lru_cache(maxsize=64)
+def every_choice(spec: ActionSpec, device: torch.device, batch: int) -> ChoiceMasks:
+    """Return masks of a batch of environments in which everything is legal."""
+    legal = all_choices(spec, device).expand(batch, -1, -1).contiguous()
+    return ChoiceMasks(legal, is_padded=True, is_everything=True)
 
 
 def _check_conditions(spec: ActionSpec, choices: ChoiceMasks) -> None:
     """Refuse conditions that could not be applied, or not in this order."""
-    parents = {spec.op_index}
+    # Without relevance to decide, the op is a head like any other.
+    parents = set[int]() if spec.is_independent else {spec.op_index}
     for condition in choices.conditions:
         child, parent, table = condition.child, condition.parent, condition.table
         if child in parents:
@@ -143,40 +172,56 @@ class HeadLayout:
     """Where the logits of each head stand when all heads are side by side, and when padded."""
 
     def __init__(self, spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> None:
-        starts = [sum(spec.sizes[:head]) for head in range(spec.n_heads)]
+        self.spec = spec
+        self.is_single = spec.n_discrete == 1
+        """Whether there is one discrete head, so that sums over choices are sums over all."""
+        starts = [sum(spec.sizes[:head]) for head in range(spec.n_discrete)]
         head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         heads = list(zip(starts, spec.sizes, strict=True))
         padded = [
             start + (k if k < size else 0) for start, size in heads for k in range(spec.n_choices)
         ]
-        self.padded_shape = (spec.n_heads, spec.n_choices)
-        self.padded = torch.tensor(padded, device=device)
+        self.padded_shape = (spec.n_discrete, spec.n_choices)
+        self.padded = torch.tensor(padded, dtype=torch.int64, device=device)
         """``[H * K]``: the logit that each padded choice shows; padding shows its head's first."""
         place = [
             head * spec.n_choices + k for head, (_, size) in enumerate(heads) for k in range(size)
         ]
-        self.place = torch.tensor(place, device=device)
+        self.place = torch.tensor(place, dtype=torch.int64, device=device)
         """``[P]``: the padded choice that shows each logit."""
-        self.starts = torch.tensor(starts, device=device).unsqueeze(1)
+        self.sizes = torch.tensor(spec.sizes, dtype=torch.int64)
+        """``[H]``: choices of each head, on the CPU."""
+        self.relevance = None if spec.is_independent else torch.tensor(spec.relevance)
+        """``[ops, all heads]`` bool on the CPU; None if every head always matters."""
+        self.starts = torch.tensor(starts, dtype=torch.int64, device=device).unsqueeze(1)
         """``[H, 1]``: the first logit of each head."""
-        self.head_of = torch.tensor(head_of, device=device)
+        self.head_of = torch.tensor(head_of, dtype=torch.int64, device=device)
         """``[P]``: the head of each logit."""
-        self.membership = torch.zeros(spec.n_heads, len(head_of), dtype=dtype, device=device)
+        self.membership = torch.zeros(spec.n_discrete, len(head_of), dtype=dtype, device=device)
         """``[H, P]``: 1 where a logit belongs to a head; a product with it sums over choices."""
         self.membership[self.head_of, torch.arange(len(head_of), device=device)] = 1.0
 
+    def pad(self, logits: Tensor) -> Tensor:
+        """Return logits ``[N, P]`` as ``[N, H, K]``; padding shows its head's first."""
+        return logits.index_select(1, self.padded).view(-1, *self.padded_shape)
+
     def best(self, values: Tensor) -> Tensor:
         """Return the largest of each head's values: ``[P, N]`` to ``[H, N]``."""
+        if self.is_single:
+            return values.amax(dim=0, keepdim=True)
         padded = values.index_select(0, self.padded)
         return padded.view(*self.padded_shape, -1).amax(dim=1)
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of each head's values: ``[P, N]`` to ``[H, N]``."""
+        if self.is_single:
+            return values.sum(dim=0, keepdim=True)
         return self.membership @ values
 
     def spread(self, by_head: Tensor) -> Tensor:
         """Return each head's number for all of its choices: ``[H, N]`` to ``[P, N]``."""
-        return by_head.index_select(0, self.head_of)
+        # A single head's number is broadcast.
+        return by_head if self.is_single else by_head.index_select(0, self.head_of)
 
 
 @lru_cache(maxsize=64)
@@ -194,14 +239,24 @@ class LegalChoices:
     weight: Tensor
     """``[P, N]``: 1 where legal and else 0."""
 
+    is_everything: bool = False
+    """Whether every choice of every step is legal."""
+
     @cached_property
     def ceiling(self) -> Tensor:
         """``[P, N]``: what a logit may at most be: anything where legal, else very low."""
         return torch.full_like(self.weight, LOWEST).masked_fill_(self.weight > 0, torch.inf)
 
+    def split(self, sizes: list[int]) -> list[LegalChoices]:
+        """Return the legal choices of consecutive steps, as many as ``sizes`` says."""
+        parts = torch.split(self.weight, sizes, dim=1)
+        return [LegalChoices(self.layout, part, self.is_everything) for part in parts]
+
     @classmethod
-    def of(cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype) -> LegalChoices:
-        """Lay out masks ``[N, H, K]``; the dtype is what log-probabilities are computed in."""
+    def of(
+        cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype, *, is_everything: bool = False
+    ) -> LegalChoices:
+        """Lay out masks ``[N, D, K]``; the dtype is that of log-probabilities."""
         layout = layout_of(spec, legal.device, dtype)
         rows = legal.flatten(1).t().index_select(0, layout.place)
-        return cls(layout, rows.to(dtype))
+        return cls(layout, rows.to(dtype), is_everything)

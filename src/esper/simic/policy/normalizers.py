@@ -1,11 +1,19 @@
-"""Observations in deviations from their running means. Shapes: N = observations, D = columns."""
+"""Running normalisation of observations, returns and rewards.
+
+Shapes: ``N`` observations or steps, ``D`` columns, ``E`` environments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from esper.arrays import Flags, Floats
 
 LIMIT = 10.0
 """Deviations beyond which a column is cut off."""
@@ -57,6 +65,46 @@ class ObservationNormalizer(nn.Module):
         return ((observations - shift) * scale).clamp(-LIMIT, LIMIT)
 
 
+class RewardNormalizer:
+    """Scales rewards by the running standard deviation of discounted returns, and clips them.
+
+    As Stable-Baselines3's ``VecNormalize`` does. The mean is not subtracted: that would change
+    which policy is best.
+    """
+
+    def __init__(self, n_envs: int, gamma: float, *, clip: float = 10.0) -> None:
+        self._gamma, self._clip = gamma, clip
+        self._returns = np.zeros(n_envs)
+        self._moments = np.array([0.0, 0.0, 0.0])
+        """Count, mean, and sum of squared deviations of the discounted returns."""
+
+    def __call__(self, rewards: NDArray[np.floating[Any]], dones: Flags) -> Floats:
+        """Update the statistics with rewards ``[E]``; return them scaled."""
+        self._returns = self._returns * self._gamma + rewards
+        count, mean, squares = self._moments
+        n, gap = len(rewards), self._returns.mean() - mean
+        total = count + n
+        squares += ((self._returns - self._returns.mean()) ** 2).sum() + gap**2 * count * n / total
+        self._moments = np.array([total, mean + gap * n / total, squares])
+        self._returns = np.where(dones, 0.0, self._returns)
+        scale = np.sqrt(squares / total + 1e-16)
+        return np.clip(rewards / scale, -self._clip, self._clip)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the statistics."""
+        return {
+            "returns": torch.from_numpy(self._returns.copy()),
+            "moments": torch.from_numpy(self._moments.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._moments = state["moments"].numpy().copy()
+        returns = state["returns"].numpy()
+        if len(returns) == len(self._returns):
+            self._returns = returns.copy()
+
+
 class ReturnNormalizer:
     """Turns returns into deviations from their running mean, and values back into returns.
 
@@ -78,8 +126,11 @@ class ReturnNormalizer:
         mean = self.mean + weight * (returns.mean() - self.mean)
         spread_of_old = self.std.square() + (self.mean - mean).square()
         variance = (1.0 - weight) * spread_of_old + weight * (returns - mean).square().mean()
-        # Returns that do not vary, as before the first reward, say nothing about their scale.
-        std = torch.where(variance > 1e-8, variance.sqrt(), self.std)
+        # Returns that do not vary, as before the first reward, say nothing about their scale. They
+        # are sums of rewards and values, so they have the rounding of values on the old scale.
+        rounding = 1e-13 * (self.std.square() + self.mean.square()) + 1e-10 * mean.square()
+        varies = variance > rounding
+        std = torch.where(varies, variance.sqrt(), self.std)
         scale, shift = self.std / std, (self.mean - mean) / std
         self.mean, self.std = mean, std
         return scale, shift

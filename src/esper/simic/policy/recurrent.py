@@ -1,8 +1,8 @@
-"""What recurrent actor-critics have in common: rectified features, one LSTM, one output layer.
+"""Recurrent actor-critics: rectified features, one LSTM, one output layer.
 
 Shapes: ``B`` environments, ``L`` rows of a grid of sequences, ``R`` sequences side by side, ``N``
 steps, ``D`` observation size, ``F`` feature size, ``M`` LSTM size, ``H`` heads, ``K`` choices of
-the widest head, ``P`` choices of all heads side by side, ``W`` any size.
+the widest head, ``P`` outputs of all heads side by side, ``W`` any size.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig, PolicyConfig
 from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
 from esper.simic.policy.encoders import CategoryColumns
+from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import LegalChoices, MaskInput, as_choice_masks
+from esper.simic.policy.networks import Encoder, initialize
 from esper.simic.policy.normalizers import ObservationNormalizer
+from esper.simic.policy.observations import (
+    Observations,
+    ObservationSpec,
+    batch_size,
+    leaves_of,
+    map_leaves,
+)
+from esper.simic.policy.protocol import Decision, note_weights
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
 _CLOSED = -1.0e4
@@ -32,135 +41,136 @@ class RecurrentTrunk(nn.Module, ABC):
 
     The state of an environment is one vector ``[2 * M]``: the LSTM's output and its cell.
 
-    The last of the features is not learned. Its weights are zero, so it is 0 at every real step; at
-    a *reset* step it is set to 1 and closes the LSTM's input, forget and output gates, which leaves
-    output and cell at exactly zero. So a sequence in which a new episode starts still runs through
-    the LSTM in one call. None of these weights ever gets a gradient: a rectifier passes none at 0,
-    and neither do closed gates.
+    The last feature is not learned. Its weights are zero, so it is 0 at every real step; at a
+    *reset* step it is set to 1 and closes the LSTM's input, forget and output gates, which leaves
+    output and cell at exactly zero. So a sequence in which a new episode starts still passes
+    through the LSTM in one call. None of these weights ever gets a gradient: a rectifier passes
+    none at 0, and neither do closed gates.
     """
 
     features: nn.Linear
     lstm: nn.LSTM
     outputs: nn.Linear
-    """What the heads need of the LSTM's output, and last the value."""
+    """What the heads read from the LSTM's output, and last the value."""
+    fresh_weights: list[int] | None = None
+    """Tells an agent that the weights are still those of the default seed."""
 
-    def __init__(self, spec: ActionSpec, observation_size: int) -> None:
+    def __init__(
+        self,
+        spec: ActionSpec,
+        observation_size: int | ObservationSpec,
+        heads: ActionHeads | None = None,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.observation_size = observation_size
+        self.heads = heads or ActionHeads(spec)
+        self._cell_weights: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    def _add_trunk(self, n_inputs: int, n_outputs: int, config: PolicyConfig) -> None:
-        """Make the layers; those that a policy has before them are made before."""
+    def _add_trunk(
+        self, n_inputs: int, n_outputs: int, config: PolicyConfig | NetworkConfig
+    ) -> None:
+        """Create the layers, after any that precede them."""
         self.lstm_size = config.lstm_size
         self.features = nn.Linear(n_inputs, config.feature_size)
         self.lstm = nn.LSTM(config.feature_size, config.lstm_size)
         self.outputs = nn.Linear(config.lstm_size, n_outputs)
 
     @abstractmethod
-    def _see(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return features ``[N, F]`` of observations ``[N, D]``, before they are rectified.
+    def _encode(self, observations: Any) -> tuple[Tensor, Tensor | None]:
+        """Return features ``[N, F]`` of observations ``[N, ...]``, before they are rectified.
 
-        And what the heads read beside the LSTM's output, ``[..., N, W]``; None if nothing.
+        And what the heads read besides the LSTM's output, ``[..., N, W]``; None if nothing.
         """
 
     @abstractmethod
-    def _answer(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits ``[N, P]`` and values ``[N]`` for the LSTM's outputs ``[N, M]``."""
+    def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return head outputs ``[N, P]`` and values ``[N]`` for LSTM outputs ``[N, M]``."""
 
     @abstractmethod
-    def _answer_steps(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the same with the steps last, logits ``[P, N]`` and values ``[N]``."""
+    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the same with the steps last, head outputs ``[P, N]`` and values ``[N]``."""
 
     @abstractmethod
     def logit_bias(self, head: str) -> Tensor:
-        """Return what is added to the logits of a head, ``[choices]``; can be changed in place."""
+        """Return the bias of a head's logits, ``[choices]``; it can be changed in place."""
 
     @abstractmethod
-    def learn_observations(self, observations: Tensor) -> None:
-        """Take in observations ``[N, D]`` for their running statistics, if it keeps any."""
+    def learn_observations(self, observations: Any) -> None:
+        """Update the running statistics of observations ``[N, ...]``, if there are any."""
+
+    @abstractmethod
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw all weights."""
 
     @property
     def state_size(self) -> int:
-        """Numbers that an environment's recurrent state has."""
+        """Length of an environment's recurrent state."""
         return 2 * self.lstm_size
+
+    def _initialize_with(self, generator: torch.Generator | None) -> None:
+        """Draw all weights, from the default seed if there is no generator."""
+        self.initialize(generator or torch.Generator().manual_seed(0))
+        self.fresh_weights = note_weights(self) if generator is None else None
 
     def act(
         self,
-        observations: Tensor,
+        observations: Observations,
         masks: MaskInput,
         state: Tensor,
         generator: torch.Generator | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Choose an action for each environment.
-
-        Args:
-            observations: ``[B, D]``.
-            masks: The legal choices, in any form that :func:`as_choice_masks` reads.
-            state: ``[B, 2 * M]``; zeros where an episode starts.
-            generator: The source of randomness, or None for the likeliest action.
-
-        Returns:
-            actions: ``[B, H]`` int64.
-            log_probs: ``[B, H]`` of each head's choice, given what it was drawn from.
-            values: ``[B]`` in the units the critic learns in.
-            legal: ``[B, H, K]`` bool, what each head was drawn from.
-            state: ``[B, 2 * M]`` after the step.
-        """
-        choices = as_choice_masks(self.spec, masks, observations)
-        logits, values, next_state = self._step(observations, state)
-        actions, log_probs, legal = draw_actions(self.spec, logits, choices, generator)
-        return actions, log_probs, values, legal, next_state
+    ) -> Decision:
+        """Choose an action for each environment; see :meth:`Policy.act`."""
+        self._check(observations, state)
+        batch = state.shape[0]
+        choices = as_choice_masks(self.spec, masks, batch, self.outputs.weight.device)
+        outputs, values, next_state = self._step(observations, state)
+        actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
+        return Decision(actions, log_probs, values, legal, state, next_state, numbers)
 
     @torch.no_grad()
-    def probabilities(self, observations: Tensor, state: Tensor, legal: Tensor) -> Tensor:
-        """Return the probability ``[B, P]`` of each choice of each head, side by side.
+    def probabilities(self, observations: Observations, state: Tensor, legal: Tensor) -> Tensor:
+        """Return the probability of each choice of each discrete head, side by side.
 
         Args:
-            observations: ``[B, D]``.
+            observations: ``[B, ...]``.
             state: ``[B, 2 * M]`` before the step.
-            legal: ``[B, H, K]`` bool, what each head is drawn from, as :meth:`act` gives it.
+            legal: ``[B, D, K]`` bool, what each head is drawn from, as :meth:`act` returns it.
         """
-        logits, _, _ = self._step(observations, state)
-        return masked_log_softmax(logits.t(), self.lay_out_masks(legal))[1].t()
+        outputs, _, _ = self._step(observations, state)
+        return self.heads.probabilities(outputs, self.lay_out_masks(legal))
 
-    def value(self, observations: Tensor, state: Tensor) -> Tensor:
-        """Return the value ``[B]`` of observations ``[B, D]`` in states ``[B, 2 * M]``."""
+    def value(self, observations: Observations, state: Tensor) -> Tensor:
+        """Return the value ``[B]`` of observations ``[B, ...]`` in states ``[B, 2 * M]``."""
+        self._check(observations, state)
         return self._step(observations, state)[1]
 
     @torch.no_grad()
-    def is_finite(self, observations: Tensor, state: Tensor) -> bool:
-        """Return whether logits and values of observations ``[B, D]`` are all finite."""
-        logits, values, _ = self._step(observations, state)
-        return bool(torch.isfinite(logits).all() & torch.isfinite(values).all())
+    def is_finite(self, observations: Observations, state: Tensor) -> bool:
+        """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
+        outputs, values, _ = self._step(observations, state)
+        return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
 
-    def lay_out_masks(self, legal: Tensor) -> LegalChoices:
-        """Return masks ``[N, H, K]`` in the form that :meth:`evaluate` reads."""
-        # A log-probability needs at least single precision, whatever the weights are in.
-        dtype = torch.promote_types(self.outputs.weight.dtype, torch.float32)
-        return LegalChoices.of(self.spec, legal, dtype)
+    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
+        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads."""
+        dtype = self.outputs.weight.dtype
+        return self.heads.lay_out_masks(legal, dtype, is_everything=is_everything)
 
     def evaluate(
         self,
-        observations: Tensor,
+        observations: Observations,
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
         legal: LegalChoices,
         actions: Tensor,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities ``[N, H]``, entropies ``[N, H]`` and values ``[N]``.
-
-        Args:
-            observations: ``[L, R, D]``, a grid of sequences side by side.
-            resets: ``[L, R]`` bool, cells that only set the state to zero; None for none.
-            state: ``[R, 2 * M]`` before the first row.
-            cells: ``[N]`` the cells of the grid, row by row, that are the steps; None for all.
-            legal: The legal choices of the N steps.
-            actions: ``[N, H]`` the choices taken.
-        """
+        """Return log-probabilities, entropies and values; see :meth:`Policy.evaluate`."""
         # Flat, because rectifying a view in place would make the gradient copy all of it.
-        seen, beside = self._see(observations.flatten(0, 1))
-        features = torch.relu_(seen).view(*observations.shape[:2], -1)
+        grid = next(iter(leaves_of(observations).values())).shape[:2]
+        encoded, extra = self._encode(map_leaves(_flatten_grid, observations))
+        features = torch.relu_(encoded).view(*grid, -1)
         if resets is not None:
             closing = features.new_zeros(features.shape[-1])
             closing[-1] = 1.0
@@ -173,9 +183,9 @@ class RecurrentTrunk(nn.Module, ABC):
         hidden = hidden.flatten(0, 1)
         if cells is not None:
             hidden = hidden.index_select(0, cells)
-            beside = None if beside is None else beside.index_select(-2, cells)
-        logits, values = self._answer_steps(hidden, beside)
-        log_probs, entropies = evaluate_actions(logits.t(), legal, actions)
+            extra = None if extra is None else extra.index_select(-2, cells)
+        outputs, values = self._output_steps_last(hidden, extra)
+        log_probs, entropies = self.heads.evaluate(outputs.t(), legal, actions, numbers)
         return log_probs, entropies, values
 
     @torch.no_grad()
@@ -184,30 +194,44 @@ class RecurrentTrunk(nn.Module, ABC):
         self.outputs.weight[-1].mul_(scale)
         self.outputs.bias[-1].mul_(scale).add_(shift)
 
-    def _step(self, observations: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits ``[B, P]``, values ``[B]`` and the next state ``[B, 2 * M]``."""
-        self._check(observations, state)
-        seen, beside = self._see(observations)
+    def _step(self, observations: Observations, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return head outputs ``[B, P]``, values ``[B]`` and the next state ``[B, 2 * M]``."""
+        encoded, extra = self._encode(observations)
         size = self.lstm_size
         start = (state[:, :size], state[:, size:])
-        hidden, cell = torch.lstm_cell(torch.relu_(seen), start, *self._lstm_weights())
-        return *self._answer(hidden, beside), torch.cat([hidden, cell], dim=-1)
+        hidden, cell = torch.lstm_cell(torch.relu_(encoded), start, *self._lstm_weights())
+        return *self._output(hidden, extra), torch.cat([hidden, cell], dim=-1)
 
-    def _check(self, observations: Tensor, state: Tensor) -> None:
-        """Refuse observations and states that do not fit the network."""
-        weight, batch = self.features.weight, 0
-        if isinstance(observations, Tensor) and observations.ndim:
-            batch = observations.shape[0]
-        for name, tensor, size in (
-            ("observations", observations, self.observation_size),
-            ("state", state, self.state_size),
+    def _check(self, observations: Observations, state: Tensor) -> None:
+        """Reject observations and states that do not fit the network."""
+        weight = self.features.weight
+        # The usual case, in few comparisons: this is done at every step.
+        if (
+            isinstance(observations, Tensor)
+            and isinstance(state, Tensor)
+            and observations.shape[1:] == (self.observation_size,)
+            and state.shape == (observations.shape[0], self.state_size)
+            and observations.dtype is state.dtype is weight.dtype
+            and observations.device == state.device == weight.device
+            and observations.shape[0]
         ):
+            return
+        leaves = {"state": (state, (self.state_size,))}
+        if isinstance(self.observation_size, ObservationSpec):
+            self.observation_size.require_fit(observations)
+            if not isinstance(state, Tensor) or state.shape[0] != batch_size(observations):
+                raise ShapeError("observations and state need one batch size.")
+        else:
+            leaves = {"observations": (observations, (self.observation_size,)), **leaves}
+        batch = 0
+        for name, (tensor, size) in leaves.items():
             if not isinstance(tensor, Tensor):
                 kind = type(tensor).__name__
                 raise TensorError(f"{name} is a {kind}; a torch.Tensor is needed.")
-            if tensor.shape != (batch, size) or batch == 0:
+            batch = batch or (tensor.shape[0] if tensor.ndim else 0)
+            if tensor.shape != (batch, *size) or batch == 0:
                 raise ShapeError(
-                    f"{name} has shape {tuple(tensor.shape)}; [batch, {size}] is needed, "
+                    f"{name} has shape {tuple(tensor.shape)}; [batch, {size[0]}] is needed, "
                     "with one batch size of at least 1 for observations and state."
                 )
             if tensor.dtype is not weight.dtype:
@@ -219,18 +243,27 @@ class RecurrentTrunk(nn.Module, ABC):
 
     def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the LSTM's input weights, recurrent weights and their two biases."""
-        lstm = cast(Any, self.lstm)
-        return lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
+        # Looked up once: finding parameters by name takes a while.
+        if self._cell_weights is None:
+            lstm = cast(Any, self.lstm)
+            self._cell_weights = (
+                lstm.weight_ih_l0,
+                lstm.weight_hh_l0,
+                lstm.bias_ih_l0,
+                lstm.bias_hh_l0,
+            )
+        return self._cell_weights
 
     @torch.no_grad()
-    def _initialise_trunk(self, generator: torch.Generator) -> None:
-        """Orthogonal weights, an LSTM that remembers at first, and near-uniform actions."""
+    def _initialize_trunk(self, generator: torch.Generator) -> None:
+        """Draw orthogonal weights: a lasting memory, near-uniform actions, a value of zero."""
         size = self.lstm_size
         from_input, from_state, input_bias, state_bias = self._lstm_weights()
         nn.init.orthogonal_(self.features.weight[:-1], gain=2**0.5, generator=generator)
         self.features.weight[-1] = 0.0
-        nn.init.orthogonal_(self.outputs.weight[-1:], generator=generator)
         nn.init.orthogonal_(self.outputs.weight[:-1], gain=0.01, generator=generator)
+        # A value of zero is right whatever the size of rewards; a random one is noise to unlearn.
+        nn.init.zeros_(self.outputs.weight[-1:])
         for gate in range(4):
             rows = slice(gate * size, (gate + 1) * size)
             nn.init.orthogonal_(from_state[rows], generator=generator)
@@ -269,66 +302,89 @@ def steps_last_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class RecurrentPolicy(RecurrentTrunk):
-    """A recurrent policy and its value for observations and actions of one size."""
+    """A recurrent policy and its value for observations of any kind."""
 
     def __init__(
         self,
         spec: ActionSpec,
-        observation_size: int,
-        config: PolicyConfig | None = None,
+        observation_size: int | ObservationSpec,
+        config: PolicyConfig | NetworkConfig | None = None,
         *,
         categories: Mapping[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Make the network.
+        """Build the network.
 
         Args:
             spec: The heads of an action.
-            observation_size: Numbers of an observation.
+            observation_size: Length of an observation that is a vector, or what it consists of.
             config: Sizes of the network.
-            categories: Columns of the observation that hold a category, with how many there are:
+            categories: Columns of a vector that hold a category, with the number of categories:
                 ``k / n`` is category k of n, 0 is none. Each is replaced by an embedding.
-            generator: Decides the first weights.
+            generator: Draws the weights; without one the agent's seed decides them.
         """
-        super().__init__(spec, observation_size)
         config = config or PolicyConfig()
+        squash = isinstance(config, NetworkConfig) and config.squash
+        log_std = config.log_std_init if isinstance(config, NetworkConfig) else 0.0
+        heads = ActionHeads(spec, squash=squash, log_std_init=log_std)
+        super().__init__(spec, observation_size, heads)
         self.normalize: ObservationNormalizer | None = None
-        if config.normalize_observations:
-            self.normalize = ObservationNormalizer(observation_size, categories or ())
         self.embed: CategoryColumns | None = None
-        n_inputs = observation_size
-        if categories:
-            self.embed = CategoryColumns(categories, observation_size, config.embedding_size)
-            n_inputs = self.embed.output_size
-        self._add_trunk(n_inputs, sum(spec.sizes) + 1, config)
-        generator = generator or torch.Generator().manual_seed(0)
-        self._initialise_trunk(generator)
+        self.encoder: Encoder | None = None
+        if isinstance(observation_size, ObservationSpec):
+            assert isinstance(config, NetworkConfig), "an encoder is described by NetworkConfig"
+            self.encoder = Encoder(observation_size, config)
+            n_inputs = self.encoder.output_size
+        else:
+            n_inputs = observation_size
+            if config.normalize_observations:
+                self.normalize = ObservationNormalizer(observation_size, categories or ())
+            if categories:
+                size = config.embedding_size if isinstance(config, PolicyConfig) else 4
+                self.embed = CategoryColumns(categories, observation_size, size)
+                n_inputs = self.embed.output_size
+        self._add_trunk(n_inputs, heads.n_outputs + 1, config)
+        self._initialize_with(generator)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw all weights."""
+        self._initialize_trunk(generator)
         if self.embed is not None:
             self.embed.initialise(generator)
+        if self.encoder is not None:
+            initialize(self.encoder, generator)
 
     def logit_bias(self, head: str) -> Tensor:
-        """Return what is added to the logits of a head, ``[choices]``; can be changed in place."""
+        """Return the bias of a head's logits, ``[choices]``; it can be changed in place."""
         column = self.spec.index(head)
         first = sum(self.spec.sizes[:column])
         return self.outputs.bias.detach()[first : first + self.spec.sizes[column]]
 
-    def learn_observations(self, observations: Tensor) -> None:
-        """Take in observations ``[N, D]`` for their running statistics, if it keeps any."""
+    def learn_observations(self, observations: Observations) -> None:
+        """Update the running statistics of observations ``[N, ...]``, if there are any."""
         if self.normalize is not None:
-            self.normalize.learn(observations)
+            self.normalize.learn(cast(Tensor, observations))
+        if self.encoder is not None:
+            self.encoder.learn_observations(observations)
 
-    def _see(self, observations: Tensor) -> tuple[Tensor, None]:
+    def _encode(self, observations: Any) -> tuple[Tensor, None]:
+        if self.encoder is not None:
+            observations = self.encoder(observations)
         if self.normalize is not None:
             observations = self.normalize(observations)
         if self.embed is not None:
             observations = self.embed(observations)
         return self.features(observations), None
 
-    def _answer(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         outputs = self.outputs(hidden)
         return outputs[:, :-1], outputs[:, -1]
 
-    def _answer_steps(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
         logits, values = cast(tuple[Tensor, Tensor], outputs.split([len(outputs) - 1, 1]))
         return logits, values.squeeze(0)
+
+
+def _flatten_grid(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, 1)

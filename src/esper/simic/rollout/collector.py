@@ -1,6 +1,6 @@
-"""Fills a rollout buffer from a Gymnasium vector environment.
+"""Fills a rollout buffer from environments.
 
-Shapes: ``E`` environments, ``H`` heads, ``K`` choices of the widest head.
+Shapes: ``E`` environments, ``D`` discrete heads.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.errors import ShapeError, UnsupportedEnvironmentError
-from esper.simic.agent import ActionSpec, Decision, PPOAgent, TamiyoRolloutBuffer
+from esper.errors import UnsupportedEnvironmentError
+from esper.simic.agent import Decision, PPOAgent, TamiyoRolloutBuffer
+from esper.simic.policy.normalizers import RewardNormalizer
+from esper.simic.policy.observations import (
+    Observations,
+    ObservationSpec,
+    leaves_of,
+    map_leaves,
+)
+from esper.simic.rollout.environments import Environments, VectorEnvironments
 from esper.simic.stopwatch import Stopwatch
 
 
@@ -38,13 +45,13 @@ class CollectedEpisodes:
 
 @dataclass(frozen=True, eq=False)
 class CollectedStep:
-    """One step of all environments: what was seen and decided, and what came of it."""
+    """One step of all environments: what was observed and decided, and what came of it."""
 
-    observations: Tensor
-    """``[E, D]`` what the decision was made on."""
+    observations: Any
+    """``[E, ...]`` that the decision was based on."""
     decision: Decision
     actions: NDArray[np.int64]
-    """``[E, H]``."""
+    """``[E, D]``."""
     rewards: NDArray[Any]
     """``[E]``."""
     dones: NDArray[np.bool_]
@@ -55,30 +62,38 @@ class CollectedStep:
     """``[E]`` undiscounted sum of the episode's rewards so far, this one included."""
     episode_lengths: NDArray[np.int64]
     """``[E]`` the episode's steps so far, this one included."""
-    info: dict[str, Any]
+    info: Any
     """As the environments gave it."""
 
 
 class VectorCollector:
     """Steps environments with an agent, from one buffer to the next without interruption.
 
-    The environments have flat ``Box`` observations and ``MultiDiscrete`` (or ``Discrete``) actions
-    and reset in the step that ends an episode. They may say what is legal in
-    ``info["action_mask"]``: a tuple with a mask for each head, as ``MultiDiscrete.sample(mask=)``
-    takes it, or the same masks as one flat array. Growth environments say more, which combinations
-    are legal, in an attribute ``masks``; that is used where there is one.
+    Environments say what is legal in ``info["action_mask"]`` or by a method ``action_masks()``; see
+    :class:`~esper.simic.rollout.actions.MaskReader` for the forms. Growth environments give the
+    legal combinations in an attribute ``masks``.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], agent: PPOAgent, *, seed: int | None = None):
-        _check_environment(envs, agent)
-        self.envs, self.agent = envs, agent
-        observations, info = envs.reset(seed=seed)
-        self._observations = self._to_tensor(observations)
-        self._masks = self._read_masks(info)
-        self._state: Tensor = agent.initial_state(envs.num_envs)
-        self._starts = torch.zeros(envs.num_envs, dtype=torch.bool, device=agent.device)
-        self._returns = np.zeros(envs.num_envs)
-        self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any] | Environments,
+        agent: PPOAgent,
+        *,
+        seed: int | None = None,
+        reward_normalizer: RewardNormalizer | None = None,
+    ) -> None:
+        self.environments = _adapt(envs, agent)
+        self.envs: Any = envs
+        self.agent, self.reward_normalizer = agent, reward_normalizer
+        n_envs = self.environments.n_envs
+        self._masks: Any
+        observations, self._masks = self.environments.reset(seed)
+        self._observations = self._place(observations)
+        self._state: Tensor = agent.initial_state(n_envs)
+        self._starts = torch.zeros(n_envs, dtype=torch.bool, device=agent.device)
+        self._any_start = False
+        self._returns = np.zeros(n_envs)
+        self._lengths = np.zeros(n_envs, dtype=np.int64)
         self.stopwatch = Stopwatch()
 
     def collect(self, buffer: TamiyoRolloutBuffer) -> CollectedEpisodes:
@@ -94,35 +109,47 @@ class VectorCollector:
 
     def step(self, buffer: TamiyoRolloutBuffer) -> CollectedStep:
         """Take one step of all environments and add it to a buffer that has room."""
+        agent = self.agent
         with self.stopwatch.measure("acting"):
-            decision = self.agent.act(self._observations, self._masks, self._state, self._starts)
+            starts = self._starts if self._any_start else None
+            decision = agent.act(self._observations, self._masks, self._state, starts)
             actions = decision.actions.cpu().numpy()
-        is_single = isinstance(self.envs.single_action_space, spaces.Discrete)
-        given = actions[:, 0] if is_single else actions
-        observations, rewards, terminated, truncated, info = self.envs.step(given)
-        # An episode that ended by itself needs no estimate of what would have followed.
-        is_cut = truncated & ~terminated
+            numbers = decision.numbers
+        taken = self.environments.step(actions, None if numbers is None else numbers.cpu().numpy())
         bootstraps = None
-        if is_cut.any():
-            final = self._final_observations(info, is_cut)
-            bootstraps = self.agent.value(final, decision.next_state)
-        dones = terminated | truncated
+        if taken.final is not None:
+            bootstraps = agent.value(self._place(taken.final), decision.next_state)
+        dones = taken.terminated | taken.truncated
+        rewards = taken.rewards
+        if self.reward_normalizer is not None:
+            rewards = self.reward_normalizer(rewards, dones)
         with self.stopwatch.measure("storing"):
             buffer.add(
                 self._observations,
                 decision,
                 rewards=rewards,
                 dones=dones,
-                truncated=is_cut,
+                truncated=taken.truncated,
                 bootstrap_values=bootstraps,
+                skipped=taken.skipped,
             )
-        seen, self._observations = self._observations, self._to_tensor(observations)
-        self._masks = self._read_masks(info)
+        seen, self._observations = self._observations, self._place(taken.observations)
+        self._masks = taken.masks
         self._state = decision.next_state
-        self._starts = torch.from_numpy(dones).to(self.agent.device)
-        returns, lengths = self._count(rewards, dones)
+        starts = dones if taken.skipped is None else dones | taken.skipped
+        self._any_start = bool(starts.any())
+        self._starts = torch.from_numpy(starts).to(agent.device)
+        returns, lengths = self._count(taken.rewards, dones, taken.skipped)
         return CollectedStep(
-            seen, decision, actions, rewards, dones, is_cut, returns, lengths, info
+            seen,
+            decision,
+            actions,
+            taken.rewards,
+            dones,
+            taken.truncated,
+            returns,
+            lengths,
+            taken.info,
         )
 
     def finish(self, buffer: TamiyoRolloutBuffer) -> None:
@@ -131,100 +158,100 @@ class VectorCollector:
         buffer.finish(self.agent.value(self._observations, state))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of everything that the next step depends on, but environments and agent."""
+        """Return a copy of everything the next step depends on, except environments and agent."""
         state: dict[str, Tensor] = {
-            "observations": self._observations,
             "state": self._state,
             "starts": self._starts,
             "returns": torch.from_numpy(self._returns),
             "lengths": torch.from_numpy(self._lengths),
         }
-        if isinstance(self._masks, Tensor):
-            state["masks"] = self._masks
+        for name, tensor in leaves_of(self._observations).items():
+            state[f"observations.{name}" if name else "observations"] = tensor
+        legal = getattr(self._masks, "legal", None)
+        if isinstance(legal, Tensor):
+            state["masks"] = legal
+            for number, condition in enumerate(self._masks.conditions):
+                place = torch.tensor([condition.child, condition.parent])
+                state[f"condition.{number}.heads"] = place
+                state[f"condition.{number}.table"] = condition.table
         return {name: tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where :meth:`state_dict` was called; the environments must have been put there."""
+        """Continue where :meth:`state_dict` was called; the environments must be there already."""
         device = self.agent.device
-        self._observations = state["observations"].to(device, copy=True)
+        leaves = {
+            name.partition(".")[2]: tensor.to(device, copy=True)
+            for name, tensor in state.items()
+            if name.partition(".")[0] == "observations"
+        }
+        self._observations = leaves.get("", leaves)
         self._state = state["state"].to(device, copy=True)
         self._starts = state["starts"].to(device, copy=True)
+        self._any_start = bool(self._starts.any())
         self._returns = state["returns"].numpy().copy()
         self._lengths = state["lengths"].numpy().copy()
-        joint = getattr(self.envs.unwrapped, "masks", None)
-        self._masks = state["masks"].to(device, copy=True) if "masks" in state else joint
-
-    def _read_masks(self, info: dict[str, Any]) -> Any:
-        """Return what is legal now: which combinations, if the environment says so."""
-        joint = getattr(self.envs.unwrapped, "masks", None)
-        return read_masks(info, self.agent) if joint is None else joint
+        joint = getattr(getattr(self.envs, "unwrapped", None), "masks", None)
+        self._masks = _saved_masks(state, device) if "masks" in state else joint
 
     def _count(
-        self, rewards: NDArray[Any], dones: NDArray[np.bool_]
+        self,
+        rewards: NDArray[Any],
+        dones: NDArray[np.bool_],
+        skipped: NDArray[np.bool_] | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return what episodes have come to with this step, and begin anew those that ended."""
+        """Return what episodes have come to with this step, and start counting those anew."""
         returns, lengths = self._returns + rewards, self._lengths + 1
-        self._returns, self._lengths = np.where(dones, 0.0, returns), np.where(dones, 0, lengths)
+        if skipped is not None:
+            returns, lengths = np.where(skipped, 0.0, returns), np.where(skipped, 0, lengths)
+        self._returns, self._lengths = returns, lengths
+        if dones.any():
+            self._returns = np.where(dones, 0.0, returns)
+            self._lengths = np.where(dones, 0, lengths)
         return returns, lengths
 
-    def _final_observations(self, info: dict[str, Any], is_cut: np.ndarray) -> Tensor:
-        """Return ``[E, observation size]`` with the last observation of episodes cut short."""
-        final = self._observations.clone()
-        for env in np.flatnonzero(is_cut):
-            final[env] = self._to_tensor(info["final_obs"][env])
-        return final
-
-    def _to_tensor(self, observations: Any) -> Tensor:
-        # A copy: an environment may write its next observation into the same array.
-        return torch.from_numpy(np.array(observations, np.float32)).to(self.agent.device)
+    def _place(self, observations: Observations) -> Observations:
+        device = self.agent.device
+        if device.type == "cpu":
+            return observations
+        return map_leaves(lambda tensor: tensor.to(device), observations)
 
 
-def read_masks(info: dict[str, Any], agent: PPOAgent) -> Tensor | None:
-    """Return ``info["action_mask"]`` of a vector environment as ``[E, H, K]``, or None."""
-    if "action_mask" not in info:
-        return None
-    masks, spec = np.asarray(info["action_mask"]), agent.spec
-    if masks.dtype == object:
-        missing = [env for env, mask in enumerate(masks) if mask is None]
-        if missing:
-            raise ShapeError(
-                f"environment {missing[0]} gave no info['action_mask'] but others did; "
-                "every environment needs one at every reset and step."
+def _saved_masks(state: dict[str, Tensor], device: torch.device) -> Any:
+    from esper.simic.policy.masks import ChoiceMasks, Condition
+
+    conditions: list[Condition] = []
+    while f"condition.{len(conditions)}.heads" in state:
+        prefix = f"condition.{len(conditions)}"
+        child, parent = cast("list[int]", state[f"{prefix}.heads"].tolist())
+        table = state[f"{prefix}.table"].to(device, copy=True)
+        conditions.append(Condition(child, parent, table))
+    return ChoiceMasks(state["masks"].to(device, copy=True), tuple(conditions))
+
+
+def _adapt(envs: VectorEnv[Any, Any, Any] | Environments, agent: PPOAgent) -> Environments:
+    """Return environments that a collector can drive, checked against the agent."""
+    squash = bool(getattr(getattr(agent.policy, "heads", None), "squash", False))
+    if isinstance(envs, VectorEnv):
+        rewards = getattr(envs.unwrapped, "rewards", None)
+        gamma = getattr(rewards, "gamma", agent.config.gamma)
+        if getattr(rewards, "shaping", 0.0) and gamma != agent.config.gamma:
+            raise UnsupportedEnvironmentError(
+                f"the rewards are shaped for gamma {gamma} and the agent's gamma is "
+                f"{agent.config.gamma}; make them equal: PPOConfig(gamma={gamma})."
             )
-        heads = [np.stack(column) for column in zip(*masks, strict=True)]
-    elif masks.ndim == 2 and masks.shape[1] == sum(spec.sizes):
-        heads = np.split(masks, np.cumsum(spec.sizes)[:-1], axis=1)
-    else:
-        raise ShapeError(
-            f"info['action_mask'] has shape {masks.shape}; a tuple with a mask for each head "
-            f"(sizes {spec.sizes}), or all of them as one array of {sum(spec.sizes)}, is needed."
-        )
-    return spec.pad_masks(heads).to(agent.device)
-
-
-def _check_environment(envs: VectorEnv[Any, Any, Any], agent: PPOAgent) -> None:
-    rewards = getattr(envs.unwrapped, "rewards", None)
-    gamma = getattr(rewards, "gamma", agent.config.gamma)
-    if getattr(rewards, "shaping", 0.0) and gamma != agent.config.gamma:
+        envs = VectorEnvironments(envs, agent.spec, squash=squash, device=agent.device)
+    if not isinstance(envs, Environments):
         raise UnsupportedEnvironmentError(
-            f"the rewards are shaped for gamma {gamma} and the agent's gamma is "
-            f"{agent.config.gamma}; make them equal: PPOConfig(gamma={gamma})."
+            f"envs is a {type(envs).__name__}; a Gymnasium vector environment is needed, such as "
+            "SyncVectorEnv([make_env] * 8)."
         )
-    mode = envs.metadata.get("autoreset_mode")
-    if mode != AutoresetMode.SAME_STEP:
+    expected = agent.policy.observation_size
+    if not isinstance(expected, ObservationSpec):
+        expected = ObservationSpec.flat(expected)
+    if dict(envs.observation_spec.leaves) != dict(expected.leaves):
         raise UnsupportedEnvironmentError(
-            f"the vector environment's autoreset mode is {mode}; SAME_STEP is needed: "
-            "SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)."
+            f"observations are {dict(envs.observation_spec.leaves)}; the policy was built for "
+            f"{dict(expected.leaves)}. A policy for vectors reads a flat Box: wrap the environment "
+            "in gymnasium.wrappers.FlattenObservation."
         )
-    space = cast(Any, envs.single_observation_space)
-    size = agent.policy.observation_size
-    if not isinstance(space, spaces.Box) or space.shape != (size,):
-        raise UnsupportedEnvironmentError(
-            f"the observation space is {space}; a flat Box of {size} numbers, as the policy reads, "
-            "is needed. Wrap the environment in gymnasium.wrappers.FlattenObservation."
-        )
-    action_space = cast(Any, envs.single_action_space)
-    if ActionSpec.from_space(action_space).sizes != agent.spec.sizes:
-        raise UnsupportedEnvironmentError(
-            f"the action space is {action_space}; the agent's heads have sizes {agent.spec.sizes}."
-        )
+    return envs

@@ -59,8 +59,9 @@ class LearnedController:
         is_start = torch.from_numpy(starts).to(self._state.device)
         state = self._state.masked_fill(is_start.unsqueeze(1), 0.0)
         seen = torch.from_numpy(np.ascontiguousarray(observations)).to(state)
-        actions, _, _, _, self._state = self.policy.act(seen, masks, state, self._generator)
-        return actions.cpu().numpy()
+        decision = self.policy.act(seen, masks, state, self._generator)
+        self._state = decision.next_state
+        return decision.actions.cpu().numpy()
 
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
         """Reject hosts that the policy was not created for."""

@@ -60,7 +60,7 @@ class SlotPolicy(RecurrentTrunk):
         self.encode = nn.Linear(self.embed.output_size, config.slot_size)
         n_choices = sum(self.spec.sizes) - layout.n_slots
         self._add_trunk(_N_HOST + 2 * config.slot_size, config.slot_size + n_choices + 1, config)
-        self._initialise(generator or torch.Generator().manual_seed(0))
+        self._initialize_with(generator)
 
     def logit_bias(self, head: str) -> Tensor:
         """Return the bias of a head's logits, ``[choices]``, which may be changed in place."""
@@ -79,7 +79,7 @@ class SlotPolicy(RecurrentTrunk):
             self.normalize_host.learn(observations[:, :_N_HOST])
             self.normalize_slot.learn(observations[:, _N_HOST:].reshape(-1, _N_SLOT))
 
-    def _see(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return features ``[N, F]`` before their ReLU, and slot embeddings ``[S, N, W]``."""
         host, slots = observations[:, :_N_HOST], observations[:, _N_HOST:]
         # Slots first, so that operations shared by all slots run over contiguous steps.
@@ -90,23 +90,24 @@ class SlotPolicy(RecurrentTrunk):
         pooled = torch.cat([host, known.mean(0), known.amax(0)], dim=1)
         return self.features(pooled), known
 
-    def _answer(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert beside is not None
+    def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert extra is not None
         outputs, size = self.outputs(hidden), self.slot_size
-        slots = _point(beside, outputs[:, :size])
+        slots = _point(extra, outputs[:, :size])
         return torch.cat([slots.t(), outputs[:, size:-1]], dim=1), outputs[:, -1]
 
-    def _answer_steps(self, hidden: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert beside is not None
+    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert extra is not None
         outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
         sizes = [self.slot_size, len(outputs) - self.slot_size - 1, 1]
         query, logits, values = cast(tuple[Tensor, Tensor, Tensor], outputs.split(sizes))
-        slots = _point(beside, query.t().contiguous())
+        slots = _point(extra, query.t().contiguous())
         return torch.cat([slots, logits]), values.squeeze(0)
 
     @torch.no_grad()
-    def _initialise(self, generator: torch.Generator) -> None:
-        self._initialise_trunk(generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw all weights."""
+        self._initialize_trunk(generator)
         nn.init.orthogonal_(self.encode.weight, gain=2**0.5, generator=generator)
         nn.init.zeros_(self.encode.bias)
         self.embed.initialise(generator)

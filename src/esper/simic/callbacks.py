@@ -1,0 +1,253 @@
+"""What happens beside training: evaluation, checkpoints, trackers, and anything of your own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from esper.config.checks import require_int
+from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.simic.schedules import Schedule
+
+if TYPE_CHECKING:
+    from esper.simic.algorithm import PPO
+    from esper.simic.evaluation import Evaluated
+
+
+class Callback:
+    """Methods that ``PPO.learn`` calls; override those you need.
+
+    Each gets the model: read ``model.num_timesteps``, ``model.metrics`` and ``model.agent``; call
+    ``model.log(name, value)``, ``model.set_rates(learning_rate=...)`` or ``model.stop()``.
+    """
+
+    def on_start(self, model: PPO) -> None:
+        """Training starts."""
+
+    def on_step(self, model: PPO) -> None:
+        """All environments took a step; ``model.last_step`` has it."""
+
+    def on_rollout_end(self, model: PPO) -> None:
+        """A rollout is complete and about to be learned from."""
+
+    def on_update_end(self, model: PPO) -> None:
+        """The policy was updated; ``model.metrics`` describes rollout and update."""
+
+    def on_end(self, model: PPO) -> None:
+        """Training ends, whether finished, stopped or interrupted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved for an exact resume, as plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+
+
+class FunctionCallback(Callback):
+    """Calls a function of the model after every update."""
+
+    def __init__(self, function: Callable[[PPO], Any]) -> None:
+        self._function = function
+
+    def on_update_end(self, model: PPO) -> None:
+        """Call the function; False stops training."""
+        if self._function(model) is False:
+            model.stop()
+
+
+class _Periodic(Callback):
+    """A callback that acts after the first update at or past every ``every`` steps."""
+
+    def __init__(self, every: int) -> None:
+        require_int("every", every, least=1)
+        self.every = every
+        self._next: int | None = None
+
+    def on_start(self, model: PPO) -> None:
+        """Count from where training is, unless a saved state says otherwise."""
+        first = model.num_timesteps + self.every
+        self._next = first if self._next is None else min(self._next, first)
+
+    def is_due(self, model: PPO) -> bool:
+        """Return whether it is time to act, and plan the next time."""
+        assert self._next is not None, "on_start is called first"
+        if model.num_timesteps < self._next and not model.is_done:
+            return False
+        while self._next <= model.num_timesteps:
+            self._next += self.every
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when to act next."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._next = state["next"]
+
+
+class Evaluate(_Periodic):
+    """Evaluates the policy on environments of its own, and keeps the best model.
+
+    The same episodes are played each time. Metrics: ``eval/mean_reward``, ``eval/std_reward``,
+    ``eval/mean_ep_length``.
+    """
+
+    def __init__(
+        self,
+        every: int = 10_000,
+        *,
+        n_episodes: int = 10,
+        env: Any = None,
+        save_best: str | Path | None = None,
+        deterministic: bool = True,
+        seed: int = 1_000_000,
+    ) -> None:
+        """Plan evaluations.
+
+        Args:
+            every: Environment steps between evaluations; the end of training is always evaluated.
+            n_episodes: Episodes of each.
+            env: As for :class:`PPO`; by default another of the kind that is trained on.
+            save_best: Folder for the model with the best mean return.
+            deterministic: Take the most likely action instead of drawing one.
+            seed: Decides the episodes.
+        """
+        super().__init__(every)
+        self.n_episodes, self.env = n_episodes, env
+        self.deterministic, self.seed = deterministic, seed
+        self.save_best = None if save_best is None else Path(save_best)
+        self.best_mean = -math.inf
+        self.results: list[tuple[int, Evaluated]] = []
+        """Environment steps and outcome of each evaluation."""
+
+    def on_update_end(self, model: PPO) -> None:
+        """Evaluate if it is time to."""
+        from esper.simic.evaluation import evaluate
+
+        if not self.is_due(model):
+            return
+        result = evaluate(
+            model,
+            self.env,
+            self.n_episodes,
+            deterministic=self.deterministic,
+            seed=self.seed,
+        )
+        self.results.append((model.num_timesteps, result))
+        model.log("eval/mean_reward", result.mean)
+        model.log("eval/std_reward", result.std)
+        model.log("eval/mean_ep_length", result.mean_length)
+        if result.mean > self.best_mean:
+            self.best_mean = result.mean
+            if self.save_best is not None:
+                model.save(self.save_best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when to act next, and the best mean so far."""
+        best = None if math.isinf(self.best_mean) else self.best_mean
+        return {**super().state_dict(), "best_mean": best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.best_mean = -math.inf if state["best_mean"] is None else state["best_mean"]
+
+
+class Checkpoint(_Periodic):
+    """Saves everything that training depends on, so that ``PPO.resume`` continues exactly."""
+
+    def __init__(self, folder: str | Path, every: int = 50_000, *, keep_last: int = 3) -> None:
+        """Plan checkpoints.
+
+        Args:
+            folder: Where to save.
+            every: Environment steps between checkpoints; the end of training is always saved.
+            keep_last: Checkpoints to keep.
+        """
+        super().__init__(every)
+        self.folder, self.keep_last = Path(folder), keep_last
+
+    def on_start(self, model: PPO) -> None:
+        """Warn at once of what cannot be saved."""
+        super().on_start(model)
+        for name, rate in model.rates.items():
+            if callable(rate) and not isinstance(rate, Schedule):
+                model.warn(
+                    f"{name} is a function, which cannot be saved: a resumed run keeps the rate of "
+                    "its checkpoint. Use linear(), cosine() or a Schedule."
+                )
+        try:
+            model.save_environments()
+        except UnsupportedEnvironmentError as error:
+            model.warn(
+                f"{error} Checkpoints are saved without the environments: a resumed run starts "
+                "new episodes and is not identical to an uninterrupted one."
+            )
+
+    def on_update_end(self, model: PPO) -> None:
+        """Save if it is time to."""
+        if self.is_due(model):
+            model.save_checkpoint(self.folder, keep_last=self.keep_last)
+
+
+class Tracker(Callback):
+    """Sends metrics to TensorBoard, Weights & Biases or Trackio."""
+
+    def __init__(self, name: str, folder: str | Path) -> None:
+        """Choose a tracker.
+
+        Args:
+            name: ``"tensorboard"``, ``"wandb"`` or ``"trackio"``.
+            folder: The run's folder; its name is the name of the run.
+        """
+        self.name, self.folder = name, Path(folder)
+        self._tracker: Any = None
+
+    def on_start(self, model: PPO) -> None:
+        """Open the tracker."""
+        from esper.telemetry.sinks import make_tracker
+
+        # The metrics of the last update were sent before a checkpoint was saved.
+        self._tracker = make_tracker(
+            self.name, self.folder, model.settings(), first_step=model.num_timesteps + 1
+        )
+
+    def on_update_end(self, model: PPO) -> None:
+        """Send the metrics of the update."""
+        self._tracker.log(model.metrics, model.num_timesteps)
+
+    def on_end(self, model: PPO) -> None:
+        """Close the tracker."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+
+
+CallbackLike = Callback | Callable[["PPO"], Any]
+
+
+def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Callback]:
+    """Return callbacks in the order in which they are called: those that log come before trackers.
+
+    Raises:
+        ConfigError: If something is neither a callback nor a function.
+    """
+    many: list[Any] = [given]
+    if given is None or isinstance(given, (list, tuple)):
+        many = list(cast("Sequence[Any]", given or ()))
+    found: list[Callback] = []
+    for one in many:
+        if isinstance(one, Callback):
+            found.append(one)
+        elif callable(one) and not isinstance(one, type):
+            found.append(FunctionCallback(one))
+        else:
+            raise ConfigError(
+                f"callbacks has {one!r}; a Callback or a function of the model is needed."
+            )
+    order = (Evaluate, Tracker, Checkpoint)
+    return sorted(found, key=lambda one: [isinstance(one, kind) for kind in reversed(order)])

@@ -1,0 +1,116 @@
+"""How good a policy is: whole episodes on environments of their own, with an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from esper.arrays import Floats, Integers
+from esper.config.checks import require_int
+from esper.simic.rollout.environments import Environments
+from esper.statistics import mean_interval
+
+if TYPE_CHECKING:
+    from esper.simic.algorithm import PPO
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """The episodes of an evaluation."""
+
+    returns: Floats
+    """``[n_episodes]`` undiscounted sum of rewards of each episode."""
+
+    lengths: Integers
+    """``[n_episodes]`` steps of each episode."""
+
+    low: float
+    """Lower end of the 95% confidence interval of the mean return."""
+
+    high: float
+    """Upper end of the 95% confidence interval of the mean return."""
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(self.returns.std())
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of steps."""
+        return float(self.lengths.mean())
+
+    def __str__(self) -> str:
+        """Return the mean with its interval."""
+        n = len(self.returns)
+        return f"mean return {self.mean:.4g} [{self.low:.4g}, {self.high:.4g}] over {n} episodes"
+
+
+@torch.no_grad()
+def evaluate(
+    model: PPO,
+    env: Any = None,
+    n_episodes: int = 20,
+    *,
+    deterministic: bool = True,
+    seed: int = 1_000_000,
+) -> Evaluated:
+    """Play whole episodes with a policy and return how they went.
+
+    Args:
+        model: The model.
+        env: As for :class:`PPO`; by default another environment of the kind it was trained on. One
+            that is given stays open.
+        n_episodes: Episodes to play.
+        deterministic: Take the most likely action instead of drawing one.
+        seed: Decides the episodes.
+    """
+    require_int("n_episodes", n_episodes, least=1)
+    environments = model.make_environments(env, n_envs=min(n_episodes, 16))
+    # Each environment plays a fixed share, so that short episodes do not count more often.
+    n_envs = environments.n_envs
+    quota = np.array([n_episodes // n_envs + (i < n_episodes % n_envs) for i in range(n_envs)])
+    generator = None if deterministic else torch.Generator().manual_seed(seed)
+    policy = model.agent.policy
+    observations, masks = environments.reset(seed)
+    state = torch.zeros(n_envs, policy.state_size)
+    sums, steps = np.zeros(n_envs), np.zeros(n_envs, np.int64)
+    returns, lengths = list[float](), list[int]()
+    was_training = getattr(policy, "training", False)
+    policy.train(False)  # type: ignore[attr-defined]
+    try:
+        while (quota > 0).any():
+            decision = policy.act(observations, masks, state, generator)
+            numbers = decision.numbers
+            taken = environments.step(
+                decision.actions.numpy(), None if numbers is None else numbers.numpy()
+            )
+            counts = np.ones(n_envs, np.bool_) if taken.skipped is None else ~taken.skipped
+            sums += np.where(counts, taken.rewards, 0.0)
+            steps += counts
+            dones = taken.terminated | taken.truncated
+            for i in np.flatnonzero(dones & counts):
+                if quota[i] > 0:
+                    returns.append(float(sums[i]))
+                    lengths.append(int(steps[i]))
+                    quota[i] -= 1
+            sums, steps = np.where(dones, 0.0, sums), np.where(dones, 0, steps)
+            starts = torch.from_numpy(dones | ~counts)
+            state = decision.next_state.masked_fill(starts.unsqueeze(-1), 0.0)
+            observations, masks = taken.observations, taken.masks
+    finally:
+        policy.train(was_training)  # type: ignore[attr-defined]
+        if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
+            environments.close()
+    interval = mean_interval(returns)
+    return Evaluated(np.array(returns), np.array(lengths), interval.low, interval.high)

@@ -1,0 +1,18 @@
+def draw(
+    logits: int,
+    uniforms: int,
+    sizes: int,
+    relevance: int,
+    conditions: int,
+    legal: int,
+    actions: int,
+    log_probs: int,
+    n_steps: int,
+    n_heads: int,
+    n_choices: int,
+    stride: int,
+    n_conditions: int,
+    op: int,
+    n_all_heads: int,
+    /,
+) -> bool: ...

@@ -1,0 +1,149 @@
+"""From a network's outputs to actions: logits of discrete heads, means of continuous ones.
+
+Shapes: ``N`` steps, ``H`` heads, ``D`` discrete heads, ``K`` choices of the widest, ``P`` choices
+of all discrete heads side by side, ``C`` numbers of all continuous heads side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.distribution import (
+    draw_actions,
+    evaluate_actions,
+    log_prob_and_entropy,
+    log_prob_and_entropy_backward,
+    masked_log_softmax,
+)
+from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
+from esper.simic.policy.masks import ChoiceMasks, HeadLayout, LegalChoices, layout_of
+
+LossGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]
+"""From log-probabilities, entropies and values to the loss's gradients; None for zero."""
+
+
+class ActionHeads(nn.Module):
+    """Draws factored actions and evaluates those that were taken.
+
+    A network gives ``P + C`` outputs for each step. The standard deviation of continuous numbers
+    is a parameter of its own and does not depend on the observation.
+    """
+
+    def __init__(
+        self, spec: ActionSpec, *, squash: bool = False, log_std_init: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.spec, self.squash = spec, squash
+        self.n_logits = sum(spec.sizes)
+        self.n_outputs = self.n_logits + spec.n_numbers
+        self._drawn_layout: HeadLayout | None = None
+        self.log_std: nn.Parameter | None = None
+        if spec.dims:
+            self.log_std = nn.Parameter(torch.full((spec.n_numbers,), float(log_std_init)))
+
+    def draw(
+        self, outputs: Tensor, choices: ChoiceMasks, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Draw actions for outputs ``[N, P + C]``, or take the mode without a generator.
+
+        Returns:
+            actions: ``[N, D]`` int64.
+            numbers: ``[N, C]`` before clipping or squashing; None without continuous heads.
+            log_probs: ``[N, H]``.
+            legal: ``[N, D, K]`` bool, the choices each discrete head was drawn from.
+        """
+        if self.log_std is None:
+            layout = self._layout(outputs.device)
+            actions, log_probs, legal = draw_actions(layout, outputs, choices, generator)
+            return actions, None, log_probs, legal
+        mean = outputs[:, self.n_logits :]
+        numbers = mean
+        if generator is not None:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+            numbers = mean + self.log_std.exp() * noise
+        density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
+        if not self.n_logits:
+            return choices.legal.new_zeros(len(mean), 0).long(), numbers, density, choices.legal
+        logits = outputs[:, : self.n_logits]
+        layout = self._layout(outputs.device)
+        actions, log_probs, legal = draw_actions(layout, logits, choices, generator)
+        return actions, numbers, torch.cat([log_probs, density], dim=1), legal
+
+    def _layout(self, device: torch.device) -> HeadLayout:
+        if self._drawn_layout is None or self._drawn_layout.padded.device != device:
+            self._drawn_layout = layout_of(self.spec, device, torch.float32)
+        return self._drawn_layout
+
+    def evaluate(
+        self, outputs: Tensor, legal: LegalChoices, actions: Tensor, numbers: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies ``[N, H]`` of actions that were taken.
+
+        Args:
+            outputs: ``[N, P + C]``.
+            legal: The choices that were legal given what was drawn before them.
+            actions: ``[N, D]`` choices taken.
+            numbers: ``[N, C]`` numbers drawn, before clipping or squashing.
+        """
+        if self.log_std is None:
+            return evaluate_actions(outputs, legal, actions)
+        assert numbers is not None, "continuous heads store the numbers drawn"
+        mean = outputs[:, self.n_logits :]
+        density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
+        spread = sum_by_head(entropy(mean, self.log_std, squash=self.squash), self.spec.dims)
+        if not self.n_logits:
+            return density, spread
+        log_probs, entropies = evaluate_actions(outputs[:, : self.n_logits], legal, actions)
+        return torch.cat([log_probs, density], dim=1), torch.cat([entropies, spread], dim=1)
+
+    def differentiate(
+        self,
+        outputs: Tensor,
+        values: Tensor,
+        legal: LegalChoices,
+        actions: Tensor,
+        numbers: Tensor | None,
+        loss: LossGradient,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of outputs ``[N, P + C]`` and values ``[N]``.
+
+        The gradient of the standard deviation is written to its ``grad``.
+        """
+        if self.log_std is None:
+            taken, entropy, saved = log_prob_and_entropy(outputs.t(), legal, actions.t())
+            d_log_probs, d_entropies, d_values = loss(taken.t(), entropy.t(), values)
+            d_outputs = log_prob_and_entropy_backward(
+                legal.layout,
+                saved,
+                d_log_probs.t(),
+                None if d_entropies is None else d_entropies.t(),
+            )
+            return d_outputs.t(), d_values
+        assert self.log_std.grad is not None, "the agent allocates gradients"
+        self.log_std.grad.zero_()
+        with torch.enable_grad():
+            inputs = outputs.detach().requires_grad_()
+            log_probs, entropies = self.evaluate(inputs, legal, actions, numbers)
+        d_log_probs, d_entropies, d_values = loss(log_probs.detach(), entropies.detach(), values)
+        if d_entropies is None:
+            torch.autograd.backward([log_probs], [d_log_probs])
+        else:
+            torch.autograd.backward([log_probs, entropies], [d_log_probs, d_entropies])
+        assert inputs.grad is not None, "log-probabilities depend on the outputs"
+        return inputs.grad, d_values
+
+    def probabilities(self, outputs: Tensor, legal: LegalChoices) -> Tensor:
+        """Return the probability ``[N, P]`` of each choice of each discrete head."""
+        return masked_log_softmax(outputs[:, : self.n_logits].t(), legal)[1].t()
+
+    def lay_out_masks(
+        self, legal: Tensor, dtype: torch.dtype, *, is_everything: bool = False
+    ) -> LegalChoices:
+        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads."""
+        # A log-probability needs at least single precision, whatever the weights are in.
+        dtype = torch.promote_types(dtype, torch.float32)
+        return LegalChoices.of(self.spec, legal, dtype, is_everything=is_everything)

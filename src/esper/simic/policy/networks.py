@@ -1,0 +1,260 @@
+"""Networks that turn observations into features. Shapes: ``N`` observations, ``F`` features.
+
+A network of your own is an ``nn.Module`` with an attribute ``output_size`` and
+
+    forward(observations) -> features ``[N, output_size]``
+
+or a pair of such tensors, for the policy and for the value. ``observations`` is a tensor
+``[N, ...]``, or a dict of them. With memory, it also has an attribute ``state_size`` and
+
+    forward(observations, state) -> (features, next state)
+
+where ``state`` is ``[N, state_size]`` and zero at the first step of an episode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper.config.learning import NetworkConfig
+from esper.errors import ConfigError
+from esper.simic.policy.normalizers import ObservationNormalizer
+from esper.simic.policy.observations import (
+    ObservationLeaf,
+    Observations,
+    ObservationSpec,
+    leaves_of,
+)
+
+Features = Tensor | tuple[Tensor, Tensor]
+"""``[N, F]`` for policy and value, or one for each."""
+
+
+class Network(Protocol):
+    """What a network must have to carry a policy; see the top of this module."""
+
+    output_size: int
+
+
+class Encoder(nn.Module):
+    """Encodes observations of any kind as one vector ``[N, output_size]``.
+
+    Vectors pass through, normalised if asked for; categories become one-hot vectors; images pass
+    through convolutions.
+    """
+
+    def __init__(self, spec: ObservationSpec, config: NetworkConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.normalizers = nn.ModuleDict()
+        self.images = nn.ModuleDict()
+        self.output_size = 0
+        for name, leaf in spec.leaves.items():
+            if leaf.kind == "image":
+                self.images[_key(name)] = ImageEncoder(leaf, config.image_size)
+                self.output_size += config.image_size
+            elif leaf.kind == "category":
+                self.output_size += sum(leaf.counts)
+            else:
+                size = math.prod(leaf.shape)
+                if config.normalize_observations:
+                    self.normalizers[_key(name)] = ObservationNormalizer(size)
+                self.output_size += size
+        single = spec.single
+        self.is_plain = (
+            single is not None
+            and (single.kind, single.dtype, len(single.shape)) == ("vector", "float32", 1)
+            and not config.normalize_observations
+        )
+        """Whether observations are vectors that pass through as they are."""
+
+    def forward(self, observations: Observations) -> Tensor:
+        """Return the encodings of all leaves side by side."""
+        if self.is_plain and isinstance(observations, Tensor):
+            return observations
+        leaves = leaves_of(observations)
+        parts = [self._encode(name, leaf, leaves[name]) for name, leaf in self.spec.leaves.items()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def learn_observations(self, observations: Observations) -> None:
+        """Update the running statistics of vectors ``[N, ...]``, if there are any."""
+        leaves = leaves_of(observations)
+        for name in self.spec.leaves:
+            if _key(name) in self.normalizers:
+                normalizer = cast(ObservationNormalizer, self.normalizers[_key(name)])
+                normalizer.learn(leaves[name].flatten(1))
+
+    def _encode(self, name: str, leaf: ObservationLeaf, values: Tensor) -> Tensor:
+        if leaf.kind == "image":
+            return cast(Tensor, self.images[_key(name)](values))
+        if leaf.kind == "category":
+            numbers = values.reshape(len(values), -1)
+            hot = [F.one_hot(numbers[:, i], n) for i, n in enumerate(leaf.counts)]
+            return torch.cat(hot, dim=1).float()
+        flat = values.flatten(1) if values.ndim != 2 else values
+        if flat.dtype is not torch.float32:
+            flat = flat.float()
+        if _key(name) in self.normalizers:
+            flat = cast(Tensor, self.normalizers[_key(name)](flat))
+        return flat
+
+
+class ImageEncoder(nn.Module):
+    """Encodes images by convolutions: those of Mnih et al. (2015), or smaller ones if they are.
+
+    Bytes 0 to 255 are scaled to 0 to 1.
+    """
+
+    def __init__(self, leaf: ObservationLeaf, output_size: int) -> None:
+        super().__init__()
+        self.leaf = leaf
+        height, width, channels = leaf.shape
+        if not leaf.is_channels_last:
+            channels, height, width = leaf.shape
+        # (channels, kernel, stride, padding) of each layer.
+        if min(height, width) >= 36:
+            layers = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+        else:
+            n_halvings = max(0, math.ceil(math.log2(min(height, width) / 4)))
+            layers = [(32, 3, 1, 1), *[(32, 3, 2, 1)] * n_halvings]
+        stack: list[nn.Module] = []
+        for n_out, kernel, stride, padding in layers:
+            stack += [nn.Conv2d(channels, n_out, kernel, stride, padding), nn.ReLU()]
+            channels = n_out
+            height = (height + 2 * padding - kernel) // stride + 1
+            width = (width + 2 * padding - kernel) // stride + 1
+        flat = [nn.Flatten(), nn.Linear(channels * height * width, output_size), nn.ReLU()]
+        self.layers = nn.Sequential(*stack, *flat)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return encodings ``[N, output size]`` of images ``[N, height, width, channels]``."""
+        if self.leaf.is_channels_last:
+            images = images.permute(0, 3, 1, 2)
+        images = images.float()
+        if self.leaf.is_byte_image:
+            images = images / 255.0
+        return cast(Tensor, self.layers(images))
+
+
+class Towers(nn.Module):
+    """Two stacks of fully connected layers, one for the policy and one for the value.
+
+    Both have the same widths, so that each layer is one matrix product for both.
+    """
+
+    def __init__(self, input_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
+        super().__init__()
+        if not hidden_sizes:
+            raise ConfigError("hidden_sizes is empty; it needs at least one width.")
+        self.output_size = hidden_sizes[-1]
+        self.activation = activation
+        self._layers: list[Tensor] = []
+        self.first = nn.Linear(input_size, 2 * hidden_sizes[0])
+        pairs = list(pairwise(hidden_sizes))
+        self.weights = nn.ParameterList([torch.zeros(2, n_in, n_out) for n_in, n_out in pairs])
+        self.biases = nn.ParameterList([torch.zeros(2, 1, n_out) for _, n_out in pairs])
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features ``[N, F]`` for the policy and for the value."""
+        hidden = tower_layers(inputs, self.activation, *self.layers())[-1]
+        return hidden[0], hidden[1]
+
+    def layers(self) -> list[Tensor]:
+        """Return weight and bias of each layer, one after the other."""
+        # Looked up once: finding parameters by name takes as long as using them.
+        if not self._layers:
+            pairs = zip(self.weights, self.biases, strict=True)
+            self._layers = [
+                self.first.weight,
+                self.first.bias,
+                *(t for pair in pairs for t in pair),
+            ]
+        return self._layers
+
+
+def tower_layers(inputs: Tensor, activation: str, *layers: Tensor) -> list[Tensor]:
+    """Return the activations ``[2, N, width]`` of each layer of two towers."""
+    activate = torch.tanh if activation == "tanh" else torch.relu
+    hidden = activate(torch.addmm(layers[1], inputs, layers[0].t()))
+    # [2, N, width]: the two towers are a batch.
+    found = [hidden.view(hidden.shape[0], 2, -1).transpose(0, 1)]
+    for weight, bias in zip(layers[2::2], layers[3::2], strict=True):
+        found.append(activate(torch.baddbmm(bias, found[-1], weight)))
+    return found
+
+
+def backpropagate_towers(
+    inputs: Tensor, hidden: list[Tensor], d_last: Tensor, activation: str, layers: list[Tensor]
+) -> None:
+    """Write the gradients of two towers' layers into their ``grad``.
+
+    Args:
+        inputs: ``[N, input size]``.
+        hidden: The activations from :func:`tower_layers`.
+        d_last: ``[2, N, width]`` gradient of the last activations.
+        activation: ``"tanh"`` or ``"relu"``.
+        layers: Weight and bias of each layer, as :meth:`Towers.layers` returns them.
+    """
+    d_hidden = d_last
+    for layer in range(len(hidden) - 1, 0, -1):
+        weight, bias = layers[2 * layer], layers[2 * layer + 1]
+        d_sum = _activation_backward(activation, d_hidden, hidden[layer])
+        torch.bmm(hidden[layer - 1].transpose(1, 2), d_sum, out=weight.grad)
+        torch.sum(d_sum, 1, keepdim=True, out=bias.grad)
+        d_hidden = torch.bmm(d_sum, weight.transpose(1, 2))
+    d_sum = _activation_backward(activation, d_hidden, hidden[0]).transpose(0, 1).flatten(1)
+    torch.mm(d_sum.t(), inputs, out=layers[0].grad)
+    torch.sum(d_sum, 0, out=layers[1].grad)
+
+
+def _activation_backward(activation: str, gradient: Tensor, output: Tensor) -> Tensor:
+    if activation == "tanh":
+        return torch.ops.aten.tanh_backward(gradient, output)
+    return torch.ops.aten.threshold_backward(gradient, output, 0)
+
+
+class EncoderTowers(nn.Module):
+    """An encoder of observations followed by two towers: the network of most policies."""
+
+    def __init__(self, spec: ObservationSpec, config: NetworkConfig) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec, config)
+        self.towers = Towers(self.encoder.output_size, config.hidden_sizes, config.activation)
+        self.output_size = self.towers.output_size
+
+    def forward(self, observations: Observations) -> tuple[Tensor, Tensor]:
+        """Return features ``[N, F]`` for the policy and for the value."""
+        return cast("tuple[Tensor, Tensor]", self.towers(self.encoder(observations)))
+
+    def learn_observations(self, observations: Observations) -> None:
+        """Update the running statistics of vectors ``[N, ...]``, if there are any."""
+        self.encoder.learn_observations(observations)
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, generator: torch.Generator) -> None:
+    """Draw orthogonal weights with gain sqrt(2) for every layer below a module; zero biases."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(layer.weight, gain=2**0.5, generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    for towers in (layer for layer in module.modules() if isinstance(layer, Towers)):
+        # Each tower by itself: together, two towers on few inputs would start too small.
+        for weight in (
+            *towers.first.weight.chunk(2),
+            *(w for pair in towers.weights for w in pair),
+        ):
+            nn.init.orthogonal_(weight, gain=2**0.5, generator=generator)
+
+
+def _key(name: str) -> str:
+    """Return a name that a ``ModuleDict`` accepts, another one for every name."""
+    return "leaf_" + name.replace("_", "__").replace(".", "_dot_")

@@ -1,0 +1,194 @@
+"""Observations of any Gymnasium space as tensors: one tensor, or a dict of tensors by name.
+
+Shapes: ``B`` any number of observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from esper.errors import ShapeError, UnsupportedEnvironmentError
+
+Observations = Tensor | dict[str, Tensor]
+"""``[B, ...]``, or such a tensor for each name of a ``Dict`` or ``Tuple`` space."""
+
+Kind = Literal["vector", "image", "category"]
+
+_DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class ObservationLeaf:
+    """One tensor of an observation."""
+
+    kind: Kind
+    """A ``vector`` of numbers, an ``image`` (three axes) or one or more ``category`` numbers."""
+
+    shape: tuple[int, ...]
+    """Without the batch axis."""
+
+    dtype: str
+    """How it is stored: ``float32``, ``uint8`` or ``int64``."""
+
+    counts: tuple[int, ...] = ()
+    """Categories of each number of a ``category`` leaf."""
+
+    starts: tuple[int, ...] = ()
+    """The first category of each number of a ``category`` leaf."""
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether an image's channels are its last axis, as most environments have them."""
+        return self.shape[-1] <= self.shape[0]
+
+    @property
+    def is_byte_image(self) -> bool:
+        """Whether an image holds 0 to 255, which networks see as 0 to 1."""
+        return self.kind == "image" and self.dtype == "uint8"
+
+    def read(self, batch: Any) -> Tensor:
+        """Return values ``[B, ...]`` as a tensor of its own, as they are stored."""
+        if any(self.starts):
+            batch = np.asarray(batch) - np.asarray(self.starts).reshape(self.shape)
+        return torch.from_numpy(np.array(batch, self.dtype, order="C"))
+
+
+@dataclass(frozen=True)
+class ObservationSpec:
+    """The tensors that an observation consists of."""
+
+    leaves: Mapping[str, ObservationLeaf]
+    """By name; a space that is neither ``Dict`` nor ``Tuple`` has one leaf, named ``""``."""
+
+    @classmethod
+    def flat(cls, size: int) -> ObservationSpec:
+        """Describe observations that are vectors of a size."""
+        return cls({"": ObservationLeaf("vector", (int(size),), "float32")})
+
+    @classmethod
+    def from_space(cls, space: spaces.Space[Any]) -> ObservationSpec:
+        """Describe a Gymnasium observation space.
+
+        ``Box``, ``Discrete``, ``MultiDiscrete``, ``MultiBinary``, or a ``Dict`` or ``Tuple`` of
+        these.
+
+        Raises:
+            UnsupportedEnvironmentError: If the space is of another kind.
+        """
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            parts = cast(Any, space).spaces
+            pairs = parts.items() if isinstance(space, spaces.Dict) else enumerate(parts)
+            return cls({str(key): _leaf(part, str(key)) for key, part in pairs})
+        return cls({"": _leaf(space, "")})
+
+    @property
+    def single(self) -> ObservationLeaf | None:
+        """The only leaf of an observation that is one tensor; None for several."""
+        return self.leaves.get("")
+
+    def read(self, batch: Any) -> Observations:
+        """Return a batch of observations, as a vector environment gives it, as tensors."""
+        single = self.single
+        if single is not None:
+            return single.read(batch)
+        return {name: leaf.read(_part(batch, name)) for name, leaf in self.leaves.items()}
+
+    def read_list(self, observations: list[Any]) -> Observations:
+        """Return observations of several environments as tensors ``[B, ...]``."""
+        single = self.single
+        if single is not None:
+            return single.read(observations)
+        return {
+            name: leaf.read([_part(observation, name) for observation in observations])
+            for name, leaf in self.leaves.items()
+        }
+
+    def batch_of(self, observation: Any) -> int | None:
+        """Return the batch size of an observation as an environment gives it; None for one."""
+        name, leaf = next(iter(self.leaves.items()))
+        value = observation if name == "" else _part(observation, name)
+        shape = np.shape(value)
+        n_axes = len(shape) - len(leaf.shape)
+        if n_axes not in (0, 1):
+            raise ShapeError(
+                f"the observation has shape {shape}; {leaf.shape}, with or without a batch before "
+                "it, is needed."
+            )
+        return None if n_axes == 0 else int(shape[0])
+
+    def require_fit(self, observations: Observations) -> None:
+        """Check tensors ``[B, ...]`` against the space.
+
+        Raises:
+            ShapeError: If a tensor is missing or has another shape.
+        """
+        given = leaves_of(observations)
+        for name, leaf in self.leaves.items():
+            tensor = given.get(name)
+            if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != leaf.shape:
+                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
+                where = f"observations[{name!r}]" if name else "observations"
+                raise ShapeError(f"{where} has shape {shape}; [batch, *{leaf.shape}] is needed.")
+
+    def zeros(self, *batch: int, device: torch.device | str = "cpu") -> Observations:
+        """Return observations ``[*batch, ...]`` of zeros."""
+        made = {
+            name: torch.zeros(*batch, *leaf.shape, dtype=_DTYPES[leaf.dtype], device=device)
+            for name, leaf in self.leaves.items()
+        }
+        return made[""] if self.single is not None else made
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], observations: Observations) -> Observations:
+    """Return observations with a function applied to each tensor."""
+    if isinstance(observations, Tensor):
+        return function(observations)
+    return {name: function(tensor) for name, tensor in observations.items()}
+
+
+def leaves_of(observations: Observations) -> dict[str, Tensor]:
+    """Return the tensors of observations by name; a single one is named ``""``."""
+    return observations if isinstance(observations, dict) else {"": observations}
+
+
+def batch_size(observations: Observations) -> int:
+    """Return the length of the first axis."""
+    return next(iter(leaves_of(observations).values())).shape[0]
+
+
+def _part(observation: Any, name: str) -> Any:
+    key: Any = name if isinstance(observation, Mapping) else int(name)
+    try:
+        return cast(Any, observation)[key]
+    except LookupError as error:
+        raise ShapeError(f"the observation has no part {name!r}, as the space has.") from error
+
+
+def _leaf(space: spaces.Space[Any], name: str) -> ObservationLeaf:
+    if isinstance(space, spaces.Box):
+        shape = tuple(int(n) for n in space.shape)
+        is_image = len(shape) == 3
+        dtype = "uint8" if space.dtype == np.uint8 else "float32"
+        return ObservationLeaf("image" if is_image else "vector", shape, dtype)
+    if isinstance(space, spaces.Discrete):
+        return ObservationLeaf("category", (), "int64", (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        several = cast(Any, space)
+        counts = tuple(int(n) for n in several.nvec.ravel())
+        starts = tuple(int(n) for n in several.start.ravel())
+        return ObservationLeaf("category", tuple(space.shape), "int64", counts, starts)
+    if isinstance(space, spaces.MultiBinary):
+        return ObservationLeaf("vector", tuple(cast(Any, space.shape)), "float32")
+    where = f" {name!r}" if name else ""
+    raise UnsupportedEnvironmentError(
+        f"the observation space{where} is {space}; Box, Discrete, MultiDiscrete, MultiBinary, or "
+        "one Dict or Tuple of these is needed. Wrap the environment in "
+        "gymnasium.wrappers.FlattenObservation."
+    )

@@ -1,0 +1,421 @@
+"""Environments as a collector drives them: many at once, each reset as soon as its episode ends.
+
+:class:`LocalEnvironments` steps environments of this process one after another;
+:class:`VectorEnvironments` drives any Gymnasium vector environment in any of its autoreset modes.
+Shapes: ``E`` environments.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from esper.arrays import Flags
+from esper.errors import RolloutError, UnsupportedEnvironmentError
+from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.masks import ChoiceMasks, PolicyMasks, join_masks
+from esper.simic.policy.observations import Observations, ObservationSpec
+from esper.simic.rollout.actions import ActionCodec, MaskReader
+from esper.simic.rollout.env_state import load_env_state, save_env_state
+
+Env = gymnasium.Env[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EnvStep:
+    """What a step of all environments led to."""
+
+    observations: Observations
+    """``[E, ...]``, those of a new episode where one ended."""
+    rewards: NDArray[np.float32]
+    """``[E]``."""
+    terminated: Flags
+    """``[E]``."""
+    truncated: Flags
+    """``[E]`` cut short from outside and not terminated."""
+    final: Observations | None
+    """``[E, ...]`` the last observations of truncated episodes; None if none was truncated."""
+    masks: Any
+    """The choices that are legal next; None for all."""
+    info: Any
+    """As the environments gave it."""
+    skipped: Flags | None = None
+    """``[E]`` environments that were only reset by this step; None for none."""
+
+
+class Environments(ABC):
+    """Many environments, stepped together."""
+
+    n_envs: int
+    observation_spec: ObservationSpec
+    codec: ActionCodec
+
+    @abstractmethod
+    def reset(self, seed: int | None) -> tuple[Observations, Any]:
+        """Start new episodes; return observations ``[E, ...]`` and masks."""
+
+    @abstractmethod
+    def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
+        """Take discrete choices ``[E, D]`` and numbers ``[E, C]``."""
+
+    @abstractmethod
+    def save_state(self) -> Any:
+        """Return the state of all environments as plain values.
+
+        Raises:
+            UnsupportedEnvironmentError: If an environment's state cannot be saved.
+        """
+
+    @abstractmethod
+    def load_state(self, state: Any) -> None:
+        """Restore what :meth:`save_state` returned."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environments."""
+
+
+@dataclass
+class _MaskSource:
+    """Where environments say what is legal, found at the first reset and required ever after."""
+
+    reader: MaskReader
+    kind: str | None = None
+    steps: int = field(default=-1)
+
+    def find(self, *, in_info: bool, by_method: bool) -> None:
+        if self.steps < 0:
+            self.kind = "info" if in_info else "method" if by_method else None
+        self.steps += 1
+        if self.kind is None and in_info:
+            raise RolloutError(
+                f"info['action_mask'] appeared at step {self.steps} but not at the first reset; "
+                "give it at every reset and every step."
+            )
+        if self.kind == "info" and not in_info:
+            raise RolloutError(
+                f"info['action_mask'] was given at reset but not at step {self.steps}; give it at "
+                "every reset and every step."
+            )
+
+
+class LocalEnvironments(Environments):
+    """Environments of this process, stepped one after another."""
+
+    def __init__(
+        self,
+        envs: Sequence[Env],
+        spec: ActionSpec,
+        *,
+        squash: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.envs = list(envs)
+        self.n_envs = len(self.envs)
+        first = self.envs[0]
+        for number, env in enumerate(self.envs[1:], start=1):
+            for kind in ("observation_space", "action_space"):
+                if getattr(env, kind) != getattr(first, kind):
+                    raise UnsupportedEnvironmentError(
+                        f"environment {number} has {kind} {getattr(env, kind)} and environment 0 "
+                        f"has {getattr(first, kind)}; all need the same."
+                    )
+        self.observation_spec = ObservationSpec.from_space(first.observation_space)
+        self.codec = ActionCodec(first.action_space, spec, squash=squash)
+        self._masks = _MaskSource(MaskReader(spec, torch.device(device)))
+        self._mask_methods = [_mask_method(env) for env in self.envs]
+        self._has_mask_methods = _all_or_none([one is not None for one in self._mask_methods])
+
+    def reset(self, seed: int | None) -> tuple[Observations, Any]:
+        """Start new episodes; environment i gets ``seed + i``."""
+        self._masks.steps = -1
+        results = [
+            env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)
+        ]
+        infos = [info for _, info in results]
+        return self.observation_spec.read_list([o for o, _ in results]), self._read_masks(infos)
+
+    def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
+        """Step each environment, and reset those whose episode ended."""
+        n_envs = self.n_envs
+        observations, infos = list[Any](), list[dict[str, Any]]()
+        rewards = np.zeros(n_envs, np.float32)
+        ends = np.zeros((2, n_envs), np.bool_)
+        final: list[Any] | None = None
+        chosen = self.codec.each(actions, numbers)
+        for i, env in enumerate(self.envs):
+            observation, reward, terminated, truncated, info = env.step(chosen[i])
+            rewards[i] = reward
+            if terminated or truncated:
+                ends[0, i], ends[1, i] = terminated, truncated and not terminated
+                if ends[1, i]:
+                    final = final or [None] * n_envs
+                    # An environment may write its next observation to the same array.
+                    final[i] = copy.deepcopy(observation)
+                last, (observation, info) = info, env.reset()
+                info = {**info, "final_info": last}
+            observations.append(observation)
+            infos.append(info)
+        spec = self.observation_spec
+        if final is not None:
+            final = [observations[i] if one is None else one for i, one in enumerate(final)]
+        return EnvStep(
+            observations=spec.read_list(observations),
+            rewards=rewards,
+            terminated=ends[0],
+            truncated=ends[1],
+            final=None if final is None else spec.read_list(final),
+            masks=self._read_masks(infos),
+            info=infos,
+        )
+
+    def save_state(self) -> Any:
+        """Return the state of each environment and its wrappers."""
+        envs = [save_env_state(env) for env in self.envs]
+        return {"envs": envs, "masks": [self._masks.kind, self._masks.steps]}
+
+    def load_state(self, state: Any) -> None:
+        """Restore what :meth:`save_state` returned."""
+        self._masks.kind, self._masks.steps = state["masks"]
+        for env, saved in zip(self.envs, state["envs"], strict=True):
+            load_env_state(env, saved)
+
+    def read_masks(self) -> Any:
+        """Return what is legal now, if the environments say so by a method."""
+        if self._masks.kind == "method":
+            return self._masks.reader.read_each([method() for method in self._mask_methods])  # type: ignore[misc]
+        return None
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
+
+    def _read_masks(self, infos: list[dict[str, Any]]) -> Any:
+        joint = [getattr(env.unwrapped, "masks", None) for env in self.envs]
+        if hasattr(joint[0], "for_policy"):
+            return join_masks([cast(PolicyMasks, masks).for_policy() for masks in joint])
+        source = self._masks
+        in_info = any("action_mask" in info for info in infos)
+        source.find(in_info=in_info, by_method=self._has_mask_methods)
+        if source.kind == "info":
+            return source.reader.read_each([info.get("action_mask") for info in infos])
+        return self.read_masks()
+
+
+class VectorEnvironments(Environments):
+    """A Gymnasium vector environment, in any of its autoreset modes."""
+
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        spec: ActionSpec,
+        *,
+        squash: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.envs = envs
+        self.n_envs = envs.num_envs
+        single = cast(Any, envs)
+        self.observation_spec = ObservationSpec.from_space(single.single_observation_space)
+        self.codec = ActionCodec(single.single_action_space, spec, squash=squash)
+        self._masks = _MaskSource(MaskReader(spec, torch.device(device)))
+        self._mode = _autoreset_mode(envs)
+        self._read_by_method = _vector_mask_reader(envs, self._masks.reader)
+        self._was_done: Flags = np.zeros(self.n_envs, np.bool_)
+
+    def reset(self, seed: int | None) -> tuple[Observations, Any]:
+        """Start new episodes."""
+        self._masks.steps = -1
+        self._was_done = np.zeros(self.n_envs, np.bool_)
+        observations, info = self.envs.reset(seed=seed)
+        return self.observation_spec.read(observations), self._read_masks(info)
+
+    def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
+        """Step all environments."""
+        chosen = self.codec.batch(actions, numbers)
+        observations, rewards, terminated, truncated, info = self.envs.step(chosen)
+        is_cut = truncated & ~terminated
+        skipped = None
+        final: Any = None
+        if self._mode == AutoresetMode.SAME_STEP:
+            if is_cut.any():
+                final = self._final_observations(observations, info, is_cut)
+        else:
+            # The observation of a step that ends an episode is its last one.
+            if is_cut.any():
+                final = self.observation_spec.read(observations)
+            if self._mode == AutoresetMode.NEXT_STEP:
+                skipped = self._was_done if self._was_done.any() else None
+                self._was_done = terminated | truncated
+            elif (terminated | truncated).any():
+                ends = terminated | truncated
+                observations, new_info = self.envs.reset(options={"reset_mask": ends})
+                info = _merge_masks(info, new_info, ends)
+        return EnvStep(
+            observations=self.observation_spec.read(observations),
+            rewards=np.asarray(rewards, np.float32),
+            terminated=np.asarray(terminated, np.bool_),
+            truncated=is_cut,
+            final=final,
+            masks=self._read_masks(info),
+            info=info,
+            skipped=skipped,
+        )
+
+    def save_state(self) -> Any:
+        """Return the state of the environment, or of each of its members."""
+        own, members = getattr(self.envs.unwrapped, "state_dict", None), self._members()
+        if own is None and members is None:
+            raise UnsupportedEnvironmentError(
+                f"the state of {type(self.envs.unwrapped).__name__} cannot be saved; give it "
+                "state_dict() and load_state_dict(), or pass a function that makes one "
+                "environment."
+            )
+        return {
+            "envs": own() if own is not None else [save_env_state(env) for env in members or ()],
+            "masks": [self._masks.kind, self._masks.steps],
+            "was_done": self._was_done.tolist(),
+        }
+
+    def load_state(self, state: Any) -> None:
+        """Restore what :meth:`save_state` returned."""
+        self._masks.kind, self._masks.steps = state["masks"]
+        self._was_done = np.array(state["was_done"], np.bool_)
+        load = getattr(self.envs.unwrapped, "load_state_dict", None)
+        if load is not None:
+            load(state["envs"])
+            return
+        for env, saved in zip(self._members() or (), state["envs"], strict=True):
+            load_env_state(env, saved)
+
+    def _members(self) -> list[Env] | None:
+        """Return the environments of a SyncVectorEnv."""
+        # It resets those that it remembers as done; only the mode without that memory is whole.
+        if self._mode == AutoresetMode.NEXT_STEP:
+            return None
+        return getattr(self.envs, "envs", None)
+
+    def read_masks(self) -> Any:
+        """Return what is legal now, if the environment says so by an attribute or a method."""
+        joint = getattr(self.envs.unwrapped, "masks", None)
+        if hasattr(joint, "for_policy"):
+            return joint
+        if self._masks.kind != "method":
+            return None
+        assert self._read_by_method is not None, "found when the environments were made"
+        return self._read_by_method()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.envs.close()
+
+    def _read_masks(self, info: dict[str, Any]) -> Any:
+        joint = getattr(self.envs.unwrapped, "masks", None)
+        if hasattr(joint, "for_policy"):
+            return joint
+        source = self._masks
+        source.find(in_info="action_mask" in info, by_method=self._read_by_method is not None)
+        if source.kind == "info":
+            # Gymnasium fills in what an environment did not give, and says so beside it.
+            is_given = info.get("_action_mask")
+            if is_given is not None and not np.all(is_given):
+                raise RolloutError(
+                    f"environment {int(np.argmin(is_given))} gave no info['action_mask'] at step "
+                    f"{source.steps}; give it at every reset and every step."
+                )
+            return source.reader.read_batch(info["action_mask"])
+        return self.read_masks()
+
+    def _final_observations(self, observations: Any, info: dict[str, Any], is_cut: Flags) -> Any:
+        """Return observations with the last ones of episodes that were cut short."""
+        given = info.get("final_obs", info.get("final_observation"))
+        if given is None:
+            raise UnsupportedEnvironmentError(
+                f"environment {int(is_cut.argmax())} was truncated, but info has no 'final_obs'; "
+                "the value of the state it reached cannot be estimated. Set "
+                "metadata['autoreset_mode'] to the mode that the vector environment has."
+            )
+        spec = self.observation_spec
+        final = spec.read(observations)
+        for env in np.flatnonzero(is_cut):
+            one = (
+                {name: values[env] for name, values in cast("dict[str, Any]", given).items()}
+                if isinstance(given, dict)
+                else given[env]
+            )
+            last = spec.read_list([one])
+            if isinstance(final, dict):
+                for name, values in final.items():
+                    values[env] = cast(Any, last)[name][0]
+            else:
+                final[env] = cast(Any, last)[0]
+        return final
+
+
+def _mask_method(env: Env) -> Callable[[], Any] | None:
+    """Return the method by which an environment says what is legal, whatever wraps it."""
+    return env.get_wrapper_attr("action_masks") if env.has_wrapper_attr("action_masks") else None
+
+
+def _vector_mask_reader(
+    envs: VectorEnv[Any, Any, Any], reader: MaskReader
+) -> Callable[[], ChoiceMasks] | None:
+    """Return what asks a vector environment, or its members, by a method what is legal."""
+    layer: Any = envs
+    while not hasattr(layer, "action_masks"):
+        if layer is layer.unwrapped:
+            # Asking a worker process for an attribute that it does not have would end it.
+            call = getattr(layer, "call", None)
+            if call is None or not _all_or_none(call("has_wrapper_attr", "action_masks")):
+                return None
+            return lambda: reader.read_each(call("action_masks"))
+        layer = layer.env
+    return lambda: reader.read_batch(layer.action_masks())
+
+
+def _all_or_none(has_method: Sequence[bool]) -> bool:
+    """Return whether all environments have a method ``action_masks``; some alone are an error."""
+    if any(has_method) and not all(has_method):
+        raise UnsupportedEnvironmentError(
+            f"environment {list(has_method).index(False)} has no method action_masks, but others "
+            "do; all or none need it."
+        )
+    return all(has_method)
+
+
+def _merge_masks(stepped: dict[str, Any], reset: dict[str, Any], is_reset: Flags) -> dict[str, Any]:
+    """Return the info of a reset, with masks of environments that were not reset from a step."""
+    names = {"action_mask", "_action_mask"}
+    merged = {name: value for name, value in reset.items() if name not in names}
+    for name in names & stepped.keys() & reset.keys():
+        merged[name] = _choose(is_reset, reset[name], stepped[name])
+    return merged
+
+
+def _choose(flags: Flags, first: Any, second: Any) -> Any:
+    """Return ``first`` where flags ``[E]`` are set and else ``second``, in each array of dicts."""
+    if isinstance(first, Mapping):
+        named = cast("Mapping[str, Any]", first)
+        return {name: _choose(flags, value, second[name]) for name, value in named.items()}
+    shape = (-1, *[1] * (np.ndim(first) - 1))
+    return cast(Any, np.where(flags.reshape(shape), first, second))
+
+
+def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = envs.metadata.get("autoreset_mode")
+    if mode is None:
+        raise UnsupportedEnvironmentError(
+            "the vector environment's metadata has no 'autoreset_mode'; set it to "
+            "gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED."
+        )
+    return AutoresetMode(mode)

@@ -1,0 +1,67 @@
+"""Rates that change over training: learning rate, clip range, entropy bonus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.config.checks import require_choice, require_number
+
+Rate = float | Callable[[float], float]
+"""A constant, or a function of the share of training that is left, from 1 to 0."""
+
+Shape = Literal["constant", "linear", "cosine"]
+
+
+def interpolate(shape: str, start: float, end: float, progress: float) -> float:
+    """Return a rate on its way from ``start`` to ``end``.
+
+        constant  start
+        linear    from start to end in equal steps
+        cosine    the same ends, slowly at both of them
+
+    Args:
+        shape: ``"constant"``, ``"linear"`` or ``"cosine"``.
+        start: The first rate.
+        end: The last rate.
+        progress: 0 at the start, 1 at the end.
+    """
+    if shape == "constant":
+        return start
+    way = progress if shape == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
+    return start + (end - start) * way
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A rate that changes from ``start`` to ``end`` over training, and is saved with a model."""
+
+    start: float
+    end: float = 0.0
+    shape: Shape = "linear"
+
+    def __post_init__(self) -> None:
+        require_number("start", self.start, least=0.0)
+        require_number("end", self.end, least=0.0)
+        require_choice("shape", self.shape, ("constant", "linear", "cosine"))
+
+    def __call__(self, remaining: float) -> float:
+        """Return the rate when a share of training from 1 to 0 is left."""
+        return interpolate(self.shape, self.start, self.end, 1.0 - remaining)
+
+
+def linear(start: float, end: float = 0.0) -> Schedule:
+    """Return a rate that changes linearly from ``start`` to ``end`` over training."""
+    return Schedule(start, end, "linear")
+
+
+def cosine(start: float, end: float = 0.0) -> Schedule:
+    """Return a rate that changes along half a cosine from ``start`` to ``end``."""
+    return Schedule(start, end, "cosine")
+
+
+def rate_at(rate: Rate, remaining: float) -> float:
+    """Return a rate when a share of training from 1 to 0 is left."""
+    return float(rate(remaining)) if callable(rate) else float(rate)

@@ -1,0 +1,219 @@
+"""Decisions become actions of any space, and masks in any form mean the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from esper.errors import ActionSpecError, EsperError, ShapeError, UnsupportedEnvironmentError
+from esper.simic import ActionSpec
+from esper.simic.policy.masks import ChoiceMasks
+from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
+
+CPU = torch.device("cpu")
+SPACES = {
+    "discrete": spaces.Discrete(4),
+    "discrete from 5": spaces.Discrete(4, start=5),
+    "discrete from -2": spaces.Discrete(3, start=-2),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "multi-discrete from others": spaces.MultiDiscrete([2, 3], start=[7, -1]),
+    "bits": spaces.MultiBinary(3),
+    "box": spaces.Box(-1.0, 3.0, (2,)),
+    "box of other bounds": spaces.Box(np.float32([-1.0, 0.0]), np.float32([1.0, 9.0])),
+    "box of a table": spaces.Box(-1.0, 1.0, (2, 3)),
+    "double box": spaces.Box(-1.0, 1.0, (2,), np.float64),
+    "dict": spaces.Dict(
+        {"amount": spaces.Box(0.0, 2.0, (2,)), "op": spaces.Discrete(3), "z": spaces.MultiBinary(2)}
+    ),
+    "tuple": spaces.Tuple(
+        [spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2, start=1), spaces.Box(-1.0, 0.0, (2,))]
+    ),
+}
+
+
+def draw(spec: ActionSpec, n: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return choices and wild numbers, as a policy would draw them."""
+    random = np.random.default_rng(0)
+    actions = (
+        np.stack([random.integers(size, size=n) for size in spec.sizes], 1)
+        if spec.sizes
+        else np.zeros((n, 0), np.int64)
+    )
+    numbers = 5.0 * random.standard_normal((n, spec.n_numbers)).astype(np.float32)
+    return actions, numbers if spec.dims else None
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("squash", [False, True])
+def test_every_decision_is_an_action_of_the_space(name: str, squash: bool) -> None:
+    space = SPACES[name]
+    spec = ActionSpec.from_space(space)
+    codec, n = ActionCodec(space, spec, squash=squash), 50
+    actions, numbers = draw(spec, n)
+    assert batch_space(space, n).contains(codec.batch(actions, numbers))
+    each = codec.each(actions, numbers)
+    assert len(each) == n
+    assert all(space.contains(action) for action in each)
+
+
+def test_choices_count_from_the_start_of_their_space() -> None:
+    def convert(space: spaces.Space[Any], choices: list[int]) -> Any:
+        codec = ActionCodec(space, ActionSpec.from_space(space))
+        return np.asarray(codec.each(np.array([choices]), None)[0]).tolist()
+
+    assert convert(spaces.Discrete(3, start=-2), [0]) == -2
+    assert convert(spaces.Discrete(3, start=5), [2]) == 7
+    assert convert(spaces.MultiDiscrete([2, 3], start=[7, -1]), [1, 0]) == [8, -1]
+    assert convert(spaces.MultiBinary(3), [1, 0, 1]) == [1, 0, 1]
+
+
+def test_numbers_are_clipped_to_their_bounds_or_squashed_between_them() -> None:
+    space = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 10.0]), dtype=np.float64)
+    spec = ActionSpec.from_space(space)
+    numbers = np.array([[0.25, 3.0], [-7.0, 20.0], [0.0, 0.0]], np.float32)
+    clipped = ActionCodec(space, spec).batch(np.zeros((3, 0), np.int64), numbers)
+    np.testing.assert_allclose(clipped, [[0.25, 3.0], [-1.0, 10.0], [0.0, 0.0]])
+    squashed = ActionCodec(space, spec, squash=True).batch(np.zeros((3, 0), np.int64), numbers)
+    tanh = np.tanh(numbers.astype(np.float64))
+    np.testing.assert_allclose(squashed[:, 0], tanh[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(squashed[:, 1], 5.0 + 5.0 * tanh[:, 1], rtol=1e-6)
+
+
+def test_parts_of_a_dict_get_their_own_numbers_and_choices() -> None:
+    space = SPACES["dict"]
+    codec = ActionCodec(space, ActionSpec.from_space(space))
+    (action,) = codec.each(np.array([[2, 1, 0]]), np.array([[0.5, 1.5]], np.float32))
+    assert action["amount"].tolist() == [0.5, 1.5]
+    assert (action["op"], action["z"].tolist()) == (2, [1, 0])
+
+
+def test_squashing_needs_bounds() -> None:
+    space = spaces.Box(-np.inf, np.inf, (2,))
+    ActionCodec(space, ActionSpec.from_space(space))
+    with pytest.raises(UnsupportedEnvironmentError, match=r"squash is on.*no bounds"):
+        ActionCodec(space, ActionSpec.from_space(space), squash=True)
+
+
+def test_a_specification_of_other_sizes_than_the_space_is_named() -> None:
+    with pytest.raises(UnsupportedEnvironmentError, match=r"heads have sizes \(2, 4\)"):
+        ActionCodec(spaces.MultiDiscrete([2, 3]), ActionSpec.independent([2, 4]))
+    with pytest.raises(ActionSpecError, match=r"sizes \(2, 4\).*has sizes \(2, 3\)"):
+        require_spec(spaces.MultiDiscrete([2, 3]), ActionSpec.independent([2, 4]))
+    named = ActionSpec.independent([2, 3], ["move", "door"])
+    assert require_spec(spaces.MultiDiscrete([2, 3]), named) is named
+
+
+SPEC = ActionSpec.independent([2, 3], ["move", "door"])
+MOVE, DOOR = np.array([[1, 0], [1, 1]], np.int8), np.array([[0, 1, 1], [1, 0, 0]], np.int8)
+LEGAL = [[[True, False, False], [False, True, True]], [[True, True, False], [True, False, False]]]
+
+
+def objects(*values: Any) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [(MOVE[0], DOOR[0]), (MOVE[1], DOOR[1])],
+        [[MOVE[0], DOOR[0]], [MOVE[1], DOOR[1]]],
+        [np.concatenate([MOVE[0], DOOR[0]]), np.concatenate([MOVE[1], DOOR[1]])],
+        [{"door": DOOR[0], "move": MOVE[0]}, {"move": MOVE[1], "door": DOOR[1]}],
+    ],
+    ids=["tuple", "list", "flat", "dict"],
+)
+def test_the_masks_of_each_environment_mean_the_same_in_every_form(masks: list[Any]) -> None:
+    assert MaskReader(SPEC, CPU).read_each(masks).legal.tolist() == LEGAL
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        np.concatenate([MOVE, DOOR], axis=1),
+        np.concatenate([MOVE, DOOR], axis=1).astype(bool),
+        np.array(LEGAL),
+        objects((MOVE[0], DOOR[0]), (MOVE[1], DOOR[1])),
+        ((MOVE[0], DOOR[0]), (MOVE[1], DOOR[1])),
+        {"door": DOOR, "move": MOVE, "_door": np.ones(2, bool)},
+    ],
+    ids=["flat", "bool", "padded", "tuples", "tuple of tuples", "dict"],
+)
+def test_the_masks_of_a_vector_environment_mean_the_same_in_every_form(masks: Any) -> None:
+    assert MaskReader(SPEC, CPU).read_batch(masks).legal.tolist() == LEGAL
+
+
+def test_a_head_that_a_dict_leaves_out_is_free() -> None:
+    read = MaskReader(SPEC, CPU).read_batch({"move": MOVE})
+    assert read.legal[:, 1].all()
+    assert read.legal[:, 0].tolist() == [row[0] for row in LEGAL]
+
+
+def test_the_mask_of_a_head_whose_name_starts_like_gymnasiums_flags_is_read() -> None:
+    spec = ActionSpec.independent([2, 3], ["move", "_door"])
+    read = MaskReader(spec, CPU).read_batch({"move": MOVE, "_door": DOOR, "_move": np.ones(2)})
+    assert read.legal.tolist() == LEGAL
+
+
+def test_a_conditional_mask_is_a_table_by_the_choice_of_the_other_head() -> None:
+    table = np.array([[1, 0, 0], [0, 1, 1]])
+    read = MaskReader(SPEC, CPU).read_each([{"door|move": table}, {"door|move": 1 - table}])
+    (condition,) = read.conditions
+    assert (condition.child, condition.parent) == (SPEC.index("door"), SPEC.index("move"))
+    assert condition.allowed(torch.tensor([0, 0])).int().tolist() == [[1, 0, 0], [0, 1, 1]]
+    assert condition.allowed(torch.tensor([1, 1])).int().tolist() == [[0, 1, 1], [1, 0, 0]]
+
+
+def test_conditional_masks_are_put_in_the_order_in_which_heads_can_be_drawn() -> None:
+    spec = ActionSpec.independent([2, 2, 2], ["a", "b", "c"])
+    every = np.ones((1, 2, 2), bool)
+    reader = MaskReader(spec, CPU)
+    chain = reader.read_batch({"a|b": every, "b|c": every})
+    assert [(one.child, one.parent) for one in chain.conditions] == [(1, 2), (0, 1)]
+    with pytest.raises(ActionSpecError, match="depend on each other"):
+        reader.read_batch({"a|b": every, "b|a": every})
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [np.ones(4), np.ones(4)],
+        [np.ones(5), np.ones(4)],
+        [(np.ones(2),), (np.ones(2),)],
+        [(np.ones(2), np.ones(4)), (np.ones(2), np.ones(4))],
+        [(np.ones(3), np.ones(2)), (np.ones(2), np.ones(3))],
+        [{"door": np.ones(2)}, {"door": np.ones(3)}],
+        [{"door": np.ones(2)}, {"door": np.ones(2)}],
+        [{"dor": np.ones(3)}, {"dor": np.ones(3)}],
+        [{"door": np.ones(3)}, {"move": np.ones(2)}],
+        [{"door": np.ones(3)}, {"door": np.ones(3), "move": np.ones(2)}],
+        [[1, 0], [1, 1]],
+        [(np.ones(2), np.ones(3)), np.ones(5)],
+        [{"door": np.ones(3)}, np.ones(5)],
+        [{"door|mov": np.ones((2, 3))}, {"door|mov": np.ones((2, 3))}],
+        [(np.ones(2), np.ones(3)), None],
+        [None, (np.ones(2), np.ones(3))],
+    ],
+)
+def test_masks_that_do_not_fit_are_errors_of_this_library(masks: list[Any]) -> None:
+    with pytest.raises(EsperError):
+        MaskReader(SPEC, CPU).read_each(masks)
+
+
+@pytest.mark.parametrize("masks", [np.ones((2, 6)), np.ones(5), np.ones((2, 3, 3))])
+def test_batches_of_masks_that_do_not_fit_are_named(masks: np.ndarray) -> None:
+    with pytest.raises(ShapeError, match=str(masks.shape).strip("()")):
+        MaskReader(SPEC, CPU).read_batch(masks)
+
+
+def test_what_is_read_is_a_copy() -> None:
+    masks = np.concatenate([MOVE, DOOR], axis=1).astype(bool)
+    read: ChoiceMasks = MaskReader(SPEC, CPU).read_batch(masks)
+    masks[:] = False
+    assert read.legal.tolist() == LEGAL

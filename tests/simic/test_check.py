@@ -1,0 +1,622 @@
+"""The check finds what is wrong with an environment, and nothing in one that is right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from esper.errors import UnsupportedEnvironmentError
+from esper.simic import ActionSpec
+from esper.simic.check import check_env, main
+from esper.simic.rollout.contract import Finding
+
+OPEN = 1
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """A corridor with three doors at its end; a right environment that others break."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space: spaces.Space[Any] = spaces.MultiDiscrete([2, 3])
+    shift = 12
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left, self.time = int(self.np_random.integers(1, 5)), 0
+        return self.observe(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        move, door = action
+        if move == OPEN and (self.left or door == self.locked):
+            raise ValueError(f"door {door} is locked")
+        self.left, self.time = max(self.left - 1, 0), self.time + 1
+        has_opened = bool(move == OPEN)
+        is_late = self.time >= self.shift and not has_opened
+        return self.observe(), self.reward(has_opened), has_opened, is_late, self.info()
+
+    @property
+    def locked(self) -> int:
+        return self.time % 3
+
+    def observe(self) -> Any:
+        noise = self.np_random.uniform(-1.0, 1.0)
+        return np.array([self.left / 5, self.time / self.shift, noise], np.float32)
+
+    def reward(self, has_opened: bool) -> Any:
+        return float(has_opened)
+
+    def mask(self) -> Any:
+        doors = np.ones(3, np.int8)
+        doors[self.locked] = 0
+        return np.array([1, self.left == 0], np.int8), doors
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": self.mask()}
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def found(findings: list[Finding], level: str) -> dict[str, str]:
+    return {one.check: one.message for one in findings if one.level == level}
+
+
+def test_a_right_environment_passes_every_check() -> None:
+    findings = check_env(Corridor)
+    assert set(levels(findings).values()) == {"ok"}
+    assert list(levels(findings)) == [
+        "observation space",
+        "action space",
+        "reset",
+        "observations",
+        "masks",
+        "legal actions",
+        "ends",
+        "rewards",
+        "episodes",
+        "seeding",
+        "exact resume",
+        "observation scale",
+        "speed",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "FrozenLake-v1", "Taxi-v4"],
+)
+def test_environments_of_gymnasium_have_no_problems(name: str) -> None:
+    if name not in gymnasium.registry:
+        pytest.skip(f"this version of Gymnasium has no {name}")
+    assert not found(check_env(name, n_steps=250), "problem")
+
+
+def test_dict_observations_mixed_actions_and_conditional_masks_pass() -> None:
+    class Mixed(Corridor):
+        observation_space = spaces.Dict(
+            image=spaces.Box(0, 255, (4, 4, 3), np.uint8), place=spaces.Discrete(6, start=1)
+        )
+        action_space = spaces.Dict(
+            move=spaces.Discrete(2), door=spaces.Discrete(3), force=spaces.Box(-1.0, 1.0, (2,))
+        )
+
+        def observe(self) -> Any:
+            image = self.np_random.integers(0, 256, (4, 4, 3)).astype(np.uint8)
+            return {"image": image, "place": 1 + self.left}
+
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action)
+            return super().step((action["move"], action["door"]))
+
+        def mask(self) -> Any:
+            moves, doors = super().mask()
+            return {"move": moves, "door|move": np.stack([np.ones(3), doors])}
+
+    findings = check_env(Mixed)
+    assert set(levels(findings).values()) == {"ok"}
+
+
+# -- deliberately broken ------------------------------------------------------------------------
+
+
+class WrongShape(Corridor):
+    def observe(self) -> Any:
+        return super().observe()[:2]
+
+
+class WrongDtype(Corridor):
+    def observe(self) -> Any:
+        return super().observe().astype(np.float64)
+
+
+class NotAnArray(Corridor):
+    def observe(self) -> Any:
+        return super().observe().tolist()
+
+
+class OutOfBounds(Corridor):
+    def observe(self) -> Any:
+        observation = super().observe()
+        observation[1] = 1.5 if self.time == 4 else 0.0
+        return observation
+
+
+class NotANumber(Corridor):
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def observe(self) -> Any:
+        observation = super().observe()
+        observation[2] = np.inf if self.time == 3 else 0.0
+        return observation
+
+
+class MissingKey(Corridor):
+    observation_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+
+    def observe(self) -> Any:
+        return {"a": 0}
+
+
+class UnknownSpace(Corridor):
+    observation_space = spaces.Text(10)
+
+
+class UnknownActions(Corridor):
+    action_space = spaces.Text(10)
+
+
+class WrongSpec(Corridor):
+    action_spec = ActionSpec.independent([2, 2])
+
+
+class MaskDisappears(Corridor):
+    def info(self) -> dict[str, Any]:
+        return super().info() if self.time < 2 else {}
+
+
+class MaskAppearsLate(Corridor):
+    def info(self) -> dict[str, Any]:
+        return super().info() if self.time else {}
+
+    def step(self, action: Any) -> Any:
+        return super().step((0, 0))
+
+
+class MaskTooLong(Corridor):
+    def mask(self) -> Any:
+        return np.ones(6, np.int8)
+
+
+class MaskWithoutChoice(Corridor):
+    def mask(self) -> Any:
+        return np.array([1, 0], np.int8), np.full(3, self.time < 3, np.int8)
+
+
+class MaskUnknownHead(Corridor):
+    def mask(self) -> Any:
+        return {"doors": np.ones(3)}
+
+
+class MaskOfLogits(Corridor):
+    def mask(self) -> Any:
+        return tuple(np.where(head, 0.0, -np.inf) for head in super().mask())
+
+
+class MasksDisagree(Corridor):
+    def action_masks(self) -> Any:
+        return np.ones(5, np.bool_)
+
+
+class MaskMethodFails(Corridor):
+    def info(self) -> dict[str, Any]:
+        return {}
+
+    def action_masks(self) -> Any:
+        raise RuntimeError("not ready")
+
+
+class ConditionWithoutChoice(Corridor):
+    def mask(self) -> Any:
+        return {"head_1|head_0": np.array([[1, 1, 1], [0, 0, 0]])}
+
+
+class MaskAllowsTooMuch(Corridor):
+    def mask(self) -> Any:
+        return np.ones(5, np.int8)
+
+
+class SaysIllegal(Corridor):
+    def step(self, action: Any) -> Any:
+        is_illegal = action[0] == OPEN and action[1] == 2
+        *rest, info = super().step(action)
+        return *rest, {**info, "illegal_action": is_illegal}
+
+
+class RewardArray(Corridor):
+    def reward(self, has_opened: bool) -> Any:
+        return np.array([1.0])
+
+
+class RewardNaN(Corridor):
+    def reward(self, has_opened: bool) -> Any:
+        return float("nan") if has_opened else 0.0
+
+
+class RewardNone(Corridor):
+    def reward(self, has_opened: bool) -> Any:
+        return None
+
+
+class EndsAreNumbers(Corridor):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, int(terminated), int(truncated), info
+
+
+class EndsAreArrays(Corridor):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, np.full(2, truncated), info
+
+
+class OldStep(Corridor):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class OldReset(Corridor):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Corridor):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class NoSecondReset(Corridor):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if getattr(self, "time", 0):
+            raise RuntimeError("only once")
+        return super().reset(seed=seed)
+
+
+class SeedIgnored(Corridor):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset()
+
+
+class GlobalRandomness(Corridor):
+    def reward(self, has_opened: bool) -> Any:
+        return float(np.random.default_rng().uniform())
+
+
+class KeepsState(Corridor):
+    """Remembers something through a reset with a seed."""
+
+    n_resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_resets += 1
+        return super().reset(seed=seed)
+
+    def reward(self, has_opened: bool) -> Any:
+        return float(self.n_resets)
+
+
+class CannotBeMade(Corridor):
+    def __init__(self) -> None:
+        raise RuntimeError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "message"),
+    [
+        (WrongShape, "observations", r"has shape \(2,\).*\(3,\) at the first reset"),
+        (WrongDtype, "observations", "has dtype float64; the space has float32"),
+        (NotAnArray, "observations", "is a list; a NumPy array is needed"),
+        (OutOfBounds, "observations", r"is 1\.5 at \[1\], outside -1\.0 to 1\.0, at step"),
+        (NotANumber, "observations", "inf, which is not finite"),
+        (MissingKey, "observations", "is a dict with other keys"),
+        (UnknownSpace, "observation space", "Text"),
+        (UnknownActions, "action space", "Text"),
+        (WrongSpec, "action space", r"sizes \(2, 2\)"),
+        (MaskDisappears, "masks", "is missing at step 2"),
+        (MaskAppearsLate, "masks", "appears for the first time at step 1"),
+        (MaskTooLong, "masks", r"shape \(1, 6\).*array of 5"),
+        (MaskWithoutChoice, "masks", "head 'head_1' without a legal choice at step 3"),
+        (MaskUnknownHead, "masks", "no head 'doors'"),
+        (MaskOfLogits, "masks", "holds -inf at the first reset; 1 is legal and 0 is not"),
+        (MasksDisagree, "masks", r"differs from action_masks\(\) at the first reset"),
+        (MaskMethodFails, "masks", r"raised RuntimeError: not ready \(test_check\.py, line \d+\)"),
+        (ConditionWithoutChoice, "masks", "head 'head_1' .* when 'head_0' is 1, which is legal"),
+        (MaskAllowsTooMuch, "legal actions", r"raised ValueError: door \d is locked \(test_check"),
+        (SaysIllegal, "legal actions", "info.'illegal_action'. is true .* conditional mask"),
+        (RewardArray, "rewards", r"an array of shape \(1,\)"),
+        (RewardNaN, "rewards", "the reward is nan at step"),
+        (RewardNone, "rewards", "is a NoneType"),
+        (EndsAreNumbers, "ends", "terminated is 0 at step 1; True or False"),
+        (EndsAreArrays, "ends", "truncated is array"),
+        (OldStep, "step", "returned a tuple of 4"),
+        (OldReset, "reset", r"returned an array of shape \(3,\)"),
+        (NoSeed, "reset", r"reset\(seed=0\) .* raised TypeError"),
+        (NoSecondReset, "reset", r"reset\(\) at the reset after step \d+ raised RuntimeError"),
+        (SeedIgnored, "seeding", "another first observation each time.*np_random"),
+        (GlobalRandomness, "seeding", "another reward at step 1"),
+        (KeepsState, "seeding", "another reward at step 1"),
+        (CannotBeMade, "environment", "making it raised RuntimeError: no licence"),
+    ],
+)
+def test_what_is_broken_is_found(env: type[Corridor], check: str, message: str) -> None:
+    problems = found(check_env(env), "problem")
+    assert list(problems) == [check]
+    assert re.search(message, problems[check]), problems[check]
+
+
+# -- worth a note -------------------------------------------------------------------------------
+
+
+class Endless(Corridor):
+    shift = 10**9
+
+    def mask(self) -> Any:
+        return np.array([1, 0, 1, 1, 1], np.int8)
+
+
+class TerminatesAtLimit(Corridor):
+    def mask(self) -> Any:
+        return np.array([1, 0, 1, 1, 1], np.int8)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.time >= 7, False, info
+
+
+class LargeNumbers(Corridor):
+    observation_space = spaces.Box(0.0, 1e4, (3,), np.float32)
+
+    def observe(self) -> Any:
+        return np.array([0.5, 500.0 * self.time, 0.1], np.float32)
+
+
+class FixedStart(Corridor):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 2
+        return np.zeros(3, np.float32), self.info()
+
+
+class NeverIllegal(Corridor):
+    def mask(self) -> Any:
+        return np.ones(5, np.int8)
+
+    def step(self, action: Any) -> Any:
+        return super().step((0, 0))
+
+
+class HoldsAnObject(Corridor):
+    def __init__(self) -> None:
+        self.simulator = object()
+
+
+class HidesItsState(Corridor):
+    """Its reward comes from a counter that a saved state does not hold."""
+
+    def __init__(self) -> None:
+        count = [0]
+
+        def pay() -> float:
+            count[0] += 1
+            return float(count[0])
+
+        def clear() -> None:
+            count[0] = 0
+
+        self.pay, self.clear = pay, clear
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.clear()
+        return super().reset(seed=seed)
+
+    def reward(self, has_opened: bool) -> Any:
+        return self.pay()
+
+
+class ReusesItsArray(Corridor):
+    def __init__(self) -> None:
+        self.array = np.zeros(3, np.float32)
+
+    def observe(self) -> Any:
+        self.array[:] = super().observe()
+        return self.array
+
+
+class Slow(Corridor):
+    def reward(self, has_opened: bool) -> Any:
+        time.sleep(0.005)
+        return 1.0
+
+
+class Continuous(Corridor):
+    high = np.inf
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Box(-self.high, self.high, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step((0, 0))
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+
+class WideContinuous(Continuous):
+    high = 500.0
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "message"),
+    [
+        (Endless, "episodes", "none ended within 60 steps.*TimeLimit"),
+        (lambda: TimeLimit(Endless(), 100), "episodes", "its time limit is 100 steps"),
+        (TerminatesAtLimit, "episodes", "exactly 7 steps.*truncated=True"),
+        (LargeNumbers, "observation scale", r"feature 1 .*normalize_observations=True"),
+        (FixedStart, "seeding", "same first observation"),
+        (NeverIllegal, "masks", "nothing was ever illegal"),
+        (NeverIllegal, "rewards", "all 0 during 60 random steps"),
+        (HoldsAnObject, "exact resume", r"HoldsAnObject\.simulator is a object.*state_dict"),
+        (HidesItsState, "exact resume", "another reward at step 1.*state_dict"),
+        (ReusesItsArray, "observations", "the same array .* return a copy"),
+        (Slow, "speed", "AsyncVectorEnv"),
+        (Continuous, "action bounds", "infinite.*log_std_init"),
+        (WideContinuous, "action bounds", "span 1000.*RescaleAction"),
+    ],
+)
+def test_what_is_unusual_is_noted(env: Callable[[], Any], check: str, message: str) -> None:
+    findings = check_env(env, n_steps=60)
+    assert not found(findings, "problem")
+    assert re.search(message, found(findings, "note")[check])
+
+
+def test_a_truncated_episode_is_seen_whatever_wraps_the_environment() -> None:
+    (message,) = (
+        one.message
+        for one in check_env(lambda: TimeLimit(Endless(), 20), n_steps=60)
+        if one.check == "episodes"
+    )
+    assert message == "0 terminated and 3 truncated after 20 to 20 steps"
+
+
+def test_the_only_action_space_without_masks_is_a_continuous_one() -> None:
+    assert "masks" not in levels(check_env("Pendulum-v1", n_steps=20))
+
+
+def test_a_vector_environment_is_refused() -> None:
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    with pytest.raises(UnsupportedEnvironmentError, match="one of its environments"):
+        check_env(envs)
+    envs.close()
+
+
+# -- the command --------------------------------------------------------------------------------
+
+SOURCE = """
+import gymnasium
+from gymnasium import spaces
+
+
+class MyEnv(gymnasium.Env):
+    observation_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return int(self.np_random.integers(3)), {}
+
+    def step(self, action):
+        self.time += 1
+        return int(self.np_random.integers(3)), REWARD, self.np_random.random() < 0.1, False, {}
+
+
+def make_env():
+    return MyEnv()
+
+
+gymnasium.register("Mine-v0", entry_point=MyEnv, max_episode_steps=20)
+"""
+
+
+@pytest.fixture
+def my_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    gymnasium.registry.pop("Mine-v0", None)
+    for name in ("my_module", "my_file"):
+        sys.modules.pop(name, None)
+        (tmp_path / f"{name}.py").write_text(SOURCE.replace("REWARD", "1.0"))
+    return tmp_path / "my_file.py"
+
+
+@pytest.mark.parametrize(
+    "target", ["my_module:make_env", "my_module:MyEnv", "my_file.py:MyEnv", "CartPole-v1"]
+)
+def test_the_command_prints_a_line_for_each_check_and_a_summary(
+    target: str, my_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([target, "--steps", "50"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert all(line.split(" ")[0] in ("ok", "note") for line in lines)
+    assert last.startswith(f"{target}: 0 problem(s), ")
+
+
+def test_the_command_takes_an_id_that_a_module_registers(
+    my_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["my_module:Mine-v0", "--steps", "50"]) == 0
+    assert "0 problem(s)" in capsys.readouterr().out
+
+
+def test_a_problem_is_exit_code_1(my_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    my_file.write_text(SOURCE.replace("REWARD", "'much'"))
+    assert main([f"{my_file}:MyEnv"]) == 1
+    printed = capsys.readouterr().out
+    assert "problem  rewards: the reward is a str at step 1; a number is needed." in printed
+    assert "1 problem(s)" in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["CartPol-v1"], "Did you mean 'CartPole-v1'"),
+        (["my_file.py"], "write my_file.py:MyEnv"),
+        (["nothing.py:MyEnv"], "no file nothing.py"),
+        (["no_such_module:MyEnv"], "cannot be imported: ModuleNotFoundError"),
+        (["my_file.py:MyEnvi"], "Did you mean 'MyEnv'"),
+        (["my_file.py:SOURCE_FILE"], "has no 'SOURCE_FILE'"),
+        (["my_module:gymnasium"], "env is a module"),
+        (["CartPole-v1", "--steps", "0"], "--steps"),
+        (["CartPole-v1", "--steps", "many"], "--steps"),
+        ([], "target"),
+    ],
+)
+def test_a_bad_argument_is_exit_code_2_and_one_line(
+    arguments: list[str], message: str, my_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as stopped:
+        code = stopped.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert not captured.out
+    assert len(captured.err.splitlines()) == 1
+    assert message in captured.err
+
+
+def test_the_command_runs_as_a_module(my_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.simic.check", "my_file.py:make_env", "--steps", "20"],
+        capture_output=True,
+        text=True,
+        cwd=my_file.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1].startswith("my_file.py:make_env: 0 problem(s)")
