@@ -10,7 +10,7 @@ KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test check coverage slow-test bench evidence chromium clean
+.PHONY: train grow test check coverage slow-test bench bench-learning evidence chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -37,6 +37,9 @@ slow-test: $(SLOW_READY) chromium coverage  ## coverage, then tests that take mi
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
+
+bench-learning: $(BENCH_READY)  ## what PPO learns against other libraries; an hour and a half, continues after Ctrl-C; LEARNING="--only images"
+	$(BENCH_VENV)/bin/python benchmarks/learning.py $(LEARNING)
 
 evidence: $(READY)  ## every claim about controllers, from training to the shipped one; hours; goes on after Ctrl-C
 	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)

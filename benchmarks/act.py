@@ -45,7 +45,7 @@ def run(effort: Effort) -> list[Row]:
         )
     cost = partial(compare, timings, group=GROUP, kind=Ratio.COST)
     return [
-        cost(ACT, CELL, limit=2.0),
+        cost(ACT, CELL, limit=1.25),
         cost(ACT, FUSED),
         cost(ACT_WITH_STARTS, CELL),
     ]

@@ -34,6 +34,7 @@ GROUPS = (
     "masks",
     "update",
     "act",
+    "collecting",
     "populations",
     "slots",
     "environment",

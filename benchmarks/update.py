@@ -76,7 +76,7 @@ def _rows(timings: Timings, kind: Episodes, missing: str) -> list[Row]:
         else:
             rows.append(faster(ours, _peer(kind, shares_lstm), limit=8.0, label=label))
     cost = partial(compare, timings, group=GROUP, kind=Ratio.COST)
-    rows.append(cost(ours, BARE_LSTM, limit=1.3))
+    rows.append(cost(ours, BARE_LSTM, limit=1.15))
     if not missing:
         rows += [
             faster(BARE_LSTM, _peer(kind, shares), is_detail=True, label=f"{label}, {kind.value}")
