@@ -34,7 +34,13 @@ MASKS_FLAT = f"read masks of {N_ENVS} environments, one array each"
 MASKS_TUPLE = f"read masks of {N_ENVS} environments, 8 arrays each"
 SCATTER = "one scatter of the same masks"
 CARTPOLE = "train on CartPole, MLP, 8 environments"
-RECALL = "train on recall, LSTM, 8 environments"
+RECALL = "train on recall, LSTM, 8 environments, defaults"
+RECALL_MATCHED = "train on recall, LSTM 64, 8 environments, minibatches of 128"
+PEERS = {
+    CARTPOLE: "SB3 PPO, same settings",
+    RECALL: "RecurrentPPO, its defaults (LSTM 256)",
+    RECALL_MATCHED: "RecurrentPPO, same settings and sizes",
+}
 
 
 class Idle(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -109,47 +115,39 @@ def _mask_calls() -> dict[str, Call]:
 
 def _training(effort: Effort) -> list[Row]:
     """Compare whole rounds of training: collecting and learning, environments included."""
+    matched = {"n_steps": 128, "batch_size": 128, "sequence_length": None}
     ours: dict[str, Call] = {
         CARTPOLE: partial(PPO("CartPole-v1", n_envs=8).learn, ROLLOUT),
-        RECALL: partial(
-            PPO(Recall, "lstm", n_envs=8, n_steps=128, batch_size=128, sequence_length=None).learn,
-            1024,
-        ),
+        RECALL: partial(PPO(Recall, "lstm", n_envs=8).learn, ROLLOUT),
+        RECALL_MATCHED: partial(PPO(Recall, "lstm", n_envs=8, **matched).learn, ROLLOUT),
     }
-    limits, names = {CARTPOLE: 3.0, RECALL: 8.0}, {CARTPOLE: "SB3 PPO", RECALL: "RecurrentPPO"}
+    limits = {CARTPOLE: 3.0, RECALL: 8.0, RECALL_MATCHED: None}
     try:
         peers = _peers()
     except ImportError as error:
         timings = time_side_by_side(ours, effort)
         gone = partial(missing_row, timings, group=GROUP, kind=Ratio.SPEEDUP)
         note = f"not installed ({error.name})"
-        return [gone(what, names[what], limit=limits[what], note=note) for what in ours]
+        return [gone(what, PEERS[what], limit=limits[what], note=note) for what in ours]
     timings = time_side_by_side({**ours, **peers}, effort)
-    faster = partial(compare, timings, group=GROUP, kind=Ratio.SPEEDUP)
-    steps = {CARTPOLE: ROLLOUT, RECALL: 1024}
-    return [faster(what, names[what], limit=limits[what], per_call=steps[what]) for what in ours]
+    faster = partial(compare, timings, group=GROUP, kind=Ratio.SPEEDUP, per_call=ROLLOUT)
+    return [faster(what, PEERS[what], limit=limits[what]) for what in ours]
 
 
 def _peers() -> dict[str, Call]:
-    """Return the same training by the peers, with the same settings and network sizes."""
+    """Return the same training by the peers: with the same settings, or with their defaults."""
     import stable_baselines3
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.env_util import make_vec_env
 
+    common = {"seed": 0, "device": "cpu"}
     plain = stable_baselines3.PPO(
-        "MlpPolicy", make_vec_env("CartPole-v1", n_envs=8), n_steps=256, seed=0, device="cpu"
+        "MlpPolicy", make_vec_env("CartPole-v1", n_envs=8), n_steps=256, **common
     )
-    recurrent = RecurrentPPO(
-        "MlpLstmPolicy",
-        make_vec_env(Recall, n_envs=8),
-        n_steps=128,
-        batch_size=128,
-        n_epochs=10,
-        policy_kwargs={"lstm_hidden_size": 64, "net_arch": {"pi": [], "vf": []}},
-        seed=0,
-        device="cpu",
+    defaults = RecurrentPPO("MlpLstmPolicy", make_vec_env(Recall, n_envs=8), **common)
+    sizes = {"lstm_hidden_size": 64, "net_arch": {"pi": [], "vf": []}}
+    matched = RecurrentPPO(
+        "MlpLstmPolicy", make_vec_env(Recall, n_envs=8), policy_kwargs=sizes, **common
     )
-    return {
-        "SB3 PPO": lambda: plain.learn(ROLLOUT),
-        "RecurrentPPO": lambda: recurrent.learn(1024),
-    }
+    models = {CARTPOLE: plain, RECALL: defaults, RECALL_MATCHED: matched}
+    return {PEERS[what]: partial(model.learn, ROLLOUT) for what, model in models.items()}

@@ -181,7 +181,8 @@ class Towers(nn.Module):
 
 def tower_layers(inputs: Tensor, activation: str, *layers: Tensor) -> list[Tensor]:
     """Return the activations ``[2, N, width]`` of each layer of two towers."""
-    activate = torch.tanh if activation == "tanh" else torch.relu
+    # In place: the sum before an activation is not needed again.
+    activate = torch.tanh_ if activation == "tanh" else torch.relu_
     hidden = activate(torch.addmm(layers[1], inputs, layers[0].t()))
     # [2, N, width]: the two towers are a batch.
     found = [hidden.view(hidden.shape[0], 2, -1).transpose(0, 1)]
