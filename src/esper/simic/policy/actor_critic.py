@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ConfigError, ShapeError
+from esper.errors import ConfigError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.heads import ActionHeads, LossGradient
-from esper.simic.policy.masks import LegalChoices, MaskInput, as_choice_masks
+from esper.simic.policy.heads import ActionHeads, HeadsPolicy, LossGradient
+from esper.simic.policy.masks import LegalChoices
 from esper.simic.policy.networks import (
     EncoderTowers,
     backpropagate_towers,
@@ -25,13 +25,11 @@ from esper.simic.policy.observations import (
     Observations,
     ObservationSpec,
     batch_size,
-    leaves_of,
     map_leaves,
 )
-from esper.simic.policy.protocol import Decision, note_weights
 
 
-class ActorCriticPolicy(nn.Module):
+class ActorCriticPolicy(HeadsPolicy):
     """A policy and a value on the features of any network.
 
     The network may have memory. Sequences then pass through it one step after another; the
@@ -71,8 +69,7 @@ class ActorCriticPolicy(nn.Module):
         self.policy_layer = nn.Linear(size, self.heads.n_outputs)
         self.value_layer = nn.Linear(size, 1)
         self._state_size = int(getattr(network, "state_size", 0))
-        self.initialize(generator or torch.Generator().manual_seed(0))
-        self.fresh_weights = note_weights(self) if generator is None else None
+        self._initialize_with(generator)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -88,36 +85,6 @@ class ActorCriticPolicy(nn.Module):
     def state_size(self) -> int:
         """Length of an environment's recurrent state; 0 without memory."""
         return self._state_size
-
-    def act(
-        self,
-        observations: Observations,
-        masks: MaskInput,
-        state: Tensor,
-        generator: torch.Generator | None,
-    ) -> Decision:
-        """Choose an action for each environment; see :meth:`Policy.act`."""
-        self._check(observations)
-        choices = as_choice_masks(self.spec, masks, batch_size(observations), self._device)
-        outputs, values, next_state = self._step(observations, state)
-        actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
-        return Decision(actions, log_probs, values, legal, state, next_state, numbers)
-
-    def value(self, observations: Observations, state: Tensor) -> Tensor:
-        """Return the value ``[B]`` of observations in states ``[B, state size]``."""
-        self._check(observations)
-        return self._step(observations, state)[1]
-
-    @torch.no_grad()
-    def probabilities(self, observations: Observations, state: Tensor, legal: Tensor) -> Tensor:
-        """Return the probability of each choice of each discrete head, side by side."""
-        outputs, _, _ = self._step(observations, state)
-        return self.heads.probabilities(outputs, self.lay_out_masks(legal))
-
-    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads."""
-        dtype = self.policy_layer.weight.dtype
-        return self.heads.lay_out_masks(legal, dtype, is_everything=is_everything)
 
     def evaluate(
         self,
@@ -194,8 +161,8 @@ class ActorCriticPolicy(nn.Module):
             cast(Any, self.network).learn_observations(observations)
 
     @property
-    def _device(self) -> torch.device:
-        return self.policy_layer.weight.device
+    def _output_weight(self) -> Tensor:
+        return self.policy_layer.weight
 
     def _step(self, observations: Observations, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs ``[B, P + C]``, values ``[B]`` and the next state."""
@@ -231,13 +198,5 @@ class ActorCriticPolicy(nn.Module):
             values.append(value)
         return torch.cat(outputs), torch.cat(values)
 
-    def _check(self, observations: Observations) -> None:
-        """Reject observations whose shapes are not those of the space."""
-        given = leaves_of(observations)
-        expected = self.observation_size.leaves
-        for name, leaf in expected.items():
-            tensor = given.get(name)
-            if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != leaf.shape:
-                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
-                where = f"observations[{name!r}]" if name else "observations"
-                raise ShapeError(f"{where} has shape {shape}; [batch, *{leaf.shape}] is needed.")
+    def _check(self, observations: Observations, state: Tensor) -> None:
+        self.observation_size.require_fit(observations)

@@ -1,12 +1,14 @@
 """From a network's outputs to actions: logits of discrete heads, means of continuous ones.
 
-Shapes: ``N`` steps, ``H`` heads, ``D`` discrete heads, ``K`` choices of the widest, ``P`` choices
-of all discrete heads side by side, ``C`` numbers of all continuous heads side by side.
+Shapes: ``B`` environments, ``N`` steps, ``H`` heads, ``D`` discrete heads, ``K`` choices of the
+widest, ``P`` choices of all discrete heads side by side, ``C`` numbers of all continuous heads.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,16 @@ from esper.simic.policy.distribution import (
     masked_log_softmax,
 )
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
-from esper.simic.policy.masks import ChoiceMasks, HeadLayout, LegalChoices, layout_of
+from esper.simic.policy.masks import (
+    ChoiceMasks,
+    HeadLayout,
+    LegalChoices,
+    MaskInput,
+    as_choice_masks,
+    layout_of,
+)
+from esper.simic.policy.observations import Observations
+from esper.simic.policy.protocol import Decision, note_weights
 
 LossGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]
 """From log-probabilities, entropies and values to the loss's gradients; None for zero."""
@@ -147,3 +158,76 @@ class ActionHeads(nn.Module):
         # A log-probability needs at least single precision, whatever the weights are in.
         dtype = torch.promote_types(dtype, torch.float32)
         return LegalChoices.of(self.spec, legal, dtype, is_everything=is_everything)
+
+
+class HeadsPolicy(nn.Module, ABC):
+    """What the policies here have in common: one step of a network, and heads on its outputs."""
+
+    spec: ActionSpec
+    heads: ActionHeads
+    fresh_weights: Any = None
+    """Tells an agent that the weights are still those of the default seed; see `note_weights`."""
+
+    @abstractmethod
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw all weights."""
+
+    @abstractmethod
+    def _step(self, observations: Any, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return outputs ``[B, P + C]``, values ``[B]`` and the next state ``[B, state size]``."""
+
+    @abstractmethod
+    def _check(self, observations: Any, state: Tensor) -> None:
+        """Reject observations and states that do not fit the network."""
+
+    @property
+    @abstractmethod
+    def _output_weight(self) -> Tensor:
+        """The weight of the layer that gives the outputs."""
+
+    def act(
+        self,
+        observations: Observations,
+        masks: MaskInput,
+        state: Tensor,
+        generator: torch.Generator | None,
+    ) -> Decision:
+        """Choose an action for each environment; see :meth:`Policy.act`."""
+        self._check(observations, state)
+        choices = as_choice_masks(self.spec, masks, state.shape[0], self._output_weight.device)
+        outputs, values, next_state = self._step(observations, state)
+        actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
+        return Decision(actions, log_probs, values, legal, state, next_state, numbers)
+
+    def value(self, observations: Observations, state: Tensor) -> Tensor:
+        """Return the value ``[B]`` of observations ``[B, ...]`` in states ``[B, state size]``."""
+        self._check(observations, state)
+        return self._step(observations, state)[1]
+
+    @torch.no_grad()
+    def probabilities(self, observations: Observations, state: Tensor, legal: Tensor) -> Tensor:
+        """Return the probability of each choice of each discrete head, side by side.
+
+        Args:
+            observations: ``[B, ...]``.
+            state: ``[B, state size]`` before the step.
+            legal: ``[B, D, K]`` bool, what each head is drawn from, as :meth:`act` returns it.
+        """
+        outputs, _, _ = self._step(observations, state)
+        return self.heads.probabilities(outputs, self.lay_out_masks(legal))
+
+    @torch.no_grad()
+    def is_finite(self, observations: Observations, state: Tensor) -> bool:
+        """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
+        outputs, values, _ = self._step(observations, state)
+        return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
+
+    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
+        """Return masks ``[N, D, K]`` in the form that ``evaluate`` reads."""
+        dtype = self._output_weight.dtype
+        return self.heads.lay_out_masks(legal, dtype, is_everything=is_everything)
+
+    def _initialize_with(self, generator: torch.Generator | None) -> None:
+        """Draw all weights, from the default seed if there is no generator."""
+        self.initialize(generator or torch.Generator().manual_seed(0))
+        self.fresh_weights = note_weights(self) if generator is None else None

@@ -7,7 +7,7 @@ the widest head, ``P`` outputs of all heads side by side, ``W`` any size.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ from esper.config.learning import NetworkConfig, PolicyConfig
 from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.encoders import CategoryColumns
-from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import LegalChoices, MaskInput, as_choice_masks
+from esper.simic.policy.heads import ActionHeads, HeadsPolicy
+from esper.simic.policy.masks import LegalChoices
 from esper.simic.policy.networks import Encoder, initialize
 from esper.simic.policy.normalizers import ObservationNormalizer
 from esper.simic.policy.observations import (
@@ -30,13 +30,12 @@ from esper.simic.policy.observations import (
     leaves_of,
     map_leaves,
 )
-from esper.simic.policy.protocol import Decision, note_weights
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
 _CLOSED = -1.0e4
 
 
-class RecurrentTrunk(nn.Module, ABC):
+class RecurrentTrunk(HeadsPolicy):
     """A policy and a value for partially observed environments with factored, masked actions.
 
     The state of an environment is one vector ``[2 * M]``: the LSTM's output and its cell.
@@ -52,8 +51,6 @@ class RecurrentTrunk(nn.Module, ABC):
     lstm: nn.LSTM
     outputs: nn.Linear
     """What the heads read from the LSTM's output, and last the value."""
-    fresh_weights: list[int] | None = None
-    """Tells an agent that the weights are still those of the default seed."""
 
     def __init__(
         self,
@@ -99,62 +96,14 @@ class RecurrentTrunk(nn.Module, ABC):
     def learn_observations(self, observations: Any) -> None:
         """Update the running statistics of observations ``[N, ...]``, if there are any."""
 
-    @abstractmethod
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw all weights."""
+    @property
+    def _output_weight(self) -> Tensor:
+        return self.outputs.weight
 
     @property
     def state_size(self) -> int:
         """Length of an environment's recurrent state."""
         return 2 * self.lstm_size
-
-    def _initialize_with(self, generator: torch.Generator | None) -> None:
-        """Draw all weights, from the default seed if there is no generator."""
-        self.initialize(generator or torch.Generator().manual_seed(0))
-        self.fresh_weights = note_weights(self) if generator is None else None
-
-    def act(
-        self,
-        observations: Observations,
-        masks: MaskInput,
-        state: Tensor,
-        generator: torch.Generator | None,
-    ) -> Decision:
-        """Choose an action for each environment; see :meth:`Policy.act`."""
-        self._check(observations, state)
-        batch = state.shape[0]
-        choices = as_choice_masks(self.spec, masks, batch, self.outputs.weight.device)
-        outputs, values, next_state = self._step(observations, state)
-        actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
-        return Decision(actions, log_probs, values, legal, state, next_state, numbers)
-
-    @torch.no_grad()
-    def probabilities(self, observations: Observations, state: Tensor, legal: Tensor) -> Tensor:
-        """Return the probability of each choice of each discrete head, side by side.
-
-        Args:
-            observations: ``[B, ...]``.
-            state: ``[B, 2 * M]`` before the step.
-            legal: ``[B, D, K]`` bool, what each head is drawn from, as :meth:`act` returns it.
-        """
-        outputs, _, _ = self._step(observations, state)
-        return self.heads.probabilities(outputs, self.lay_out_masks(legal))
-
-    def value(self, observations: Observations, state: Tensor) -> Tensor:
-        """Return the value ``[B]`` of observations ``[B, ...]`` in states ``[B, 2 * M]``."""
-        self._check(observations, state)
-        return self._step(observations, state)[1]
-
-    @torch.no_grad()
-    def is_finite(self, observations: Observations, state: Tensor) -> bool:
-        """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
-        outputs, values, _ = self._step(observations, state)
-        return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
-
-    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads."""
-        dtype = self.outputs.weight.dtype
-        return self.heads.lay_out_masks(legal, dtype, is_everything=is_everything)
 
     def evaluate(
         self,
