@@ -100,7 +100,7 @@ def make_agent() -> PPOAgent:
     generator = torch.Generator().manual_seed(0)
     policy = RecurrentPolicy(spec, OBSERVATION_SIZE, sizes, generator=generator)
     config = PPOConfig(
-        learning_rate=LEARNING_RATE, n_epochs=N_EPOCHS, n_minibatches=1, target_kl=None
+        learning_rate=LEARNING_RATE, n_epochs=N_EPOCHS, batch_size=N_ENVS * N_STEPS, ent_coef=0.01
     )
     return PPOAgent(spec, policy, config)
 
