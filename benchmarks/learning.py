@@ -217,13 +217,18 @@ def best_peer(rows: list[Row], task: str) -> Row | None:
 
 
 def verdict(row: Row, rows: list[Row]) -> str:
-    """Return where Esper's mean lies relative to the interval of the best peer."""
+    """Return where Esper's mean lies relative to the interval of the best peer.
+
+    Less than 1% of the way from random to best does not count.
+    """
     peer = best_peer(rows, row.task)
     if row.library != "esper" or peer is None:
         return ""
-    if row.final.mean < peer.final.low:
+    random = next(r.final.mean for r in rows if (r.task, r.library) == (row.task, "random"))
+    margin = 0.01 * abs(TASKS[row.task].best - random)
+    if row.final.mean < peer.final.low - margin:
         return "below"
-    return "above" if row.final.mean > peer.final.high else "inside"
+    return "above" if row.final.mean > peer.final.high + margin else "inside"
 
 
 def print_table(console: Console, rows: list[Row]) -> None:

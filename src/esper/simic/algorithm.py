@@ -52,6 +52,15 @@ from esper.storage.state import from_nested, to_nested
 PolicyName = Literal["mlp", "lstm", "cnn", "multi-input"]
 POLICIES = ("mlp", "lstm", "cnn", "multi-input")
 SCHEDULED = ("learning_rate", "clip_range", "ent_coef")
+SB3_NAMES = {
+    "policy_kwargs": "network=NetworkConfig(...)",
+    "tensorboard_log": 'learn(callbacks=Tracker("tensorboard", folder))',
+    "verbose": "learn(progress=True)",
+    "lr": "learning_rate",
+}
+"""What to use in place of settings of Stable-Baselines3 that PPO does not have."""
+SMALL_NETWORK = 500_000
+"""Parameters below which one thread is faster than several."""
 STEPS_PER_ROLLOUT = 2048
 """Steps of all environments that a rollout holds unless ``n_steps`` is given."""
 
@@ -122,6 +131,12 @@ class PPO:
             **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3.
         """
         require_int("seed", seed, least=0)
+        if isinstance(policy, str) and isinstance(env, str) and env.endswith("Policy"):
+            raise ConfigError(
+                f"env is {env!r}; the environment comes first: PPO({policy!r}, policy='mlp')."
+            )
+        if network is not None and not isinstance(network, NetworkConfig):
+            raise ConfigError(f"network is {network!r}; it must be a NetworkConfig.")
         members = make_members(env, n_envs)
         first: Any = members[0] if isinstance(members, list) else members
         is_vector = isinstance(members, VectorEnv)
@@ -161,6 +176,8 @@ class PPO:
     ) -> Self:
         """Train for a number of environment steps, rounded up to whole rollouts.
 
+        Small networks train on one thread of PyTorch; afterwards it has as many as before.
+
         Args:
             total_timesteps: Steps of all environments together. None continues an interrupted
                 call to its end, as after :meth:`resume`.
@@ -177,12 +194,17 @@ class PPO:
         watches_steps = [c for c in active if type(c).on_step is not Callback.on_step]
         self._is_stopped = False
         self._callbacks = active
+        n_threads = torch.get_num_threads()
+        cast(nn.Module, self.agent.policy).train()
         try:
+            if sum(p.numel() for p in self.agent.policy.parameters()) < SMALL_NETWORK:
+                torch.set_num_threads(1)  # more threads would wait for each other
             for callback in active:
                 callback.on_start(self)
             while not self.is_done:
                 self._run_round(collector, buffer, active, watches_steps)
         finally:
+            torch.set_num_threads(n_threads)
             for callback in active:
                 callback.on_end(self)
         return self
@@ -206,6 +228,15 @@ class PPO:
     def warn(self, message: str) -> None:
         """Tell the user something that is not an error."""
         warnings.warn(message, EsperWarning, stacklevel=3)
+
+    def warn_of_functions(self) -> None:
+        """Warn of rates that cannot be saved."""
+        for name, rate in self._rates.items():
+            if callable(rate) and not isinstance(rate, Schedule):
+                self.warn(
+                    f"{name} is a function, which cannot be saved: a loaded model keeps the rate "
+                    "it has now. Use linear(), cosine() or a Schedule."
+                )
 
     @property
     def is_done(self) -> bool:
@@ -364,9 +395,13 @@ class PPO:
             is_batch = batch is not None and isinstance(masks, Mapping)
             each: list[Any] = [masks] if batch is None else list(cast(Any, masks))
             masks = reader.read_batch(masks) if is_batch else reader.read_each(each)
+        module = cast(nn.Module, policy)
+        was_training = module.training
+        module.train(False)
         decision = policy.act(
             observations, masks, state, None if deterministic else self._generator
         )
+        module.train(was_training)
         numbers = None if decision.numbers is None else decision.numbers.numpy()
         if batch is None:
             return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state
@@ -395,6 +430,7 @@ class PPO:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save the model to a folder: safetensors and JSON, with checksums."""
+        self.warn_of_functions()
         return self._save(path, keep_last=1, is_resumable=False)
 
     def save_checkpoint(self, path: str | os.PathLike[str], *, keep_last: int = 3) -> Path:
@@ -439,7 +475,13 @@ class PPO:
                 "by callbacks=Checkpoint(folder)."
             )
         model = cls._from_saved(saved, env, policy, path)
+        if model._environments is None:
+            raise UnsupportedEnvironmentError(
+                f"{path} was trained on an environment without an id; pass it: "
+                "PPO.resume(path, env=...)."
+            )
         model._load_training(saved["training"])
+        model.resumed_from = Path(path).resolve()
         return model
 
     def save_environments(self) -> Any:
@@ -498,6 +540,8 @@ class PPO:
         self._is_stopped = False
         self.metrics: dict[str, float] = {}
         self.last_step: CollectedStep | None = None
+        self.resumed_from: Path | None = None
+        """The folder of checkpoints that the model continues from."""
 
     def _add_reward_normalizer(self, is_wanted: bool) -> None:
         self._rewards = RewardNormalizer(self.n_envs, self.config.gamma) if is_wanted else None
@@ -625,12 +669,14 @@ def _split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
     known = [field.name for field in fields(PPOConfig)]
     for name in settings:
         if name not in known:
+            own = ["n_envs", "n_steps", "seed", "network", "action_spec", "normalize_rewards"]
+            near = SB3_NAMES.get(name)
+            hint = f" Use {near} instead." if near else did_you_mean(name, [*known, *own])
             raise ConfigError(
-                f"there is no setting {name!r}; settings are {', '.join(known)}."
-                f"{did_you_mean(name, known)}"
+                f"there is no setting {name!r}; settings are {', '.join([*own, *known])}.{hint}"
             )
     first: dict[str, Any] = {
-        name: rate_at(value, 1.0) if name in SCHEDULED else value
+        name: rate_at(cast(Any, value), 1.0) if name in SCHEDULED and callable(value) else value
         for name, value in settings.items()
     }
     config = PPOConfig(**first)
@@ -672,14 +718,33 @@ def _make_policy(
         return policy, ActorCriticPolicy(
             spec, observation_spec, towers, generator=generator, **heads
         )
+    if network.normalize_observations:
+        raise ConfigError(
+            "normalize_observations is on, but the network is your own; normalise observations in "
+            "it, or use gymnasium.wrappers.NormalizeObservation."
+        )
     if isinstance(policy, type):
-        policy = policy(observation_space)
+        try:
+            policy = policy(observation_space)
+        except TypeError as error:
+            raise ConfigError(
+                f"policy(observation_space) failed: {error}. The class of a network takes the "
+                "observation space; pass an instance otherwise."
+            ) from error
     if not isinstance(policy, nn.Module):
         raise ConfigError(
             f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, an nn.Module, or a "
             "class that makes one from the observation space."
         )
     made = ActorCriticPolicy(spec, observation_spec, policy, generator=generator, **heads)
+    try:
+        with torch.no_grad():
+            made.value(observation_spec.zeros(2), torch.zeros(2, made.state_size))
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the network {type(policy).__name__} failed on two observations of zeros: {error}. "
+            "esper.simic.policy.networks says what a network takes and returns."
+        ) from error
     return type(policy).__name__, made
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from esper.config.checks import require_int
 from esper.errors import ConfigError, UnsupportedEnvironmentError
-from esper.simic.schedules import Schedule
+from esper.storage.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -170,16 +170,20 @@ class Checkpoint(_Periodic):
         """
         super().__init__(every)
         self.folder, self.keep_last = Path(folder), keep_last
+        self._used_by: dict[int, Path] = {}
 
     def on_start(self, model: PPO) -> None:
-        """Warn at once of what cannot be saved."""
+        """Reject a folder of another run, and warn at once of what cannot be saved."""
         super().on_start(model)
-        for name, rate in model.rates.items():
-            if callable(rate) and not isinstance(rate, Schedule):
-                model.warn(
-                    f"{name} is a function, which cannot be saved: a resumed run keeps the rate of "
-                    "its checkpoint. Use linear(), cosine() or a Schedule."
-                )
+        folder = self.folder.resolve()
+        names = CheckpointFolder(folder).names()
+        if names and folder not in (model.resumed_from, self._used_by.get(id(model))):
+            raise ConfigError(
+                f"{self.folder} holds checkpoints of another run ({names[-1]}); choose another "
+                "folder, or continue that run with PPO.resume(folder)."
+            )
+        self._used_by[id(model)] = folder
+        model.warn_of_functions()
         try:
             model.save_environments()
         except UnsupportedEnvironmentError as error:

@@ -141,6 +141,13 @@ class LocalEnvironments(Environments):
         results = [
             env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)
         ]
+        for env, result in enumerate(results):
+            if type(result) is not tuple or len(result) != 2:
+                kind = type(cast(Any, result)).__name__
+                raise UnsupportedEnvironmentError(
+                    f"reset() of environment {env} returned a {kind}; Gymnasium's reset returns "
+                    "an observation and a dict (info)."
+                )
         infos = [info for _, info in results]
         return self.observation_spec.read_list([o for o, _ in results]), self._read_masks(infos)
 
@@ -185,6 +192,15 @@ class LocalEnvironments(Environments):
 
     def load_state(self, state: Any) -> None:
         """Restore what :meth:`save_state` returned."""
+        if len(state["envs"]) != self.n_envs:
+            raise UnsupportedEnvironmentError(
+                f"there are {self.n_envs} environments; {len(state['envs'])} were saved. Pass a "
+                "class, function or id, which makes as many."
+            )
+        if state["masks"][0] == "method" and not self._has_mask_methods:
+            raise UnsupportedEnvironmentError(
+                "the saved environments had a method action_masks(); these have none."
+            )
         self._masks.kind, self._masks.steps = state["masks"]
         for env, saved in zip(self.envs, state["envs"], strict=True):
             load_env_state(env, saved)

@@ -82,9 +82,9 @@ def _make(env: Any) -> Env:
             # The checker costs a third of a CartPole step; `python -m esper.simic.check` has more.
             return gymnasium.make(env, disable_env_checker=True)
         except gymnasium.error.Error as error:
-            near = did_you_mean(env, gymnasium.registry)
+            near = "" if env in gymnasium.registry else did_you_mean(env, gymnasium.registry)
             raise UnsupportedEnvironmentError(
-                f"env is {env!r}, which Gymnasium does not know ({error}).{near}"
+                f"env is {env!r}, which Gymnasium cannot make: {error}{near}"
             ) from error
     if not callable(env):
         raise UnsupportedEnvironmentError(
