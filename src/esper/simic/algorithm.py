@@ -63,6 +63,8 @@ SMALL_NETWORK = 500_000
 """Parameters below which one thread is faster than several."""
 STEPS_PER_ROLLOUT = 2048
 """Steps of all environments that a rollout holds unless ``n_steps`` is given."""
+RECURRENT_STEPS = 128
+"""The most steps of each environment in a rollout of a policy with memory, unless it is given."""
 
 
 class PPOSettings(TypedDict, total=False):
@@ -123,7 +125,8 @@ class PPO:
                 observation space. By default what fits the observations: ``"mlp"`` for vectors,
                 ``"cnn"`` for images, ``"multi-input"`` for a ``Dict``.
             n_envs: Environments to step side by side, made from an id, class or function.
-            n_steps: Steps of each environment in a rollout; by default 2048 of all together.
+            n_steps: Steps of each environment in a rollout; by default 2048 of all together, and
+                at most 128 of each for a policy with memory.
             seed: Decides weights, actions, minibatches and episodes.
             network: Sizes of the network, observation normalisation, squashing.
             action_spec: Which heads of a factored action matter when; by default all always do.
@@ -161,6 +164,8 @@ class PPO:
         )
         self.n_envs = self._environments.n_envs
         default = max(1, STEPS_PER_ROLLOUT // self.n_envs)
+        if self.agent.policy.state_size:
+            default = min(default, RECURRENT_STEPS)
         self.n_steps = default if n_steps is None else n_steps
         require_int("n_steps", self.n_steps, least=1)
         self._add_reward_normalizer(normalize_rewards)
@@ -687,7 +692,7 @@ def _fit_config(config: PPOConfig, has_memory: bool, settings: Any) -> PPOConfig
     """Return settings with defaults for policies with memory, where none were given."""
     if not has_memory:
         return config
-    defaults: dict[str, Any] = {"batch_size": 256, "sequence_length": 64}
+    defaults: dict[str, Any] = {"batch_size": 128, "sequence_length": 64}
     return replace(config, **{k: v for k, v in defaults.items() if k not in settings})
 
 
