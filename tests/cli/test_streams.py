@@ -44,6 +44,7 @@ def test_an_unwritable_output_is_reported_in_one_line(words: str, where: str, wh
     assert done.stderr == f"esper: error: cannot write the output: {why}\n"
 
 
+@pytest.mark.slow
 def test_a_run_continues_when_its_output_is_full() -> None:
     done = run(f"train {shlex.join(TINY)} --run-dir run >/dev/full")
     assert done.returncode == 1

@@ -291,9 +291,12 @@ PLANS: dict[str, Plan] = {
     "fast": Plan(
         {"checkpoints__save_freq": 5, "rounds": 2, "task_options": {"batches_per_epoch": 1}},
         {
-            "blending": [in_stage("blending")],
-            "saving": [in_save(2, 8), at_call(RunParts, "load")],
-            "evaluation": [at_call(StoppableController, "act", 35)],
+            "four times": [
+                in_stage("blending"),
+                in_save(2, 8),
+                at_call(RunParts, "load"),
+                at_call(StoppableController, "act", 35),
+            ],
         },
     ),
     "every step": Plan({"rounds": 4}, MANY),
