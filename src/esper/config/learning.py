@@ -52,7 +52,7 @@ class NetworkConfig:
     lstm_size: int = 64
     """Width of the LSTM's hidden state."""
 
-    image_size: int = 256
+    image_size: int = 512
     """Width of the encoding of an image."""
 
     squash: bool = False
