@@ -47,6 +47,10 @@ class EsperError(Exception):
     """Base class of every error that a user of Esper can cause."""
 
 
+class EsperWarning(UserWarning):
+    """Something works, but not in full."""
+
+
 class ConfigError(EsperError):
     """A setting has a value that is not allowed."""
 

@@ -14,10 +14,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from esper.errors import UnsupportedEnvironmentError
-from esper.simic import ActionSpec
+from esper.simic import PPO, ActionSpec
 from esper.simic.check import check_env, main
 from esper.simic.rollout.contract import Finding
 
@@ -216,6 +217,18 @@ class MaskOfLogits(Corridor):
         return tuple(np.where(head, 0.0, -np.inf) for head in super().mask())
 
 
+class MaskUnread(Corridor):
+    def info(self) -> dict[str, Any]:
+        return {}
+
+    def action_mask(self) -> Any:
+        return np.ones(5)
+
+
+class MaskAttribute(Corridor):
+    action_masks = np.ones(5)
+
+
 class MasksDisagree(Corridor):
     def action_masks(self) -> Any:
         return np.ones(5, np.bool_)
@@ -338,10 +351,12 @@ class CannotBeMade(Corridor):
         (WrongSpec, "action space", r"sizes \(2, 2\)"),
         (MaskDisappears, "masks", "is missing at step 2"),
         (MaskAppearsLate, "masks", "appears for the first time at step 1"),
-        (MaskTooLong, "masks", r"shape \(1, 6\).*array of 5"),
+        (MaskTooLong, "masks", r"shape \(6,\).*array of 5"),
         (MaskWithoutChoice, "masks", "head 'head_1' without a legal choice at step 3"),
         (MaskUnknownHead, "masks", "no head 'doors'"),
-        (MaskOfLogits, "masks", "holds -inf at the first reset; 1 is legal and 0 is not"),
+        (MaskOfLogits, "masks", "at the first reset.*holds -inf for head 'head_0'"),
+        (MaskUnread, "masks", "action_mask, which is not read"),
+        (MaskAttribute, "masks", "action_masks of the environment is a ndarray"),
         (MasksDisagree, "masks", r"differs from action_masks\(\) at the first reset"),
         (MaskMethodFails, "masks", r"raised RuntimeError: not ready \(test_check\.py, line \d+\)"),
         (ConditionWithoutChoice, "masks", "head 'head_1' .* when 'head_0' is 1, which is legal"),
@@ -505,6 +520,35 @@ def test_a_truncated_episode_is_seen_whatever_wraps_the_environment() -> None:
 
 def test_the_only_action_space_without_masks_is_a_continuous_one() -> None:
     assert "masks" not in levels(check_env("Pendulum-v1", n_steps=20))
+
+
+class Crane(Corridor):
+    """Masks as Gymnasium's own ``sample(mask=)`` takes them, under the plural key."""
+
+    action_space = spaces.Dict(
+        {
+            "hook": spaces.Discrete(3),
+            "motors": spaces.MultiBinary(2),
+            "speed": spaces.Box(-1.0, 1.0, (2,)),
+        }
+    )
+
+    def step(self, action: Any) -> Any:
+        assert action["hook"] != 1
+        assert action["motors"][0] == 1
+        return self.observe(), 1.0, self.np_random.random() < 0.1, False, self.info()
+
+    def info(self) -> dict[str, Any]:
+        hook, motors = np.array([1, 0, 1], np.int8), np.array([1, 2], np.int8)
+        return {"action_masks": {"hook": hook, "motors": motors, "speed": None}}
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_what_the_checker_accepts_can_be_trained_on(is_vector: bool) -> None:
+    assert not found(check_env(Crane), "problem")
+    assert "info['action_masks']" in found(check_env(Crane), "ok")["masks"]
+    env: Any = SyncVectorEnv([Crane] * 2) if is_vector else Crane
+    assert PPO(env, n_steps=32, n_epochs=1).learn(64).num_timesteps == 64
 
 
 def test_a_vector_environment_is_refused() -> None:

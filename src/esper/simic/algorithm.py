@@ -27,6 +27,7 @@ from esper.config.learning import NetworkConfig, PPOConfig
 from esper.errors import (
     CheckpointError,
     ConfigError,
+    EsperWarning,
     NonFiniteError,
     ShapeError,
     UnsupportedEnvironmentError,
@@ -86,10 +87,6 @@ class PPOSettings(TypedDict, total=False):
     target_kl: float | None
     normalize_advantage: bool
     normalize_returns: bool
-
-
-class EsperWarning(UserWarning):
-    """Something works, but not in full."""
 
 
 class PPO:
@@ -535,7 +532,7 @@ class PPO:
         config = _fit_config(config, made.state_size > 0, settings)
         self.agent = PPOAgent(spec, made, config, seed=seed)
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
-        self._mask_reader = MaskReader(spec, self.agent.device)
+        self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
         self._generator = torch.Generator().manual_seed(seed)
         self._collector: VectorCollector | None = None
         self._callbacks: list[Callback] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +10,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from esper.errors import ActionSpecError, EsperError, ShapeError, UnsupportedEnvironmentError
+from esper.errors import (
+    ActionSpecError,
+    EsperError,
+    ShapeError,
+    UnsupportedEnvironmentError,
+    ValueRangeError,
+)
 from esper.simic import ActionSpec
 from esper.simic.policy.masks import ChoiceMasks
 from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
@@ -217,3 +223,112 @@ def test_what_is_read_is_a_copy() -> None:
     read: ChoiceMasks = MaskReader(SPEC, CPU).read_batch(masks)
     masks[:] = False
     assert read.legal.tolist() == LEGAL
+
+
+MIXED: dict[str, spaces.Space[Any]] = {
+    "dict": spaces.Dict(
+        {
+            "hook": spaces.Discrete(3),
+            "speed": spaces.Box(-1.0, 1.0, (2,)),
+            "motors": spaces.MultiBinary(2),
+            "gears": spaces.MultiDiscrete([2, 3]),
+        }
+    ),
+    "tuple": spaces.Tuple(
+        (
+            spaces.Discrete(3),
+            spaces.Box(-1.0, 1.0, (2,)),
+            spaces.MultiBinary(2),
+            spaces.MultiDiscrete([2, 3]),
+        )
+    ),
+}
+HOOK, BITS = np.array([1, 0, 1], np.int8), np.array([1, 2], np.int8)
+GEARS = (np.array([0, 1], np.int8), np.array([1, 1, 0], np.int8))
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_gymnasium_samples_by_a_mask_is_what_the_mask_allows_here(
+    kind: str, is_batch: bool
+) -> None:
+    """Gymnasium draws 300 samples by the same mask; those are the legal choices."""
+    space = MIXED[kind]
+    space.seed(0)
+    order = ["hook", "speed", "motors", "gears"]
+    names = order if kind == "tuple" else sorted(order)
+    by_name = {"hook": HOOK, "speed": None, "motors": BITS, "gears": GEARS}
+    mask: Any = by_name if kind == "dict" else tuple(by_name[name] for name in names)
+    spec = ActionSpec.from_space(space)
+    seen = np.zeros((spec.n_discrete, spec.n_choices), bool)
+    for _ in range(300):
+        sample = cast(Any, space.sample(mask=mask))
+        sample = {name: sample[name if kind == "dict" else i] for i, name in enumerate(names)}
+        choices = np.concatenate([np.atleast_1d(sample[n]) for n in names if n != "speed"])
+        seen[np.arange(spec.n_discrete), choices] = True
+    reader = MaskReader(spec, CPU, space)
+    given: Any = [mask, mask]
+    if is_batch and kind == "dict":
+        given = {name: objects(value, value) for name, value in by_name.items()}
+    elif is_batch:
+        given = objects(mask, mask)
+    read = reader.read_batch(given) if is_batch else reader.read_each(given)
+    assert read.legal[0].tolist() == read.legal[1].tolist() == seen.tolist()
+
+
+def test_none_leaves_a_head_free_in_one_environment_and_not_in_another() -> None:
+    for masks in ([(None, DOOR[0]), (MOVE[0], None)], [{"door": None}, {"door": DOOR[0]}]):
+        read = MaskReader(SPEC, CPU).read_each(masks)
+        rows = [list(map(bool, DOOR[0])), [True] * 3]
+        assert sorted(read.legal[:, 1].tolist()) == sorted(rows)
+
+
+def test_a_list_of_numbers_is_a_mask() -> None:
+    spec = ActionSpec.independent([3])
+    read = MaskReader(spec, CPU).read_each([[True, False, True], [0, 1, 0]])
+    assert read.legal.int().tolist() == [[[1, 0, 1]], [[0, 1, 0]]]
+
+
+@pytest.mark.parametrize("value", [0.5, -1, 2, float("nan"), 1e-3])
+@pytest.mark.parametrize("form", ["flat", "tuple", "dict", "batch", "condition"])
+def test_a_value_that_is_neither_0_nor_1_is_named(form: str, value: float) -> None:
+    door = np.array([[1, 1, 0], [1, value, 0]])
+    if float(value).is_integer():
+        door = door.astype(np.int8)
+    flat = np.concatenate([MOVE, door], axis=1)
+    reader = MaskReader(SPEC, CPU)
+    table = np.ones((2, 2, 3))
+    table[1, 1, 2] = value
+    reads: dict[str, Any] = {
+        "flat": lambda: reader.read_each(list(flat)),
+        "tuple": lambda: reader.read_each(list(zip(MOVE, door, strict=True))),
+        "dict": lambda: reader.read_each([{"door": one} for one in door]),
+        "batch": lambda: reader.read_batch(flat),
+        "condition": lambda: reader.read_each([{"door|move": one} for one in table]),
+    }
+    with pytest.raises(ValueRangeError, match=rf"environment 1 holds {value}.* for head 'door"):
+        reads[form]()
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ([np.ones(5), np.ones(4)], r"environment 1 has shape \(4,\)"),
+        ([(np.ones(2), np.ones(3)), (np.ones(2), np.ones(4))], r"environment 1.*\(4,\).*'door'"),
+        ([(np.ones(2), np.ones(3)), (np.ones(2),)], r"environment 1 has shape"),
+        ([{"door": np.ones(3)}, {"door": np.ones(2)}], r"environment 1.*\(2,\).*'door'"),
+        ([{"door|move": np.ones((2, 3))}, {"door|move": np.ones((3, 2))}], r"environment 1.*3, 2"),
+    ],
+)
+def test_a_mask_of_the_wrong_size_names_environment_and_head(
+    masks: list[Any], message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        MaskReader(SPEC, CPU).read_each(masks)
+
+
+def test_a_box_has_no_mask() -> None:
+    space = spaces.Dict({"move": spaces.Discrete(2), "speed": spaces.Box(0.0, 1.0, (3,))})
+    reader = MaskReader(ActionSpec.from_space(space), CPU, space)
+    with pytest.raises(ShapeError, match=r"environment 1.*'speed'"):
+        reader.read_each([{"speed": None}, {"speed": np.ones(3)}])

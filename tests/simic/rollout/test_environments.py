@@ -16,7 +16,7 @@ from gymnasium.wrappers import TimeLimit, TransformObservation
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tests.simic.small_envs import Countdown, Doors, Env, Masked
 
-from esper.errors import EsperError, RolloutError, UnsupportedEnvironmentError
+from esper.errors import EsperError, EsperWarning, RolloutError, UnsupportedEnvironmentError
 from esper.simic import PPO, ActionSpec, NetworkConfig, PPOAgent, PPOConfig
 from esper.simic.policy.actor_critic import ActorCriticPolicy
 from esper.simic.policy.networks import EncoderTowers
@@ -275,8 +275,85 @@ def run_steps(environments: Environments, n: int) -> None:
 @pytest.mark.parametrize("kind", VECTORS)
 def test_a_mask_that_disappears_is_an_error(kind: str) -> None:
     environments = VECTORS[kind]([lambda: Forgetful(lambda call: call < 5)])
-    with pytest.raises(RolloutError, match=r"action_mask.*step 5"):
+    with pytest.raises(RolloutError, match=r"environment 0.*action_mask.*step 5"):
         run_steps(environments, 5)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_wrong_mask_is_named_by_environment_and_step(kind: str) -> None:
+    class Odd(Masked):
+        """Gives half a mask at its third step, or one choice too many."""
+
+        def __init__(self, value: float | None) -> None:
+            super().__init__("flat")
+            self.value, self.n_calls = value, -1
+
+        def info(self) -> dict[str, Any]:
+            self.n_calls += 1
+            mask = super().info()["action_mask"].astype(float)
+            if self.n_calls == 3:
+                mask = np.append(mask, 1.0) if self.value is None else mask
+                mask[2] = 1.0 if self.value is None else self.value
+            return {"action_mask": mask}
+
+        def step(self, action: Any) -> Any:
+            seen, reward, _, _, info = super().step(action)
+            return seen, reward, False, False, info
+
+    makes: list[Any] = [lambda: Odd(1.0), lambda: Odd(0.5)]
+    with pytest.raises(EsperError, match=r"step 3.*environment 1 holds 0.5 for head 'head_0'"):
+        run_steps(VECTORS[kind](makes), 3)
+    if kind == "local":  # Gymnasium itself cannot stack masks of different sizes
+        makes[1] = lambda: Odd(None)
+        with pytest.raises(EsperError, match=r"step 3.*environment 1 has shape \(8,\)"):
+            run_steps(VECTORS[kind](makes), 3)
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_masks_under_the_plural_key_are_not_dropped(kind: str) -> None:
+    class Plural(Masked):
+        def info(self) -> dict[str, Any]:
+            return {"action_masks": super().info()["action_mask"]}
+
+    run_steps(VECTORS[kind]([Plural] * 2), 20)  # it fails at an illegal action
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_masks_that_nothing_reads_are_an_error(kind: str) -> None:
+    class Singular(Masked):
+        def __init__(self) -> None:
+            super().__init__("method")
+            del self.action_masks
+
+        def action_mask(self) -> np.ndarray:
+            return self.current_masks()
+
+    with pytest.raises(UnsupportedEnvironmentError, match="action_mask"):
+        VECTORS[kind]([Singular]).reset(0)
+
+    class Attribute(Masked):
+        action_masks = np.ones(7)  # type: ignore[assignment]
+
+    if kind == "local":
+        with pytest.raises(UnsupportedEnvironmentError, match=r"action_masks.*ndarray"):
+            VECTORS[kind]([Attribute])
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_masks_in_observations_alone_are_warned_of(kind: str) -> None:
+    class Observed(Masked):
+        observation_space = spaces.Dict(  # type: ignore[assignment]
+            {"seen": Masked.observation_space, "action_mask": spaces.MultiBinary(7)}
+        )
+
+        def observe(self) -> Any:
+            return {"seen": super().observe(), "action_mask": self.current_masks()}
+
+        def info(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.warns(EsperWarning, match=r"info\['action_mask'\]"):
+        VECTORS[kind]([Observed]).reset(0)
 
 
 @pytest.mark.parametrize("kind", VECTORS)

@@ -200,7 +200,10 @@ class ActionSpec:
                 f"masks has {len(rows)} heads, without {missing}; one mask for each of "
                 f"{', '.join(names)} is needed."
             )
-        tensors = [torch.as_tensor(row).bool() for row in rows]
+        tensors = [
+            as_flags(torch.as_tensor(row), f"the mask of head {name!r}")
+            for name, row in zip(names, rows, strict=True)
+        ]
         batch = tensors[0].shape[0] if tensors[0].ndim == 2 else -1
         for name, size, mask in zip(names, self.sizes, tensors, strict=True):
             if tuple(mask.shape) != (batch, size):
@@ -255,6 +258,21 @@ def part_sizes(part: spaces.Space[Any]) -> list[int]:
         return [int(n) for n in part.nvec]
     assert isinstance(part, spaces.MultiBinary), "action_parts checks the kind"
     return [2] * int(part.shape[0])
+
+
+def as_flags(mask: Tensor, what: str) -> Tensor:
+    """Return a mask as bool.
+
+    Raises:
+        ValueRangeError: If it holds anything but bool, 0 and 1.
+    """
+    flags = mask.bool()
+    if mask.dtype is not torch.bool and not torch.equal(flags.to(mask.dtype), mask):
+        odd = mask[flags.to(mask.dtype) != mask].flatten()[0]
+        raise ValueRangeError(
+            f"{what} holds {odd.item():g}; 1 or True is legal, 0 or False is not."
+        )
+    return flags
 
 
 @lru_cache(maxsize=64)

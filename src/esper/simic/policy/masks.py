@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import ActionSpecError, DeviceError, DtypeError, ShapeError
-from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices
+from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, as_flags
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def as_choice_masks(
     if masks is None:
         return every_choice(spec, device, batch)
     if isinstance(masks, np.ndarray) and masks.ndim == 3:
-        masks = torch.from_numpy(masks).bool().to(device)
+        masks = as_flags(torch.from_numpy(masks), "the mask").to(device)
     if hasattr(masks, "for_policy"):
         choices = cast(PolicyMasks, masks).for_policy()
     elif isinstance(masks, ChoiceMasks):

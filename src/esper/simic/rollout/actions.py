@@ -6,22 +6,31 @@ discrete heads side by side, ``C`` numbers of continuous heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from torch import Tensor
 
-from esper.errors import ActionSpecError, ShapeError, UnsupportedEnvironmentError
+from esper.errors import (
+    ActionSpecError,
+    DtypeError,
+    ShapeError,
+    UnsupportedEnvironmentError,
+    ValueRangeError,
+)
 from esper.simic.policy.action_spec import ActionSpec, action_parts, is_box, part_sizes
 from esper.simic.policy.masks import ChoiceMasks, Condition
 
 CONDITION_SIGN = "|"
 """``"door|move"`` in a dict of masks is the mask of ``door`` given each choice of ``move``."""
+
+
+_BIT_MASKS = {0: (True, False), 1: (False, True), 2: (True, True)}
+"""What a ``MultiBinary`` calls a bit that must be 0, must be 1, or may be either."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +45,31 @@ class _Part:
     def is_continuous(self) -> bool:
         return isinstance(self.space, spaces.Box)
 
+    @property
+    def columns(self) -> list[int]:
+        """The discrete heads of the part."""
+        return [] if self.is_continuous else list(range(self.rows.start, self.rows.stop))
+
+    def split(self, mask: Any) -> list[Any]:
+        """Return a mask as ``space.sample(mask=)`` takes it as a mask of each discrete head."""
+        if mask is None:
+            return [None] * len(self.columns)
+        if isinstance(self.space, spaces.MultiBinary) and np.shape(mask) == self.space.shape:
+            return [_BIT_MASKS.get(bit, np.full(2, bit)) for bit in np.asarray(mask).tolist()]
+        return [mask] if isinstance(self.space, spaces.Discrete) else list(mask)
+
+
+def _parts_of(space: spaces.Space[Any]) -> list[_Part]:
+    parts, n_columns, n_numbers = list[_Part](), 0, 0
+    for name, part in action_parts(space):
+        if is_box(part):
+            first, n_numbers = n_numbers, n_numbers + int(np.prod(part.shape))
+            parts.append(_Part(name, part, slice(first, n_numbers)))
+        else:
+            first, n_columns = n_columns, n_columns + len(part_sizes(part))
+            parts.append(_Part(name, part, slice(first, n_columns)))
+    return parts
+
 
 class ActionCodec:
     """Converts decisions to actions of a Gymnasium space.
@@ -46,23 +80,17 @@ class ActionCodec:
 
     def __init__(self, space: spaces.Space[Any], spec: ActionSpec, *, squash: bool = False) -> None:
         self.space, self.spec, self.squash = space, spec, squash
-        self._parts: list[_Part] = []
-        sizes, dims = list[int](), list[int]()
-        for name, part in action_parts(space):
-            counts = dims if is_box(part) else sizes
-            own = [int(np.prod(part.shape))] if is_box(part) else part_sizes(part)
-            first = sum(dims) if counts is dims else len(sizes)
-            counts += own
-            end = sum(dims) if counts is dims else len(sizes)
-            self._parts.append(_Part(name, part, slice(first, end)))
-            if squash and is_box(part) and not part.is_bounded():
+        self._parts = _parts_of(space)
+        for part in self._parts:
+            if squash and is_box(part.space) and not part.space.is_bounded():
                 raise UnsupportedEnvironmentError(
-                    f"squash is on, but the action space {part} has no bounds; turn it off."
+                    f"squash is on, but the action space {part.space} has no bounds; turn it off."
                 )
-        if tuple(sizes) != spec.sizes or tuple(dims) != spec.dims:
+        needed = ActionSpec.from_space(space)
+        if (needed.sizes, needed.dims) != (spec.sizes, spec.dims):
             raise UnsupportedEnvironmentError(
                 f"the action space is {space}; the agent's heads have sizes {spec.sizes}"
-                + (f" and dims {spec.dims}." if spec.dims or dims else ".")
+                + (f" and dims {spec.dims}." if spec.dims or needed.dims else ".")
             )
 
     def batch(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> Any:
@@ -103,19 +131,27 @@ class MaskReader:
     """Reads the masks that environments give, in any of the usual forms.
 
     For one environment: a mask for each discrete head (a tuple or list), all of them as one flat
-    array, or a dict by head name. A dict may also hold conditional masks: ``"door|move"`` is a
-    table ``[choices of move, choices of door]``.
+    array, a dict by head name, or what ``sample(mask=)`` of a ``Tuple`` or ``Dict`` space takes.
+    In a tuple or dict, None means that everything is legal; a ``Box`` has no other mask. A dict may
+    also hold conditional masks: ``"door|move"`` is a table ``[choices of move, choices of door]``.
+    Masks are bool, or 0 and 1.
     """
 
-    def __init__(self, spec: ActionSpec, device: torch.device) -> None:
+    def __init__(
+        self, spec: ActionSpec, device: torch.device, space: spaces.Space[Any] | None = None
+    ) -> None:
         self.spec, self._device = spec, device
         starts = np.cumsum([0, *spec.sizes])
         self._place = np.concatenate(
             [np.arange(size) + head * spec.n_choices for head, size in enumerate(spec.sizes)]
             or [np.zeros(0, np.int64)]
         )
-        self._n_flat = int(starts[-1])
+        self._head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         self._sizes = list(spec.sizes)
+        self._flat_shapes = ((int(starts[-1]),), (spec.n_discrete, spec.n_choices))
+        parts = _parts_of(space) if isinstance(space, (spaces.Tuple, spaces.Dict)) else []
+        self._in_tuple = parts if isinstance(space, spaces.Tuple) else []
+        self._in_dict = {part.name: part for part in parts if isinstance(space, spaces.Dict)}
 
     def read_batch(self, masks: Any) -> ChoiceMasks:
         """Read ``info["action_mask"]`` or ``action_masks()`` of a vector environment."""
@@ -124,19 +160,23 @@ class MaskReader:
         if isinstance(masks, (tuple, list)):
             return self.read_each(cast("Sequence[Any]", masks))
         array = np.asarray(masks)
-        if array.dtype != object:
-            return self._from_flat(array)
-        return self.read_each(list(array))
+        if array.dtype == object:
+            return self.read_each(list(array))
+        if array.shape[1:] not in self._flat_shapes:
+            self._reject("the action masks of all environments have", array.shape)
+        return self._from_flat(array)
 
     def read_each(self, masks: Sequence[Any]) -> ChoiceMasks:
         """Read the mask of each environment."""
         first = masks[0]
         missing = [env for env, mask in enumerate(masks) if mask is None]
-        if missing:
+        if missing and self._sizes:
             raise ShapeError(
-                f"environment {missing[0]} gave no action mask but others did; "
+                f"environment {missing[0]} gave no action mask; "
                 "every environment needs one at every reset and step."
             )
+        if missing:
+            return self._from_flat(np.zeros((len(masks), 0), np.bool_))
         if isinstance(first, Mapping):
             names = set(cast("Mapping[str, Any]", first))
             for env, mask in enumerate(masks):
@@ -146,49 +186,129 @@ class MaskReader:
                         f"is a dict with the names {sorted(names)}, and all need the same."
                     )
             return self._read_named({name: [mask[name] for mask in masks] for name in names})
-        if isinstance(first, (tuple, list)):
+        if isinstance(first, (tuple, list)) and not _is_flat(first):
+            return self._read_heads(masks)
+        try:
+            flat = np.stack(masks)
+        except ValueError:
+            flat = None
+        if flat is None or flat.shape[1:] not in self._flat_shapes:
+            shapes = [_shape(mask) for mask in masks]
+            wrong = [env for env, shape in enumerate(shapes) if shape not in self._flat_shapes]
+            env = (wrong or [env for env, shape in enumerate(shapes) if shape != shapes[0]])[0]
+            self._reject(f"the action mask of environment {env} has", shapes[env])
+        return self._from_flat(flat)
+
+    def _read_heads(self, masks: Sequence[Any]) -> ChoiceMasks:
+        """Read a tuple or list of masks of each environment."""
+        n_heads, n_envs = len(self._sizes), len(masks)
+        try:
             pieces = [head for mask in masks for head in mask]
-            try:
-                fits = [*map(len, pieces)] == self._sizes * len(masks)
-            except TypeError:
-                fits = False
-            if not fits:
-                self._reject(tuple(np.size(head) for head in cast("Sequence[Any]", first)))
-            return self._from_flat(np.concatenate(pieces).reshape(len(masks), -1))
-        return self._from_flat(_stack(masks))
+            if [*map(len, pieces)] == self._sizes * n_envs and {*map(len, masks)} == {n_heads}:
+                # The usual case, in one operation: this is done at every step.
+                return self._from_flat(np.concatenate(pieces).reshape(n_envs, -1))
+        except TypeError:
+            pass
+        split = [self._split(env, mask) for env, mask in enumerate(masks)]
+        heads = [self._stack(head, [mask[head] for mask in split]) for head in range(n_heads)]
+        flat = np.concatenate(heads, axis=1) if heads else np.zeros((n_envs, 0), np.bool_)
+        return self._from_flat(flat)
+
+    def _split(self, env: int, mask: Any) -> list[Any]:
+        """Return the mask of each discrete head of one environment; None where it is free."""
+        heads = list(mask) if isinstance(mask, (tuple, list)) else []
+        parts = self._in_tuple
+        if len(heads) == len(parts) and all(
+            one is None for one, part in zip(heads, parts, strict=True) if part.is_continuous
+        ):
+            pairs = zip(heads, parts, strict=True)
+            heads = [head for one, part in pairs for head in part.split(one)]
+        if len(heads) != len(self._sizes):
+            self._reject(f"the action mask of environment {env} has", _shape(mask))
+        return heads
+
+    def _stack(self, head: int, masks: Sequence[Any]) -> NDArray[np.bool_]:
+        """Return one head's mask of each environment as ``[E, size]``."""
+        name, size = self.spec.names[head], self._sizes[head]
+        try:
+            array = np.stack(masks)
+        except ValueError:
+            array = np.zeros(0)
+        if array.shape != (len(masks), size) or array.dtype == object:
+            for env, mask in enumerate(masks):
+                if mask is not None and _shape(mask) != (size,):
+                    raise ShapeError(
+                        f"the action mask of environment {env} has shape {_shape(mask)} for head "
+                        f"{name!r}; ({size},) is needed."
+                    )
+            array = np.stack([np.ones(size) if mask is None else mask for mask in masks])
+        return _as_flags(array, lambda _: name)
 
     def _from_flat(self, flat: NDArray[Any]) -> ChoiceMasks:
         """Return masks ``[E, P]``, or already padded ``[E, D, K]``, as the policy reads them."""
         spec = self.spec
-        if flat.ndim == 3 and flat.shape[1:] == (spec.n_discrete, spec.n_choices):
-            return ChoiceMasks(torch.from_numpy(flat.astype(np.bool_)).to(self._device))
-        if flat.ndim != 2 or flat.shape[1] != self._n_flat:
-            self._reject(flat.shape)
+        if flat.ndim == 3:
+            flat = flat.reshape(len(flat), -1)[:, self._place]
         padded = np.zeros((len(flat), spec.n_discrete * spec.n_choices), np.bool_)
-        padded[:, self._place] = flat
+        padded[:, self._place] = _as_flags(flat, lambda place: spec.names[self._head_of[place]])
         legal = torch.from_numpy(padded).view(-1, spec.n_discrete, spec.n_choices)
         return ChoiceMasks(legal.to(self._device), is_padded=True)
 
     def _read_named(self, masks: Mapping[str, Any]) -> ChoiceMasks:
-        """Read masks by head name, conditional ones among them."""
+        """Read masks by the names of heads or of parts, conditional ones among them."""
         # Gymnasium marks the environments that gave a value by a flag under "_name".
         given = {
-            name: value
+            name: list(value)
             for name, value in masks.items()
             if not (name.startswith("_") and name[1:] in masks)
         }
-        plain = {name: _stack(value) for name, value in given.items() if CONDITION_SIGN not in name}
-        discrete = self.spec.names[: self.spec.n_discrete]
+        for name in given:
+            is_given = masks.get(f"_{name}") if f"_{name}" not in given else None
+            if is_given is not None and not np.all(is_given):
+                raise ShapeError(
+                    f"environment {int(np.argmin(is_given))} gave no action mask for {name!r}, but "
+                    "others did; all need the same names."
+                )
         n_envs = len(next(iter(given.values())))
+        heads: dict[str, NDArray[np.bool_]] = {}
+        for name, values in given.items():
+            if CONDITION_SIGN not in name:
+                heads |= self._read_name(name, values)
+        discrete = self.spec.names[: self.spec.n_discrete]
         for name, size in zip(discrete, self.spec.sizes, strict=True):
-            plain.setdefault(name, np.ones((n_envs, size), np.bool_))
-        legal = self.spec.pad_masks(plain).to(self._device)
+            heads.setdefault(name, np.ones((n_envs, size), np.bool_))
+        legal = self.spec.pad_masks(heads).to(self._device)
         conditions = [
-            self._condition(name, _stack(table))
-            for name, table in given.items()
+            self._condition(name, values)
+            for name, values in given.items()
             if CONDITION_SIGN in name
         ]
         return ChoiceMasks(legal, self._in_order(conditions), is_padded=True)
+
+    def _read_name(self, name: str, masks: list[Any]) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks ``[E, size]`` of the heads that a name stands for."""
+        part = self._in_dict.get(name)
+        if part is None or isinstance(part.space, spaces.Discrete):
+            column = self.spec.index(name)
+            if column < self.spec.n_discrete:
+                return {name: self._stack(column, masks)}
+        columns = part.columns if part is not None else []
+        split = [part.split(mask) if part is not None else [mask] for mask in masks]
+        for env, (mask, heads) in enumerate(zip(masks, split, strict=True)):
+            if mask is not None and not columns:
+                raise ShapeError(
+                    f"the action mask of environment {env} has a mask for {name!r}, which is a "
+                    "Box; give None or leave it out."
+                )
+            if columns and len(heads) != len(columns):
+                raise ShapeError(
+                    f"the action mask of environment {env} has {len(heads)} masks for {name!r}; "
+                    f"{len(columns)} are needed."
+                )
+        return {
+            self.spec.names[column]: self._stack(column, [heads[i] for heads in split])
+            for i, column in enumerate(columns)
+        }
 
     def _in_order(self, conditions: list[Condition]) -> tuple[Condition, ...]:
         """Return conditions so that a head is restricted before it restricts another."""
@@ -206,26 +326,58 @@ class MaskReader:
             left = [one for one in left if one.parent in restricted]
         return tuple(ordered)
 
-    def _condition(self, name: str, table: NDArray[Any]) -> Condition:
-        child, _, parent = name.partition(CONDITION_SIGN)
-        tensor: Tensor = torch.from_numpy(table.astype(np.bool_)).to(self._device)
-        return Condition(self.spec.index(child), self.spec.index(parent), tensor)
+    def _condition(self, name: str, tables: list[Any]) -> Condition:
+        child, parent = (self.spec.index(head) for head in name.split(CONDITION_SIGN, 1))
+        sizes = [*self._sizes, *[0] * len(self.spec.dims)]
+        needed = (sizes[parent], sizes[child])
+        shapes = [_shape(table) for table in tables]
+        if shapes != [needed] * len(tables):
+            env = next(env for env, shape in enumerate(shapes) if shape != needed)
+            raise ShapeError(
+                f"the action mask of environment {env} has shape {shapes[env]} for {name!r}; "
+                f"{needed} is needed."
+            )
+        flags = _as_flags(np.stack(tables), lambda _: name)
+        return Condition(child, parent, torch.from_numpy(flags.copy()).to(self._device))
 
-    def _reject(self, shape: tuple[int, ...]) -> None:
+    def _reject(self, what: str, shape: tuple[int, ...]) -> NoReturn:
         sizes = self.spec.sizes
         raise ShapeError(
-            f"the action mask has shape {tuple(shape)}; a mask for each head (sizes {sizes}), all "
-            f"of them as one array of {sum(sizes)}, or a dict by head name is needed."
+            f"{what} shape {tuple(shape)}; a mask for each head (sizes {sizes}), all of them as "
+            f"one array of {sum(sizes)}, or a dict by head name is needed."
         )
 
 
-def _stack(values: Any) -> NDArray[Any]:
+def _as_flags(masks: NDArray[Any], name_of: Callable[[int], str]) -> NDArray[np.bool_]:
+    """Return masks ``[E, ...]`` as bool; ``name_of`` tells the head of a place on the last axis."""
+    if masks.dtype == np.bool_:
+        return masks
+    # The usual case, in few operations: this is done at every step.
+    if masks.itemsize == 1 and not masks.tobytes().translate(None, b"\x00\x01"):
+        return masks.view(np.bool_)
+    if masks.dtype.kind not in "iuf":
+        raise DtypeError(f"the action mask has dtype {masks.dtype}; bool, or 0 and 1, is needed.")
+    flags = masks.astype(np.bool_)
+    if (flags != masks).any():
+        at = tuple(int(i) for i in np.argwhere(flags != masks)[0])
+        raise ValueRangeError(
+            f"the action mask of environment {at[0]} holds {masks[at]} for head "
+            f"{name_of(at[-1])!r}; 1 or True is legal, 0 or False is not."
+        )
+    return flags
+
+
+def _is_flat(mask: Sequence[Any]) -> bool:
+    """Return whether a list is a mask itself and not one of masks."""
+    return len(mask) > 0 and all(isinstance(one, (bool, int, float, np.generic)) for one in mask)
+
+
+def _shape(mask: Any) -> tuple[int, ...]:
+    """Return the shape of a mask, or the size of each of its parts if it has several shapes."""
     try:
-        return np.stack(list(values))
-    except ValueError as error:
-        raise ShapeError(
-            "the action masks of environments have different shapes; each head needs one size."
-        ) from error
+        return np.shape(mask)
+    except ValueError:
+        return tuple(np.size(one) if one is not None else 0 for one in mask)
 
 
 def require_spec(space: spaces.Space[Any], spec: ActionSpec | None) -> ActionSpec:

@@ -21,7 +21,13 @@ from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import ChoiceMasks, as_choice_masks
 from esper.simic.rollout.actions import ActionCodec, MaskReader
-from esper.simic.rollout.environments import Env
+from esper.simic.rollout.environments import (
+    MASK_KEYS,
+    OBSERVED_MASK,
+    Env,
+    mask_method,
+    reject_unread_masks,
+)
 
 Level = Literal["ok", "note", "problem"]
 
@@ -278,11 +284,16 @@ class _MaskWatch:
 
     def __init__(self, env: Env, spec: ActionSpec, report: Report) -> None:
         self.spec, self.report = spec, report
-        self._reader = MaskReader(spec, torch.device("cpu"))
+        self._reader = MaskReader(spec, torch.device("cpu"), env.action_space)
+        self._env = env
         self._method: Callable[[], Any] | None = None
-        if env.has_wrapper_attr("action_masks"):
-            self._method = env.get_wrapper_attr("action_masks")
-        self._is_in_info: bool | None = None
+        try:
+            self._method = mask_method(env)
+        except EsperError as error:
+            report.problem("masks", str(error))
+        self._key: str | None = None
+        """Where ``info`` says what is legal; None if it does not."""
+        self._is_first = True
         self._n_forbidden = 0
 
     @property
@@ -292,16 +303,19 @@ class _MaskWatch:
 
     def read(self, info: dict[str, Any], where: str) -> ChoiceMasks | None:
         """Return the legal choices; None if all are, or if it cannot be known."""
-        is_in_info = "action_mask" in info
-        if self._is_in_info is None:
-            self._is_in_info = is_in_info
-        if is_in_info != self._is_in_info:
-            gone = "is missing" if self._is_in_info else "appears for the first time"
-            self._reject("info['action_mask']", f"{gone} {where}; give it at every reset and step.")
+        key = next((key for key in MASK_KEYS if key in info), None)
+        if self._is_first:
+            self._is_first, self._key = False, key
+            self._find_unread()
+        if key != self._key:
+            gone = "is missing" if self._key else "appears for the first time"
+            self._reject(
+                f"info[{self._key or key!r}]", f"{gone} {where}; give it at every reset and step."
+            )
             return None
         found: list[ChoiceMasks] = []
-        if is_in_info:
-            found += self._parse("info['action_mask']", info["action_mask"], where)
+        if key is not None:
+            found += self._parse(f"info[{key!r}]", info[key], where)
         if self._method is not None and not self.is_broken:
             try:
                 mask = self._method()
@@ -312,17 +326,18 @@ class _MaskWatch:
         if self.is_broken or not found:
             return None
         if len(found) == 2 and not torch.equal(found[0].legal, found[1].legal):
-            self._reject("info['action_mask']", f"differs from action_masks() {where}.")
+            self._reject(f"info[{key!r}]", f"differs from action_masks() {where}.")
         return found[0]
 
     def summarize(self, steps: str) -> None:
         """Report that masks are right, or that there are none."""
         if not self.spec.sizes:
             return
-        if not self._is_in_info and self._method is None:
-            self.report.ok("masks", "none; every action is legal")
+        if self._key is None and self._method is None:
+            if not any(found.check == "masks" for found in self.report.findings):
+                self.report.ok("masks", "none; every action is legal")
             return
-        sources = ["info['action_mask']"] * bool(self._is_in_info)
+        sources = [f"info[{self._key!r}]"] * (self._key is not None)
         sources += ["action_masks()"] * (self._method is not None)
         text = f"{' and '.join(sources)} at every reset and step"
         if self._n_forbidden:
@@ -330,10 +345,21 @@ class _MaskWatch:
         else:
             self.report.note("masks", f"{text}, but nothing was ever illegal during {steps}.")
 
+    def _find_unread(self) -> None:
+        """Report masks that PPO would not read."""
+        if self._key is not None or self._method is not None:
+            return
+        try:
+            reject_unread_masks(self._env.has_wrapper_attr("action_mask"))
+        except EsperError as error:
+            self.report.problem("masks", str(error))
+        space = self._env.observation_space
+        if isinstance(space, spaces.Dict) and set(cast(Any, space)) & set(MASK_KEYS):
+            self.report.note("masks", OBSERVED_MASK)
+
     def _parse(self, source: str, mask: Any, where: str) -> list[ChoiceMasks]:
         """Return the masks in a list, or nothing if they are wrong."""
         try:
-            odd = [value for value in _values(mask) if value not in (0, 1)]
             choices = self._reader.read_each([mask])
             as_choice_masks(self.spec, choices, 1, torch.device("cpu"))
         except EsperError as error:
@@ -341,9 +367,6 @@ class _MaskWatch:
             return []
         except Exception as error:
             self._reject(source, f"cannot be read {where}: {describe_error(error)}")
-            return []
-        if odd:
-            self._reject(source, f"holds {odd[0]} {where}; 1 is legal and 0 is not.")
             return []
         self._n_forbidden += (
             sum(self.spec.sizes)
@@ -440,14 +463,6 @@ def is_same(value: Any, other: Any) -> bool:
     first, second = np.asarray(value), np.asarray(other)
     are_numbers = all(np.issubdtype(one.dtype, np.number) for one in (first, second))
     return np.array_equal(first, second, equal_nan=are_numbers)
-
-
-def _values(mask: Any) -> list[Any]:
-    """Return the different values in a mask of any form."""
-    if isinstance(mask, (Mapping, tuple, list)):
-        parts = cast("Any", mask.values() if isinstance(mask, Mapping) else mask)
-        return [value for part in parts for value in _values(part)]
-    return np.unique(np.asarray(mask)).tolist()
 
 
 def _kind(value: Any) -> str:

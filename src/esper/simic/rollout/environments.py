@@ -8,6 +8,7 @@ Shapes: ``E`` environments.
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from esper.arrays import Flags
-from esper.errors import RolloutError, UnsupportedEnvironmentError
+from esper.errors import (
+    EsperError,
+    EsperWarning,
+    RolloutError,
+    UnsupportedEnvironmentError,
+)
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.masks import ChoiceMasks, PolicyMasks, join_masks
 from esper.simic.policy.observations import Observations, ObservationSpec
@@ -84,28 +90,56 @@ class Environments(ABC):
         """Close the environments."""
 
 
+MASK_KEYS = ("action_mask", "action_masks")
+"""Where ``info`` may say what is legal; the first that is given counts."""
+
+
+OBSERVED_MASK = (
+    "the observations hold an action mask, which the network sees but which restricts nothing; to "
+    "restrict actions, give it in info['action_mask'] as well."
+)
+"""What users are told whose only masks are in observations."""
+
+
 @dataclass
 class _MaskSource:
     """Where environments say what is legal, found at the first reset and required ever after."""
 
     reader: MaskReader
     kind: str | None = None
+    """A key of ``info``, ``"method"``, or None if everything is legal."""
     steps: int = field(default=-1)
 
-    def find(self, *, in_info: bool, by_method: bool) -> None:
+    @property
+    def where(self) -> str:
+        return f"step {self.steps}" if self.steps else "the first reset"
+
+    def find(self, offered: str | None, *, by_method: bool) -> None:
+        """Take note of a reset or step whose ``info`` has a mask under a key, or none."""
         if self.steps < 0:
-            self.kind = "info" if in_info else "method" if by_method else None
+            self.kind = offered or ("method" if by_method else None)
         self.steps += 1
-        if self.kind is None and in_info:
+        if self.kind is None and offered is not None:
             raise RolloutError(
-                f"info['action_mask'] appeared at step {self.steps} but not at the first reset; "
-                "give it at every reset and every step."
+                f"info[{offered!r}] appeared at {self.where} but not at the first reset; give it "
+                "at every reset and every step."
             )
-        if self.kind == "info" and not in_info:
+
+    def require(self, is_given: Sequence[bool]) -> None:
+        """Require the mask of each environment."""
+        if not all(is_given):
+            before = "others did" if any(is_given) else "it did at the first reset"
             raise RolloutError(
-                f"info['action_mask'] was given at reset but not at step {self.steps}; give it at "
-                "every reset and every step."
+                f"environment {list(is_given).index(False)} gave no info[{self.kind!r}] at "
+                f"{self.where}, but {before}; give it at every reset and every step."
             )
+
+    def read(self, read: Callable[[Any], ChoiceMasks], masks: Any) -> ChoiceMasks:
+        """Read masks; an error says when it happened."""
+        try:
+            return read(masks)
+        except EsperError as error:
+            raise type(error)(f"at {self.where}, {error}") from error
 
 
 class LocalEnvironments(Environments):
@@ -131,8 +165,9 @@ class LocalEnvironments(Environments):
                     )
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
-        self._masks = _MaskSource(MaskReader(spec, torch.device(device)))
-        self._mask_methods = [_mask_method(env) for env in self.envs]
+        reader = MaskReader(spec, torch.device(device), first.action_space)
+        self._masks = _MaskSource(reader)
+        self._mask_methods = [mask_method(env) for env in self.envs]
         self._has_mask_methods = _all_or_none([one is not None for one in self._mask_methods])
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -207,8 +242,10 @@ class LocalEnvironments(Environments):
 
     def read_masks(self) -> Any:
         """Return what is legal now, if the environments say so by a method."""
-        if self._masks.kind == "method":
-            return self._masks.reader.read_each([method() for method in self._mask_methods])  # type: ignore[misc]
+        source = self._masks
+        if source.kind == "method":
+            given = [method() for method in self._mask_methods]  # type: ignore[misc]
+            return source.read(source.reader.read_each, given)
         return None
 
     def close(self) -> None:
@@ -221,11 +258,16 @@ class LocalEnvironments(Environments):
         if hasattr(joint[0], "for_policy"):
             return join_masks([cast(PolicyMasks, masks).for_policy() for masks in joint])
         source = self._masks
-        in_info = any("action_mask" in info for info in infos)
-        source.find(in_info=in_info, by_method=self._has_mask_methods)
-        if source.kind == "info":
-            return source.reader.read_each([info.get("action_mask") for info in infos])
-        return self.read_masks()
+        offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
+        source.find(offered, by_method=self._has_mask_methods)
+        if source.kind is None and source.steps == 0:
+            reject_unread_masks(self.envs[0].has_wrapper_attr("action_mask"))
+            _warn_of_observed_masks(self.observation_spec)
+        if source.kind is None or source.kind == "method":
+            return self.read_masks()
+        key = source.kind
+        source.require([key in info for info in infos])
+        return source.read(source.reader.read_each, [info[key] for info in infos])
 
 
 class VectorEnvironments(Environments):
@@ -244,9 +286,10 @@ class VectorEnvironments(Environments):
         single = cast(Any, envs)
         self.observation_spec = ObservationSpec.from_space(single.single_observation_space)
         self.codec = ActionCodec(single.single_action_space, spec, squash=squash)
-        self._masks = _MaskSource(MaskReader(spec, torch.device(device)))
+        reader = MaskReader(spec, torch.device(device), single.single_action_space)
+        self._masks = _MaskSource(reader)
         self._mode = _autoreset_mode(envs)
-        self._read_by_method = _vector_mask_reader(envs, self._masks.reader)
+        self._read_by_method = _vector_mask_reader(envs, self._masks)
         self._was_done: Flags = np.zeros(self.n_envs, np.bool_)
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -340,17 +383,19 @@ class VectorEnvironments(Environments):
         if hasattr(joint, "for_policy"):
             return joint
         source = self._masks
-        source.find(in_info="action_mask" in info, by_method=self._read_by_method is not None)
-        if source.kind == "info":
-            # Gymnasium fills in what an environment did not give, and says so beside it.
-            is_given = info.get("_action_mask")
-            if is_given is not None and not np.all(is_given):
-                raise RolloutError(
-                    f"environment {int(np.argmin(is_given))} gave no info['action_mask'] at step "
-                    f"{source.steps}; give it at every reset and every step."
-                )
-            return source.reader.read_batch(info["action_mask"])
-        return self.read_masks()
+        offered = next((key for key in MASK_KEYS if key in info), None)
+        source.find(offered, by_method=self._read_by_method is not None)
+        if source.kind is None and source.steps == 0:
+            call = getattr(self.envs.unwrapped, "call", None)
+            reject_unread_masks(call is not None and any(call("has_wrapper_attr", "action_mask")))
+            _warn_of_observed_masks(self.observation_spec)
+        if source.kind is None or source.kind == "method":
+            return self.read_masks()
+        key = source.kind
+        # Gymnasium fills in what an environment did not give, and says so beside it.
+        given = info.get(f"_{key}", [True] * self.n_envs) if key in info else [False] * self.n_envs
+        source.require(given)
+        return source.read(source.reader.read_batch, info[key])
 
     def _final_observations(self, observations: Any, info: dict[str, Any], is_cut: Flags) -> Any:
         """Return observations with the last ones of episodes that were cut short."""
@@ -378,25 +423,52 @@ class VectorEnvironments(Environments):
         return final
 
 
-def _mask_method(env: Env) -> Callable[[], Any] | None:
-    """Return the method by which an environment says what is legal, whatever wraps it."""
-    return env.get_wrapper_attr("action_masks") if env.has_wrapper_attr("action_masks") else None
+def mask_method(env: Env) -> Callable[[], Any] | None:
+    """Return the method by which an environment says what is legal, whatever wraps it.
+
+    Raises:
+        UnsupportedEnvironmentError: If ``action_masks`` is not a method.
+    """
+    if not env.has_wrapper_attr("action_masks"):
+        return None
+    method = env.get_wrapper_attr("action_masks")
+    if not callable(method):
+        raise UnsupportedEnvironmentError(
+            f"action_masks of the environment is a {type(method).__name__}; it must be a method, "
+            "because it is asked at every step."
+        )
+    return method
+
+
+def reject_unread_masks(has_attribute: bool) -> None:
+    """Raise UnsupportedEnvironmentError for environments whose only masks nothing reads."""
+    if has_attribute:
+        raise UnsupportedEnvironmentError(
+            "the environment has an attribute action_mask, which is not read; give masks by a "
+            "method action_masks(), or in info['action_mask'] at every reset and step."
+        )
+
+
+def _warn_of_observed_masks(spec: ObservationSpec) -> None:
+    if spec.leaves.keys() & set(MASK_KEYS):
+        warnings.warn(OBSERVED_MASK, EsperWarning, stacklevel=2)
 
 
 def _vector_mask_reader(
-    envs: VectorEnv[Any, Any, Any], reader: MaskReader
+    envs: VectorEnv[Any, Any, Any], source: _MaskSource
 ) -> Callable[[], ChoiceMasks] | None:
     """Return what asks a vector environment, or its members, by a method what is legal."""
     layer: Any = envs
+    reader = source.reader
     while not hasattr(layer, "action_masks"):
         if layer is layer.unwrapped:
             # Asking a worker process for an attribute that it does not have would end it.
             call = getattr(layer, "call", None)
             if call is None or not _all_or_none(call("has_wrapper_attr", "action_masks")):
                 return None
-            return lambda: reader.read_each(call("action_masks"))
+            return lambda: source.read(reader.read_each, call("action_masks"))
         layer = layer.env
-    return lambda: reader.read_batch(layer.action_masks())
+    return lambda: source.read(reader.read_batch, layer.action_masks())
 
 
 def _all_or_none(has_method: Sequence[bool]) -> bool:
@@ -411,7 +483,7 @@ def _all_or_none(has_method: Sequence[bool]) -> bool:
 
 def _merge_masks(stepped: dict[str, Any], reset: dict[str, Any], is_reset: Flags) -> dict[str, Any]:
     """Return the info of a reset, with masks of environments that were not reset from a step."""
-    names = {"action_mask", "_action_mask"}
+    names = {*MASK_KEYS, *(f"_{key}" for key in MASK_KEYS)}
     merged = {name: value for name, value in reset.items() if name not in names}
     for name in names & stepped.keys() & reset.keys():
         merged[name] = _choose(is_reset, reset[name], stepped[name])
