@@ -197,12 +197,12 @@ def test_trackers_get_what_other_callbacks_log(
         def close(self) -> None:
             logged.append((-1, {}))
 
-    def make(name: str, folder: Path, settings: Any, *, first_step: int) -> Fake:
+    def make(name: str, folder: Path, settings: Any, *, first_step: int, **_: Any) -> Fake:
         assert (name, folder, first_step) == ("tensorboard", tmp_path / "run", 1)
         assert settings["ppo"]["learning_rate"] == 3e-4
         return Fake()
 
-    monkeypatch.setattr("esper.telemetry.sinks.make_tracker", make)
+    monkeypatch.setattr("esper.simic.callbacks.make_tracker", make)
     callbacks = [
         Tracker("tensorboard", tmp_path / "run"),
         Evaluate(32, n_episodes=1),

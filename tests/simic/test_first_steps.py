@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,22 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from esper.errors import ConfigError, UnsupportedEnvironmentError
-from esper.simic import PPO, Checkpoint, NetworkConfig, linear
+from esper.errors import (
+    CheckpointError,
+    ConfigError,
+    DtypeError,
+    UnsupportedEnvironmentError,
+)
+from esper.simic import (
+    PPO,
+    Callback,
+    Checkpoint,
+    Evaluate,
+    NetworkConfig,
+    PPOConfig,
+    evaluate,
+    linear,
+)
 from esper.simic.algorithm import EsperWarning
 
 
@@ -117,6 +134,16 @@ class WrongSize(Dropout):
         ({"network": {"hidden_sizes": (3,)}}, "must be a NetworkConfig"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
         ({"policy_kwargs": {}}, r"'policy_kwargs'.*NetworkConfig"),
+        ({"use_sde": True}, r"'use_sde'.*gSDE"),
+        ({"env": "CnnPolicy", "policy": Line()}, r"comes first.*'cnn'"),
+        ({"policy": "MlpLstmPolicy"}, r"'MlpLstmPolicy'.*'lstm'"),
+        ({"verbose": 3}, "verbose is 3"),
+        ({"device": "cuda"}, "device is 'cuda'"),
+        ({"batch_size": 4, "n_minibatches": 3}, "batch_size is 4 and n_minibatches is 3"),
+        ({"sequence_length": 4}, "sequence_length is 4.* no memory"),
+        ({"policy": "lstm", "network": NetworkConfig(hidden_sizes=(3,))}, r"hidden_sizes.*'lstm'"),
+        ({"network": NetworkConfig(lstm_size=3)}, "lstm_size is 3.*'mlp'"),
+        ({"policy": Dropout, "network": NetworkConfig(activation="relu")}, "activation is 'relu'"),
         ({"nenvs": 3}, r"'nenvs'.*'n_envs'"),
         ({"policy": NoSpace}, "takes the observation space"),
         ({"policy": WrongSize}, "WrongSize failed"),
@@ -138,3 +165,170 @@ def test_an_environment_of_the_old_kind_is_named() -> None:
 
     with pytest.raises(UnsupportedEnvironmentError, match="reset"):
         small(Old).learn(8)
+
+
+def test_a_number_of_minibatches_may_agree_with_their_size(tmp_path: Path) -> None:
+    model = small(batch_size=4, n_minibatches=2).learn(8)
+    assert model.metrics["train/n_gradient_steps"] == 2
+    model.save(tmp_path / "model")
+    assert PPO.load(tmp_path / "model", Line).config.n_minibatches == 2
+    small(n_minibatches=4).save(tmp_path / "other")
+    assert PPO.load(tmp_path / "other", Line).config.n_minibatches == 4
+
+
+def test_a_minibatch_larger_than_a_rollout_is_warned_of() -> None:
+    with pytest.warns(EsperWarning, match="batch_size is 64, but a rollout has 8 steps"):
+        small(batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.learn(8, callback=None), "'callback'.*callbacks="),
+        (lambda m: m.learn(8, progress_bar=True), "'progress_bar'.*progress="),
+        (lambda m: m.learn(8, reset_num_timesteps=False), "continues to count"),
+        (lambda m: m.learn(8, progres=True), "'progres'.*Did you mean 'progress'"),
+        (lambda m: m.predict(np.zeros(1), action_masks=None), "'action_masks'.*masks="),
+        (lambda m: m.save("x", exclude=[]), "'exclude'"),
+        (lambda m: PPO.load("x", custom_objects={}), "'custom_objects'"),
+        (lambda m: PPO.load("x", device="cuda"), "device is 'cuda'"),
+        (lambda m: evaluate(m, n_eval_episodes=3), "'n_eval_episodes'.*n_episodes="),
+        (lambda m: Evaluate(eval_freq=3), "'eval_freq'.*every="),
+        (lambda m: Checkpoint(save_freq=3, save_path="x"), "'save_freq'.*every="),
+        (lambda m: Checkpoint(), "folder is missing"),
+    ],
+)
+def test_arguments_of_stable_baselines3_are_answered_with_what_to_write(
+    call: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(small())
+
+
+def test_attributes_and_imports_of_stable_baselines3_are_answered_too() -> None:
+    model = small()
+    with pytest.raises(AttributeError, match=r"'get_env'.*model\.env"):
+        model.get_env()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'gamma'.*model\.config\.gamma"):
+        _ = model.gamma  # type: ignore[attr-defined]
+    assert not hasattr(model, "anything")
+    with pytest.raises(ImportError, match="EvalCallback; use Evaluate"):
+        from esper.simic import EvalCallback  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_what_is_not_a_saved_model_is_named(tmp_path: Path) -> None:
+    for load in (PPO.load, PPO.resume):
+        with pytest.raises(CheckpointError, match="no folder nope"):
+            load("nope")
+        (tmp_path / "model.zip").write_bytes(b"PK")
+        with pytest.raises(CheckpointError, match=r"model\.zip is a file"):
+            load(tmp_path / "model.zip")
+
+
+def test_a_state_that_is_not_a_tensor_is_named() -> None:
+    model = small(policy="lstm")
+    _, state = model.predict(np.zeros(1))
+    with pytest.raises(DtypeError, match="state is a ndarray"):
+        model.predict(np.zeros(1), state.numpy())  # type: ignore[arg-type]
+
+
+def test_metrics_are_printed_after_every_update_if_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small().learn(16)
+    assert capsys.readouterr().out == ""
+    model = small(verbose=1).learn(16)
+    shown = capsys.readouterr().out
+    assert shown.count("ep_rew_mean") == 2
+    assert f"{model.metrics['train/approx_kl']:.4g}" in shown
+    assert all(name.split("/")[-1] in shown for name in model.metrics)
+
+
+def test_a_model_shows_what_it_is() -> None:
+    model = small(n_envs=2, seed=3, device="auto").learn(16)
+    shown = repr(model)
+    for text in ("'Line'", "'mlp'", "n_envs=2", "n_steps=8", "seed=3", "num_timesteps=16"):
+        assert text in shown
+    assert model.policy is model.agent.policy
+    assert isinstance(model.env, list)
+    assert [type(env) for env in model.env] == [Line, Line]
+    assert model.device == torch.device("cpu")
+    envs = gymnasium.vector.SyncVectorEnv([Line])
+    assert small(envs).env is envs
+
+
+def test_without_a_seed_one_is_drawn_that_repeats_the_run() -> None:
+    first, second = small(seed=None), small(seed=None)
+    assert first.seed != second.seed
+    again = small(seed=first.seed).learn(16)
+    assert again.metrics["train/value_loss"] == first.learn(16).metrics["train/value_loss"]
+
+
+def test_help_explains_every_argument_with_its_default() -> None:
+    shown, config = pydoc.plain(pydoc.render_doc(PPO)), pydoc.plain(pydoc.render_doc(PPOConfig))
+    for field in fields(PPOConfig):
+        assert f"{field.name} ({field.default!r}): " in shown
+        assert f" {field.name}: " in config
+        assert f"{field.name}: " in config.split("Args:")[1]
+    for name in inspect.signature(PPO).parameters:
+        assert f"{name}: " in shown.split("Args:")[1]
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+class Interrupted(Line):
+    """Presses Ctrl-C at one of its steps."""
+
+    at = -1
+    n_steps = 0
+
+    def step(self, action: int) -> Any:
+        type(self).n_steps += 1
+        if type(self).n_steps == self.at:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+class InterruptUpdate(Callback):
+    """Presses Ctrl-C in the middle of an update."""
+
+    def on_rollout_end(self, model: PPO) -> None:
+        if model.num_timesteps == 32:
+            descend = model.agent._descend  # pyright: ignore[reportPrivateUsage]
+
+            def interrupt() -> Tensor:
+                descend()
+                raise KeyboardInterrupt
+
+            model.agent._descend = interrupt  # type: ignore[method-assign]
+
+    def on_interrupt(self, model: PPO) -> None:
+        del model.agent._descend
+
+
+@pytest.mark.parametrize("where", ["the first rollout", "a rollout", "an update"])
+def test_an_interrupted_run_is_resumed_exactly_and_its_model_can_be_used(
+    where: str, tmp_path: Path
+) -> None:
+    Interrupted.n_steps, Interrupted.at = (
+        0,
+        {"the first rollout": 5, "a rollout": 29}.get(where, -1),
+    )
+    whole = small(seed=5).learn(48)
+    model = small(Interrupted, seed=5)
+    callbacks: list[Callback] = [Checkpoint(tmp_path / "run", every=1000)]
+    if where == "an update":
+        callbacks.append(InterruptUpdate())
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(48, callbacks=callbacks)
+    resumed = PPO.resume(tmp_path / "run", Line)
+    assert resumed.num_timesteps == {"the first rollout": 0}.get(where, 24)
+    for name, weight in resumed.policy.state_dict().items():
+        assert torch.equal(weight, model.policy.state_dict()[name])
+    resumed.learn()
+    for name, weight in whole.policy.state_dict().items():
+        assert torch.equal(weight, resumed.policy.state_dict()[name])
+    model.predict(np.zeros(1, np.float32))
+    before = model.num_timesteps
+    assert model.learn(8).num_timesteps == before + 8

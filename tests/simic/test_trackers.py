@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,9 +44,37 @@ def test_tensorboard_shows_interrupted_and_resumed_training_as_one(tmp_path: Pat
     assert last == pytest.approx(model.metrics, rel=1e-6, abs=1e-30)
 
 
-def test_an_unknown_tracker_is_reported_before_training_starts(tmp_path: Path) -> None:
-    model = PPO("CartPole-v1", n_steps=16)
-    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
-        model.learn(16, callbacks=Tracker("tensorbord", tmp_path / "run"))
-    assert model.num_timesteps == 0
-    assert not list(tmp_path.iterdir())
+def test_an_unknown_tracker_is_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'tensorbord'.*Did you mean 'tensorboard'"):
+        Tracker("tensorbord", tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"trackio_dir.*'csv'"):
+        Tracker("csv", tmp_path / "run", trackio_dir=tmp_path)
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    with (folder / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_csv_file_holds_a_row_for_each_update_whether_resumed_or_not(tmp_path: Path) -> None:
+    seen: dict[int, dict[str, float]] = {}
+
+    def note(model: PPO) -> None:
+        seen[model.num_timesteps] = model.metrics
+
+    def callbacks(name: str) -> list[Any]:
+        folder = tmp_path / name
+        return [Tracker("csv", folder), Evaluate(64, n_episodes=2), Checkpoint(folder, 64), note]
+
+    model = PPO("CartPole-v1", n_envs=2, n_steps=16, n_epochs=1)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(160, callbacks=[*callbacks("run"), StopAt(96)])
+    assert [row["step"] for row in read_csv(tmp_path / "run")] == ["32", "64"]
+    PPO.resume(tmp_path / "run").learn(callbacks=callbacks("run"))
+    rows = read_csv(tmp_path / "run")
+    assert [int(row.pop("step")) for row in rows] == [32, 64, 96, 128, 160]
+    shown = [{name: float(text) for name, text in row.items() if text} for row in rows]
+    assert shown == list(seen.values())
+    # Another run that starts in the same folder does not continue the file.
+    PPO("CartPole-v1", n_steps=16, n_epochs=1).learn(16, callbacks=Tracker("csv", tmp_path / "run"))
+    assert [row["step"] for row in read_csv(tmp_path / "run")] == ["16"]

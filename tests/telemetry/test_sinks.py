@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from collections.abc import Iterator
@@ -125,6 +126,47 @@ def test_trackio_does_not_print_to_standard_output(
     assert captured.out == ""
     assert captured.err == "welcome\nall the best\n"
     assert len(runs) == 1
+
+
+def test_trackio_keeps_its_database_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+
+    def import_module(name: str) -> Any:
+        """Read the variable when it is imported, as Trackio does."""
+        assert name == "trackio"
+        found = SimpleNamespace(TRACKIO_DIR=Path(os.environ["TRACKIO_DIR"]))
+        found.init = lambda **options: FakeRun(options)
+        monkeypatch.setitem(sys.modules, name, found)
+        return found
+
+    monkeypatch.setattr("esper.telemetry.sinks.importlib.import_module", import_module)
+    make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "database")
+    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "database")
+    make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "database")
+    with pytest.raises(ConfigError, match=r"trackio_dir.*other.*database"):
+        make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "other")
+
+
+def test_a_row_of_a_csv_file_that_was_cut_short_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    for first_step in (1, 3):
+        tracker = make_tracker("csv", tmp_path, {}, first_step=first_step)
+        for number in range(first_step, first_step + 2):
+            tracker.log({"loss": 0.5 * number}, number)
+            tracker.log({"eval": float(number)}, number)
+        tracker.close()
+        assert not path.read_text().endswith(",")
+        path.write_text(path.read_text() + "5,2")
+    assert path.read_text().splitlines()[:5] == [
+        "step,loss,eval",
+        "1,0.5,1.0",
+        "2,1.0,2.0",
+        "3,1.5,3.0",
+        "4,2.0,4.0",
+    ]
 
 
 def test_the_wandb_project_can_be_set_by_the_environment(

@@ -38,31 +38,28 @@ class PolicyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """The network that :class:`esper.simic.PPO` builds for an environment."""
+    """The network that :class:`esper.simic.PPO` builds for an environment.
+
+    Args:
+        hidden_sizes: Widths of the hidden layers; the policy and the value function have their own.
+        activation: Activation of the hidden layers.
+        feature_size: Width of the layer before an LSTM.
+        lstm_size: Width of the LSTM's hidden state.
+        image_size: Width of the encoding of an image.
+        squash: Squash continuous actions into their bounds by tanh instead of clipping them.
+        log_std_init: Initial logarithm of the standard deviation of continuous actions.
+        normalize_observations: Normalise vector observations by their running mean and standard
+            deviation.
+    """
 
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers; the policy and the value function have their own."""
-
     activation: Literal["tanh", "relu"] = "tanh"
-    """Activation of the hidden layers."""
-
     feature_size: int = 64
-    """Width of the layer before an LSTM."""
-
     lstm_size: int = 64
-    """Width of the LSTM's hidden state."""
-
     image_size: int = 512
-    """Width of the encoding of an image."""
-
     squash: bool = False
-    """Squash continuous actions into their bounds by tanh instead of clipping them."""
-
     log_std_init: float = 0.0
-    """Initial logarithm of the standard deviation of continuous actions."""
-
     normalize_observations: bool = False
-    """Normalise vector observations by their running mean and standard deviation."""
 
     def __post_init__(self) -> None:
         if isinstance(self.hidden_sizes, int) or not all(
@@ -86,56 +83,47 @@ class NetworkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """Settings of one PPO update over one collected rollout."""
+    """Settings of one PPO update over one collected rollout.
 
-    learning_rate: float = 3e-4
-    """Step size of Adam."""
-
-    n_epochs: int = 10
-    """Passes over the rollout in one update."""
-
-    batch_size: int = 64
-    """Steps of a minibatch; a recurrent policy rounds to whole sequences."""
-
-    n_minibatches: int | None = None
-    """Minibatches of each pass, instead of batch_size; None: as batch_size says."""
-
-    sequence_length: int | None = None
-    """Steps through which gradients flow back in a recurrent policy; None: the whole rollout."""
-
-    gamma: float = 0.99
-    """Discount factor, in [0, 1]."""
-
-    gae_lambda: float = 0.95
-    """Trace decay of the advantages: 0 trusts the critic alone, 1 the observed rewards alone."""
-
-    clip_range: float = 0.2
-    """How far a probability ratio may leave 1 before its gradient stops."""
-
-    clip: Literal["per-head", "joint"] = "per-head"
-    """Clip the ratio of each head of an action, or the ratio of the whole action."""
-
-    clip_range_vf: float | None = None
-    """How far a value may leave its old value, in standard deviations of the return; None: freely.
+    Args:
+        learning_rate: Step size of Adam.
+        n_epochs: Passes over the rollout in one update.
+        batch_size: Steps of a minibatch; a recurrent policy rounds to whole sequences.
+        n_minibatches: Minibatches of each pass, instead of batch_size; None: as batch_size says.
+        sequence_length: Steps through which gradients flow back in a recurrent policy; None: the
+            whole rollout.
+        gamma: Discount factor, in [0, 1].
+        gae_lambda: Trace decay of the advantages: 0 trusts the critic alone, 1 the observed rewards
+            alone.
+        clip_range: How far a probability ratio may leave 1 before its gradient stops.
+        clip: Clip the ratio of each head of an action, or the ratio of the whole action.
+        clip_range_vf: How far a value may leave its old value, in standard deviations of the
+            return; None: freely.
+        ent_coef: Weight of the entropy bonus.
+        vf_coef: Weight of the value loss.
+        max_grad_norm: Norm to which the gradient is clipped.
+        target_kl: The update stops when approx_kl exceeds 1.5 times this; None: never.
+        normalize_advantage: Normalise advantages to mean 0 and standard deviation 1 over the
+            rollout.
+        normalize_returns: Train the critic on returns in units of their running standard deviation.
     """
 
+    learning_rate: float = 3e-4
+    n_epochs: int = 10
+    batch_size: int = 64
+    n_minibatches: int | None = None
+    sequence_length: int | None = None
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_range: float = 0.2
+    clip: Literal["per-head", "joint"] = "per-head"
+    clip_range_vf: float | None = None
     ent_coef: float = 0.0
-    """Weight of the entropy bonus."""
-
     vf_coef: float = 0.5
-    """Weight of the value loss."""
-
     max_grad_norm: float = 0.5
-    """Norm to which the gradient is clipped."""
-
     target_kl: float | None = None
-    """The update stops when approx_kl exceeds 1.5 times this; None: never."""
-
     normalize_advantage: bool = True
-    """Normalise advantages to mean 0 and standard deviation 1 over the rollout."""
-
     normalize_returns: bool = True
-    """Train the critic on returns in units of their running standard deviation."""
 
     def __post_init__(self) -> None:
         require_number("learning_rate", self.learning_rate, least=0.0)

@@ -209,7 +209,15 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 
 @lru_cache
 def docs_of(cls: type[Any]) -> dict[str, str]:
-    """Return the docstrings of a dataclass's fields, each in one line."""
+    """Return the descriptions of a dataclass's fields, each in one line.
+
+    They are under ``Args:`` in the docstring of the class, where ``help`` shows them, or below the
+    fields.
+    """
+    _, _, listed = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")
+    if listed:
+        entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+        return {name: " ".join(text.split()) for name, text in entries}
     body = _class_bodies(cls.__module__)[cls.__name__]
     docs: dict[str, str] = {}
     for line, below in pairwise(body):

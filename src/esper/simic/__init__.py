@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from esper.simic import sb3_names
+
 if TYPE_CHECKING:
     from esper.config.learning import NetworkConfig, PPOConfig
     from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
@@ -56,6 +58,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used; ``import esper.simic`` stays light."""
+    if name in sb3_names.EXPORTS:
+        # An AttributeError would lose its message in "from esper.simic import name".
+        raise ImportError(f"esper.simic has no {name}; use {sb3_names.EXPORTS[name]}.", name=name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -6,87 +6,73 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import secrets
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from esper.config.checks import require_int
+from esper.config.checks import require_choice, require_int
 from esper.config.learning import NetworkConfig, PPOConfig
 from esper.errors import (
     CheckpointError,
     ConfigError,
+    DtypeError,
     EsperWarning,
     NonFiniteError,
     ShapeError,
     UnsupportedEnvironmentError,
-    did_you_mean,
 )
+from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks
-from esper.simic.policy.actor_critic import ActorCriticPolicy
-from esper.simic.policy.networks import EncoderTowers
+from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationSpec
-from esper.simic.policy.recurrent import RecurrentPolicy
-from esper.simic.progress import ProgressBar
+from esper.simic.policy.protocol import Policy
+from esper.simic.progress import MetricsTable, ProgressBar
 from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
-from esper.simic.rollout.environments import Environments
-from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members
+from esper.simic.rollout.environments import Env, Environments
+from esper.simic.rollout.factory import (
+    EnvLike,
+    adapt,
+    declared_spec,
+    make_members,
+    spaces_of,
+)
 from esper.simic.rollout.space_json import decode_space, encode_space
+from esper.simic.sb3_names import reject_unknown
 from esper.simic.schedules import Rate, Schedule, rate_at
+from esper.simic.settings import (
+    SCHEDULED,
+    PPOSettings,
+    check_minibatches,
+    describe_settings,
+    fit_config,
+    require_cpu,
+    split_rates,
+)
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
-PolicyName = Literal["mlp", "lstm", "cnn", "multi-input"]
-POLICIES = ("mlp", "lstm", "cnn", "multi-input")
-SCHEDULED = ("learning_rate", "clip_range", "ent_coef")
-SB3_NAMES = {
-    "policy_kwargs": "network=NetworkConfig(...)",
-    "tensorboard_log": 'learn(callbacks=Tracker("tensorboard", folder))',
-    "verbose": "learn(progress=True)",
-    "lr": "learning_rate",
-}
-"""What to use in place of settings of Stable-Baselines3 that PPO does not have."""
 SMALL_NETWORK = 500_000
 """Parameters below which one thread is faster than several."""
 STEPS_PER_ROLLOUT = 2048
 """Steps of all environments that a rollout holds unless ``n_steps`` is given."""
 RECURRENT_STEPS = 128
 """The most steps of each environment in a rollout of a policy with memory, unless it is given."""
-
-
-class PPOSettings(TypedDict, total=False):
-    """The settings of :class:`PPOConfig`; rates may be functions of the share of training left."""
-
-    learning_rate: Rate
-    n_epochs: int
-    batch_size: int
-    n_minibatches: int | None
-    sequence_length: int | None
-    gamma: float
-    gae_lambda: float
-    clip_range: Rate
-    clip: Literal["per-head", "joint"]
-    clip_range_vf: float | None
-    ent_coef: Rate
-    vf_coef: float
-    max_grad_norm: float
-    target_kl: float | None
-    normalize_advantage: bool
-    normalize_returns: bool
 
 
 class PPO:
@@ -106,10 +92,12 @@ class PPO:
         *,
         n_envs: int | None = None,
         n_steps: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         network: NetworkConfig | None = None,
         action_spec: ActionSpec | None = None,
         normalize_rewards: bool = False,
+        verbose: int = 0,
+        device: str | torch.device = "cpu",
         **settings: Unpack[PPOSettings],
     ) -> None:
         """Make environments and a policy for them.
@@ -121,51 +109,89 @@ class PPO:
                 (see :mod:`esper.simic.policy.networks`), or a class that makes one from the
                 observation space. By default what fits the observations: ``"mlp"`` for vectors,
                 ``"cnn"`` for images, ``"multi-input"`` for a ``Dict``.
-            n_envs: Environments to step side by side, made from an id, class or function.
+            n_envs: Environments to step side by side, made from an id, class or function; by
+                default 1.
             n_steps: Steps of each environment in a rollout; by default 2048 of all together, and
                 at most 128 of each for a policy with memory.
-            seed: Decides weights, actions, minibatches and episodes.
-            network: Sizes of the network, observation normalisation, squashing.
+            seed: Decides weights, actions, minibatches and episodes; None draws one, which
+                :attr:`seed` then tells.
+            network: Sizes of the network, observation normalisation, squashing; by default
+                ``NetworkConfig()``.
             action_spec: Which heads of a factored action matter when; by default all always do.
-            normalize_rewards: Scale rewards by the running deviation of returns.
-            **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3.
+            normalize_rewards: Scale rewards by the running deviation of returns; by default not.
+            verbose: 1 prints the metrics of every update; 0, the default, prints nothing.
+            device: ``"cpu"`` or ``"auto"``, which mean the same: training is on the CPU.
+            **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3. The learning
+                rate, clip range and entropy weight may be functions of the share of training left.
+                With memory, batch_size is 128 and sequence_length 64 by default.
+
+                {settings}
         """
-        require_int("seed", seed, least=0)
-        if isinstance(policy, str) and isinstance(env, str) and env.endswith("Policy"):
+        require_int("seed", 0 if seed is None else seed, least=0)
+        if isinstance(env, str) and env in sb3_names.POLICIES:
+            given = repr(policy) if isinstance(policy, str) else "env"
             raise ConfigError(
-                f"env is {env!r}; the environment comes first: PPO({policy!r}, policy='mlp')."
+                f"env is {env!r}; the environment comes first: "
+                f"PPO({given}, policy={sb3_names.POLICIES[env]!r})."
             )
         if network is not None and not isinstance(network, NetworkConfig):
             raise ConfigError(f"network is {network!r}; it must be a NetworkConfig.")
+        require_cpu(device)
+        self.verbose = require_choice("verbose", verbose, (0, 1))
+        self.seed = secrets.randbelow(2**31) if seed is None else int(seed)
         members = make_members(env, n_envs)
-        first: Any = members[0] if isinstance(members, list) else members
-        is_vector = isinstance(members, VectorEnv)
-        self.observation_space: spaces.Space[Any] = (
-            first.single_observation_space if is_vector else first.observation_space
-        )
-        self.action_space: spaces.Space[Any] = (
-            first.single_action_space if is_vector else first.action_space
-        )
-        own_spec = declared_spec(first)
         self._env = env
-        self._setup(
-            policy,
-            action_spec or own_spec,
-            network or NetworkConfig(),
-            seed,
-            settings,
-        )
-        squash = self.network.squash
-        self._environments: Environments | None = adapt(
-            members, self.agent.spec, squash=squash, device=self.agent.device
-        )
-        self.n_envs = self._environments.n_envs
+        self.observation_space, self.action_space = spaces_of(members)
+        own_spec = declared_spec(members[0] if isinstance(members, list) else members)
+        self._setup(policy, action_spec or own_spec, network or NetworkConfig(), settings)
+        self._attach(members)
         default = max(1, STEPS_PER_ROLLOUT // self.n_envs)
-        if self.agent.policy.state_size:
+        if self.policy.state_size:
             default = min(default, RECURRENT_STEPS)
         self.n_steps = default if n_steps is None else n_steps
         require_int("n_steps", self.n_steps, least=1)
+        warning = check_minibatches(
+            self.config, settings, self.n_envs, self.n_steps, bool(self.policy.state_size)
+        )
+        if warning is not None:
+            self.warn(warning)
         self._add_reward_normalizer(normalize_rewards)
+
+    def __repr__(self) -> str:
+        """Return what the model is and how far it is trained."""
+        env = self._env if isinstance(self._env, str) else _name_of(self._env)
+        n_parameters = sum(parameter.numel() for parameter in self.policy.parameters())
+        return (
+            f"PPO({env!r}, {self.policy_name!r}, n_envs={self.n_envs}, n_steps={self.n_steps}, "
+            f"seed={self.seed}, num_timesteps={self.num_timesteps}, n_parameters={n_parameters})"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            near = sb3_names.ATTRIBUTES.get(name)
+            if name in PPOConfig.__dataclass_fields__:
+                near = f"model.config.{name}"
+            advice = f" Use {near}." if near else ""
+            raise AttributeError(f"PPO has no attribute {name!r}.{advice}", name=name, obj=self)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy: an ``nn.Module`` that acts and values."""
+        return self.agent.policy
+
+    @property
+    def env(self) -> list[Env] | VectorEnv[Any, Any, Any] | None:
+        """The environments that it trains on: a list, or the vector environment that was given.
+
+        None for a model that was loaded without one.
+        """
+        return None if self._environments is None else self._environments.envs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is."""
+        return self.agent.device
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -175,10 +201,15 @@ class PPO:
         *,
         callbacks: CallbackLike | Sequence[CallbackLike] | None = None,
         progress: bool = False,
+        **unknown: Never,
     ) -> Self:
         """Train for a number of environment steps, rounded up to whole rollouts.
 
         Small networks train on one thread of PyTorch; afterwards it has as many as before.
+
+        Ctrl-C raises KeyboardInterrupt. The model can still be used, and a :class:`Checkpoint`
+        among the callbacks saves where the last update ended, so that :meth:`resume` continues
+        exactly.
 
         Args:
             total_timesteps: Steps of all environments together. None continues an interrupted
@@ -187,8 +218,11 @@ class PPO:
                 update, or several of them.
             progress: Show a progress bar with return, speed and time left.
         """
+        reject_unknown("learn", unknown, ("total_timesteps", "callbacks", "progress"))
         self._start_learning(total_timesteps)
         active = as_callbacks(callbacks)
+        if self.verbose:
+            active.append(MetricsTable())
         if progress:
             active.append(ProgressBar())
         self._restore_callbacks(active)
@@ -205,6 +239,10 @@ class PPO:
                 callback.on_start(self)
             while not self.is_done:
                 self._run_round(collector, buffer, active, watches_steps)
+        except KeyboardInterrupt:
+            for callback in active:
+                callback.on_interrupt(self)
+            raise
         finally:
             torch.set_num_threads(n_threads)
             for callback in active:
@@ -287,18 +325,12 @@ class PPO:
     ) -> None:
         """Collect a rollout, learn from it, and tell the callbacks."""
         started = time.perf_counter()
-        episodes = CollectedEpisodes()
-        while not buffer.is_full:
-            step = collector.step(buffer)
-            self.num_timesteps += self.n_envs
-            if step.dones.any():
-                episodes.returns += step.episode_returns[step.dones].tolist()
-                episodes.lengths += step.episode_lengths[step.dones].tolist()
-            if watches_steps:
-                self.last_step = step
-                for callback in watches_steps:
-                    callback.on_step(self)
-        collector.finish(buffer)
+        try:
+            episodes = self._collect(collector, buffer, watches_steps)
+        except BaseException:
+            # Some environments may have taken the step and others not: the next call starts anew.
+            self._collector = None
+            raise
         for callback in callbacks:
             callback.on_rollout_end(self)
         self.agent.set_rates(**self._current_rates())
@@ -308,12 +340,30 @@ class PPO:
         for callback in callbacks:
             callback.on_update_end(self)
 
+    def _collect(
+        self, collector: VectorCollector, buffer: TamiyoRolloutBuffer, callbacks: list[Callback]
+    ) -> CollectedEpisodes:
+        """Fill a buffer, and tell the callbacks of every step; return the episodes that ended."""
+        episodes = CollectedEpisodes()
+        while not buffer.is_full:
+            step = collector.step(buffer)
+            self.num_timesteps += self.n_envs
+            if step.dones.any():
+                episodes.returns += step.episode_returns[step.dones].tolist()
+                episodes.lengths += step.episode_lengths[step.dones].tolist()
+            if callbacks:
+                self.last_step = step
+                for callback in callbacks:
+                    callback.on_step(self)
+        collector.finish(buffer)
+        return episodes
+
     def _update(self, buffer: TamiyoRolloutBuffer) -> UpdateReport:
-        """Improve the policy, or leave the agent as it was if a number is not finite."""
+        """Improve the policy, or leave the agent as it was if it fails or is interrupted."""
         before = self.agent.state_dict()
         try:
             report = self.agent.update(buffer)
-        except NonFiniteError:
+        except (NonFiniteError, KeyboardInterrupt):
             self.agent.load_state_dict(before)
             raise
         learn_observations = getattr(self.agent.policy, "learn_observations", None)
@@ -365,6 +415,7 @@ class PPO:
         masks: Any = None,
         episode_start: Any = None,
         deterministic: bool = True,
+        **unknown: Never,
     ) -> tuple[Any, Tensor]:
         """Choose an action for one observation or a batch of them.
 
@@ -378,12 +429,19 @@ class PPO:
         Returns:
             The action, as the environment takes it, and the next recurrent state.
         """
+        known = ("observation", "state", "masks", "episode_start", "deterministic")
+        reject_unknown("predict", unknown, known)
         policy, spec = self.agent.policy, self._observation_spec
         batch = spec.batch_of(observation)
         observations = spec.read_list([observation]) if batch is None else spec.read(observation)
         n = batch or 1
         if state is None:
             state = torch.zeros(n, policy.state_size)
+        if not isinstance(cast(Any, state), Tensor):
+            raise DtypeError(
+                f"state is a {type(state).__name__}; pass the torch.Tensor that the last call "
+                "returned, or None at the start of an episode."
+            )
         if state.shape != (n, policy.state_size):
             raise ShapeError(
                 f"state has shape {tuple(state.shape)}; {[n, policy.state_size]} is needed. Pass "
@@ -421,6 +479,7 @@ class PPO:
                 "or a function that makes one."
             )
         members = make_members(source, None if is_one else n_envs)
+        self._require_spaces(members)
         return adapt(members, self.agent.spec, squash=self.network.squash, device="cpu")
 
     def close(self) -> None:
@@ -430,14 +489,25 @@ class PPO:
 
     # -- saving -----------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], **unknown: Never) -> Path:
         """Save the model to a folder: safetensors and JSON, with checksums."""
+        reject_unknown("save", unknown, ("path",))
         self.warn_of_functions()
-        return self._save(path, keep_last=1, is_resumable=False)
+        return self._save(path, self._state(is_resumable=False), keep_last=1)
 
-    def save_checkpoint(self, path: str | os.PathLike[str], *, keep_last: int = 3) -> Path:
-        """Save everything that training depends on; see :class:`Checkpoint`."""
-        return self._save(path, keep_last=keep_last, is_resumable=True)
+    def save_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        state: dict[str, Any] | None = None,
+    ) -> Path:
+        """Save everything that training depends on, now or in a state that was taken before."""
+        return self._save(path, state or self.checkpoint_state(), keep_last=keep_last)
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return a copy of everything that training depends on, between two updates."""
+        return self._state(is_resumable=True)
 
     @classmethod
     def load(
@@ -446,6 +516,8 @@ class PPO:
         env: EnvLike | None = None,
         *,
         policy: nn.Module | type[nn.Module] | None = None,
+        device: str | torch.device = "cpu",
+        **unknown: Never,
     ) -> Self:
         """Return a saved model. Nothing is unpickled and no code of the file is run.
 
@@ -453,9 +525,11 @@ class PPO:
             path: The folder given to :meth:`save`, or of checkpoints.
             env: An environment to go on training on; by default another with the saved id.
             policy: The network, if it is one of your own.
+            device: As for :class:`PPO`.
         """
-        saved = to_nested(CheckpointFolder(path).latest().state)
-        return cls._from_saved(saved, env, policy, path)
+        reject_unknown("load", unknown, ("path", "env", "policy", "device"))
+        require_cpu(device)
+        return cls._from_saved(_read(path), env, policy, path)
 
     @classmethod
     def resume(
@@ -470,7 +544,7 @@ class PPO:
         Raises:
             CheckpointError: If the folder holds a saved model and no checkpoint.
         """
-        saved = to_nested(CheckpointFolder(path).latest().state)
+        saved = _read(path)
         if saved.get("training") is None:
             raise CheckpointError(
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
@@ -515,21 +589,20 @@ class PPO:
         policy: Any,
         action_spec: ActionSpec | None,
         network: NetworkConfig,
-        seed: int,
         settings: Any,
     ) -> None:
         """Build the agent for the spaces, which are known."""
         spec = require_spec(self.action_space, action_spec)
-        self.network, self.seed = network, seed
-        config, self._rates = _split_rates(cast("dict[str, Any]", settings))
+        seed, self.network = self.seed, network
+        config, self._rates = split_rates(cast("dict[str, Any]", settings))
         self._observation_spec = ObservationSpec.from_space(self.observation_space)
         # PyTorch draws weights as layers are made; the caller's stream must not notice.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.policy_name, made = _make_policy(
+            self.policy_name, made = make_policy(
                 policy, spec, self._observation_spec, self.observation_space, network, seed
             )
-        config = _fit_config(config, made.state_size > 0, settings)
+        config = fit_config(config, made.state_size > 0, settings)
         self.agent = PPOAgent(spec, made, config, seed=seed)
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
@@ -545,12 +618,24 @@ class PPO:
         self.resumed_from: Path | None = None
         """The folder of checkpoints that the model continues from."""
 
+    def _attach(self, members: list[Env] | VectorEnv[Any, Any, Any]) -> None:
+        """Train on environments, which have the model's spaces."""
+        self._environments: Environments | None = adapt(
+            members, self.agent.spec, squash=self.network.squash, device=self.agent.device
+        )
+        self.n_envs = self._environments.n_envs
+
     def _add_reward_normalizer(self, is_wanted: bool) -> None:
         self._rewards = RewardNormalizer(self.n_envs, self.config.gamma) if is_wanted else None
 
-    def _save(self, path: str | os.PathLike[str], *, keep_last: int, is_resumable: bool) -> Path:
+    def _save(self, path: str | os.PathLike[str], state: dict[str, Any], *, keep_last: int) -> Path:
+        folder = CheckpointFolder(path, keep_last=keep_last)
+        folder.save(from_nested(state), step=state["num_timesteps"])
+        return Path(path)
+
+    def _state(self, *, is_resumable: bool) -> dict[str, Any]:
         spec = self.agent.spec
-        facts: dict[str, Any] = {
+        return {
             "settings": self.settings(),
             "num_timesteps": self.num_timesteps,
             "observation_space": encode_space(self.observation_space),
@@ -566,9 +651,6 @@ class PPO:
             "rewards": None if self._rewards is None else self._rewards.state_dict(),
             "training": self._training_state() if is_resumable else None,
         }
-        folder = CheckpointFolder(path, keep_last=keep_last)
-        folder.save(from_nested(facts), step=self.num_timesteps)
-        return Path(path)
 
     def _training_state(self) -> dict[str, Any]:
         assert self._collector is not None, "checkpoints are saved while learning"
@@ -581,8 +663,11 @@ class PPO:
             "first_timestep": self._first_timestep,
             "recent": [[float(r), int(n)] for r, n in self._recent],
             "collector": self._collector.state_dict(),
-            "environments": envs,
-            "callbacks": [[type(c).__name__, c.state_dict()] for c in self._callbacks],
+            # Copies, because a state that is saved later must not change until then.
+            "environments": copy.deepcopy(envs),
+            "callbacks": [
+                [type(c).__name__, copy.deepcopy(c.state_dict())] for c in self._callbacks
+            ],
         }
 
     @classmethod
@@ -604,41 +689,35 @@ class PPO:
             name: Schedule(**cast(Any, value)) if isinstance(value, dict) else value
             for name, value in settings["ppo"].items()
         }
+        model = cls.__new__(cls)
+        model.observation_space = decode_space(saved["observation_space"])
+        model.action_space = decode_space(saved["action_space"])
+        model._env, model._environments = source, None
+        model.verbose, model.seed = 0, settings["seed"]
+        model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
+        members = None
         if source is not None:
             is_one = isinstance(source, (gymnasium.Env, VectorEnv))
-            model = cls(
-                source,
-                policy or name,
-                n_envs=None if is_one else settings["n_envs"],
-                n_steps=settings["n_steps"],
-                seed=settings["seed"],
-                network=network,
-                action_spec=spec,
-                normalize_rewards=settings["normalize_rewards"],
-                **cast(Any, ppo),
-            )
-            model._require_spaces(saved)
-        else:
-            model = cls.__new__(cls)
-            model.observation_space = decode_space(saved["observation_space"])
-            model.action_space = decode_space(saved["action_space"])
-            model._env, model._environments = None, None
-            model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
-            model._setup(policy or name, spec, network, settings["seed"], ppo)
-            model._add_reward_normalizer(settings["normalize_rewards"])
+            members = make_members(source, None if is_one else settings["n_envs"])
+            model._require_spaces(members)
+        model._setup(policy or name, spec, network, ppo)
+        if members is not None:
+            model._attach(members)
+        model._add_reward_normalizer(settings["normalize_rewards"])
         model.agent.load_state_dict(saved["agent"])
         model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
         if model._rewards is not None and saved["rewards"] is not None:
             model._rewards.load_state_dict(saved["rewards"])
         return model
 
-    def _require_spaces(self, saved: dict[Any, Any]) -> None:
-        for kind in ("observation_space", "action_space"):
-            then, now = saved[kind], encode_space(getattr(self, kind))
-            if then != now:
+    def _require_spaces(self, members: list[Env] | VectorEnv[Any, Any, Any]) -> None:
+        """Reject environments that have other spaces than the model was trained with."""
+        for kind, now in zip(("observation", "action"), spaces_of(members), strict=True):
+            then = getattr(self, f"{kind}_space")
+            if now != then:
                 raise UnsupportedEnvironmentError(
-                    f"the environment's {kind} is {getattr(self, kind)}; the model was saved with "
-                    f"{decode_space(then)}."
+                    f"the environment's {kind} space is {now}; the model was trained with {then}, "
+                    "and needs an environment that has the same."
                 )
 
     def _load_training(self, training: dict[str, Any]) -> None:
@@ -666,94 +745,28 @@ class PPO:
                     break
 
 
-def _split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
-    """Return the settings at the start of training, and the rates that may change."""
-    known = [field.name for field in fields(PPOConfig)]
-    for name in settings:
-        if name not in known:
-            own = ["n_envs", "n_steps", "seed", "network", "action_spec", "normalize_rewards"]
-            near = SB3_NAMES.get(name)
-            hint = f" Use {near} instead." if near else did_you_mean(name, [*known, *own])
-            raise ConfigError(
-                f"there is no setting {name!r}; settings are {', '.join([*own, *known])}.{hint}"
-            )
-    first: dict[str, Any] = {
-        name: rate_at(cast(Any, value), 1.0) if name in SCHEDULED and callable(value) else value
-        for name, value in settings.items()
-    }
-    config = PPOConfig(**first)
-    return config, {name: settings.get(name, getattr(config, name)) for name in SCHEDULED}
+def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
+    """Return what was saved to a folder.
 
-
-def _fit_config(config: PPOConfig, has_memory: bool, settings: Any) -> PPOConfig:
-    """Return settings with defaults for policies with memory, where none were given."""
-    if not has_memory:
-        return config
-    defaults: dict[str, Any] = {"batch_size": 128, "sequence_length": 64}
-    return replace(config, **{k: v for k, v in defaults.items() if k not in settings})
-
-
-def _make_policy(
-    policy: Any,
-    spec: ActionSpec,
-    observation_spec: ObservationSpec,
-    observation_space: spaces.Space[Any],
-    network: NetworkConfig,
-    seed: int,
-) -> tuple[str, Any]:
-    """Return the name of a policy and the policy."""
-    if policy is None:
-        single = observation_spec.single
-        policy = "multi-input" if single is None else "cnn" if single.kind == "image" else "mlp"
-    generator = torch.Generator().manual_seed(seed)
-    heads: dict[str, Any] = {"squash": network.squash, "log_std_init": network.log_std_init}
-    if policy == "lstm":
-        return policy, RecurrentPolicy(spec, observation_spec, network, generator=generator)
-    if isinstance(policy, str):
-        if policy not in POLICIES:
-            raise ConfigError(
-                f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, or a network of "
-                f"your own.{did_you_mean(policy, POLICIES)}"
-            )
-        _require_kind(policy, observation_spec, observation_space)
-        towers = EncoderTowers(observation_spec, network)
-        return policy, ActorCriticPolicy(
-            spec, observation_spec, towers, generator=generator, **heads
+    Raises:
+        CheckpointError: If there is no such folder, or nothing intact in it.
+    """
+    if not Path(path).is_dir():
+        wrong = f"there is no folder {path}"
+        if Path(path).is_file():
+            wrong = f"{path} is a file"
+        raise CheckpointError(
+            f"{wrong}; pass the folder that model.save() or Checkpoint wrote. Files of "
+            "Stable-Baselines3 cannot be loaded."
         )
-    if network.normalize_observations:
-        raise ConfigError(
-            "normalize_observations is on, but the network is your own; normalise observations in "
-            "it, or use gymnasium.wrappers.NormalizeObservation."
-        )
-    if isinstance(policy, type):
-        try:
-            policy = policy(observation_space)
-        except TypeError as error:
-            raise ConfigError(
-                f"policy(observation_space) failed: {error}. The class of a network takes the "
-                "observation space; pass an instance otherwise."
-            ) from error
-    if not isinstance(policy, nn.Module):
-        raise ConfigError(
-            f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, an nn.Module, or a "
-            "class that makes one from the observation space."
-        )
-    made = ActorCriticPolicy(spec, observation_spec, policy, generator=generator, **heads)
-    try:
-        with torch.no_grad():
-            made.value(observation_spec.zeros(2), torch.zeros(2, made.state_size))
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the network {type(policy).__name__} failed on two observations of zeros: {error}. "
-            "esper.simic.policy.networks says what a network takes and returns."
-        ) from error
-    return type(policy).__name__, made
+    return to_nested(CheckpointFolder(path).latest().state)
 
 
-def _require_kind(policy: str, observation_spec: ObservationSpec, space: spaces.Space[Any]) -> None:
-    single = observation_spec.single
-    if policy == "cnn" and (single is None or single.kind != "image"):
-        raise ConfigError(
-            f"policy is 'cnn', but the observation space is {space}; an image is a Box with three "
-            "axes. Use 'mlp' or 'multi-input'."
-        )
+def _name_of(env: Any) -> str:
+    """Return the name of an environment, class or function for a message."""
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
+        return type(cast(Any, env).unwrapped).__name__
+    return "None" if env is None else getattr(env, "__name__", type(env).__name__)
+
+
+PPO.__init__.__doc__ = (PPO.__init__.__doc__ or "").replace("{settings}", describe_settings())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from esper.config.checks import require_int
 from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.simic.sb3_names import reject_unknown
 from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.telemetry.sinks import make_tracker, require_tracker
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -34,6 +36,9 @@ class Callback:
 
     def on_update_end(self, model: PPO) -> None:
         """The policy was updated; ``model.metrics`` describes rollout and update."""
+
+    def on_interrupt(self, model: PPO) -> None:
+        """Ctrl-C was pressed; ``on_end`` follows."""
 
     def on_end(self, model: PPO) -> None:
         """Training ends, whether finished, stopped or interrupted."""
@@ -105,6 +110,7 @@ class Evaluate(_Periodic):
         save_best: str | Path | None = None,
         deterministic: bool = True,
         seed: int = 1_000_000,
+        **unknown: Never,
     ) -> None:
         """Plan evaluations.
 
@@ -116,6 +122,8 @@ class Evaluate(_Periodic):
             deterministic: Take the most likely action instead of drawing one.
             seed: Decides the episodes.
         """
+        known = ("every", "n_episodes", "env", "save_best", "deterministic", "seed")
+        reject_unknown("Evaluate", unknown, known)
         super().__init__(every)
         self.n_episodes, self.env = n_episodes, env
         self.deterministic, self.seed = deterministic, seed
@@ -158,9 +166,19 @@ class Evaluate(_Periodic):
 
 
 class Checkpoint(_Periodic):
-    """Saves everything that training depends on, so that ``PPO.resume`` continues exactly."""
+    """Saves everything that training depends on, so that ``PPO.resume`` continues exactly.
 
-    def __init__(self, folder: str | Path, every: int = 50_000, *, keep_last: int = 3) -> None:
+    When training is interrupted by Ctrl-C, what it was after the last update is saved.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        every: int = 50_000,
+        *,
+        keep_last: int = 3,
+        **unknown: Never,
+    ) -> None:
         """Plan checkpoints.
 
         Args:
@@ -168,9 +186,14 @@ class Checkpoint(_Periodic):
             every: Environment steps between checkpoints; the end of training is always saved.
             keep_last: Checkpoints to keep.
         """
+        reject_unknown("Checkpoint", unknown, ("folder", "every", "keep_last"))
+        if folder is None:
+            raise ConfigError("folder is missing; pass where checkpoints are saved.")
         super().__init__(every)
         self.folder, self.keep_last = Path(folder), keep_last
         self._used_by: dict[int, Path] = {}
+        self._state: dict[str, Any] = {}
+        """As training was after the last update."""
 
     def on_start(self, model: PPO) -> None:
         """Reject a folder of another run, and warn at once of what cannot be saved."""
@@ -191,33 +214,58 @@ class Checkpoint(_Periodic):
                 f"{error} Checkpoints are saved without the environments: a resumed run starts "
                 "new episodes and is not identical to an uninterrupted one."
             )
+        self._state = model.checkpoint_state()
 
     def on_update_end(self, model: PPO) -> None:
         """Save if it is time to."""
-        if self.is_due(model):
-            model.save_checkpoint(self.folder, keep_last=self.keep_last)
+        is_due = self.is_due(model)
+        self._state = model.checkpoint_state()
+        if is_due:
+            self._save(model)
+
+    def on_interrupt(self, model: PPO) -> None:
+        """Save what training was after the last update."""
+        self._save(model)
+
+    def on_end(self, model: PPO) -> None:
+        """Forget the state."""
+        self._state = {}
+
+    def _save(self, model: PPO) -> None:
+        model.save_checkpoint(self.folder, keep_last=self.keep_last, state=self._state)
 
 
 class Tracker(Callback):
-    """Sends metrics to TensorBoard, Weights & Biases or Trackio."""
+    """Sends metrics to TensorBoard, Weights & Biases, Trackio or a CSV file."""
 
-    def __init__(self, name: str, folder: str | Path) -> None:
+    def __init__(
+        self, name: str, folder: str | Path, *, trackio_dir: str | Path | None = None
+    ) -> None:
         """Choose a tracker.
 
         Args:
-            name: ``"tensorboard"``, ``"wandb"`` or ``"trackio"``.
+            name: ``"tensorboard"``, ``"wandb"``, ``"trackio"`` or ``"csv"``, which writes
+                ``progress.csv``.
             folder: The run's folder; its name is the name of the run.
+            trackio_dir: Where Trackio keeps its database, instead of its folder in the user's
+                cache.
+
+        Raises:
+            ConfigError: If there is no such tracker.
         """
-        self.name, self.folder = name, Path(folder)
+        require_tracker(name, trackio_dir=trackio_dir)
+        self.name, self.folder, self.trackio_dir = name, Path(folder), trackio_dir
         self._tracker: Any = None
 
     def on_start(self, model: PPO) -> None:
         """Open the tracker."""
-        from esper.telemetry.sinks import make_tracker
-
         # The metrics of the last update were sent before a checkpoint was saved.
         self._tracker = make_tracker(
-            self.name, self.folder, model.settings(), first_step=model.num_timesteps + 1
+            self.name,
+            self.folder,
+            model.settings(),
+            first_step=model.num_timesteps + 1,
+            trackio_dir=self.trackio_dir,
         )
 
     def on_update_end(self, model: PPO) -> None:

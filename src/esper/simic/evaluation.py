@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import gymnasium
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from esper.arrays import Floats, Integers
 from esper.config.checks import require_int
 from esper.simic.rollout.environments import Environments
+from esper.simic.sb3_names import reject_unknown
 from esper.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def evaluate(
     *,
     deterministic: bool = True,
     seed: int = 1_000_000,
+    **unknown: Never,
 ) -> Evaluated:
     """Play whole episodes with a policy and return how they went.
 
@@ -75,6 +77,8 @@ def evaluate(
         deterministic: Take the most likely action instead of drawing one.
         seed: Decides the episodes.
     """
+    known = ("model", "env", "n_episodes", "deterministic", "seed")
+    reject_unknown("evaluate", unknown, known)
     require_int("n_episodes", n_episodes, least=1)
     environments = model.make_environments(env, n_envs=min(n_episodes, 16))
     # Each environment plays a fixed share, so that short episodes do not count more often.

@@ -1,4 +1,4 @@
-"""The progress bar of ``PPO.learn(progress=True)``: return, speed and time left."""
+"""What training shows in a terminal or notebook: a progress bar, or a table of metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,26 @@ from esper.simic.callbacks import Callback
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
+
+
+class MetricsTable(Callback):
+    """Prints the metrics of every update, grouped as Stable-Baselines3 does: ``PPO(verbose=1)``."""
+
+    def on_update_end(self, model: PPO) -> None:
+        """Print a table."""
+        import rich
+        from rich.box import ASCII
+        from rich.table import Table
+
+        table = Table(box=ASCII, show_header=False)
+        group = ""
+        for name, value in sorted(model.metrics.items()):
+            first, _, rest = name.partition("/")
+            if first != group:
+                table.add_row(f"{first}/", "")
+                group = first
+            table.add_row(f"   {rest}", f"{value:.4g}" if value % 1 else f"{value:.0f}")
+        rich.print(table)
 
 
 class ProgressBar(Callback):

@@ -7,7 +7,9 @@ created.
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import json
 import os
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from esper.errors import ConfigError, StorageError, did_you_mean
+from esper.storage.files import make_folder, storage_errors, write_atomic
 from esper.telemetry.metrics import is_measured, metrics_of
 from esper.telemetry.records import EvaluationRecord, Record
 
@@ -50,27 +53,43 @@ class Sink(Protocol):
         ...
 
 
-def make_tracker(
-    name: str, folder: Path, settings: Mapping[str, Any], *, first_step: int | None = None
-) -> Tracker:
-    """Create the tracker of a name, for training that starts or resumes.
-
-    Args:
-        name: ``tensorboard``, ``wandb`` or ``trackio``.
-        folder: The run's folder; its name is the name of the run.
-        settings: What to show as the run's configuration, as plain values.
-        first_step: The first step that will be logged. Up to 1, training starts anew, and the
-            folder's earlier run is not continued. None: that of the first metrics.
-
-    Raises:
-        ConfigError: If the name is unknown, or its package is not installed.
-        StorageError: If the folder cannot be written.
-    """
+def require_tracker(name: str, *, trackio_dir: str | Path | None = None) -> None:
+    """Raise ConfigError if there is no tracker of a name, or it does not take the folder."""
     if name not in _TRACKERS:
         raise ConfigError(
             f"the tracker is {name!r}; it must be one of {', '.join(_TRACKERS)}."
             f"{did_you_mean(name, _TRACKERS)}"
         )
+    if trackio_dir is not None and name != "trackio":
+        raise ConfigError(f"trackio_dir is {str(trackio_dir)!r}, but the tracker is {name!r}.")
+
+
+def make_tracker(
+    name: str,
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    first_step: int | None = None,
+    trackio_dir: str | Path | None = None,
+) -> Tracker:
+    """Create the tracker of a name, for training that starts or resumes.
+
+    Args:
+        name: ``tensorboard``, ``wandb``, ``trackio`` or ``csv``.
+        folder: The run's folder; its name is the name of the run.
+        settings: What to show as the run's configuration, as plain values.
+        first_step: The first step that will be logged. Up to 1, training starts anew, and the
+            folder's earlier run is not continued. None: that of the first metrics.
+        trackio_dir: Where Trackio keeps its database, for all runs of this process.
+
+    Raises:
+        ConfigError: If the name is unknown, its package is not installed, or Trackio keeps its
+            database elsewhere already.
+        StorageError: If the folder cannot be written.
+    """
+    require_tracker(name, trackio_dir=trackio_dir)
+    if trackio_dir is not None:
+        _place_trackio(Path(trackio_dir))
     return _TRACKERS[name](Path(folder), settings, first_step)
 
 
@@ -216,11 +235,82 @@ class TrackioTracker:
             self._trackio.finish()
 
 
-_TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker]] = {
+class CsvTracker:
+    """Writes ``progress.csv`` in the run's folder: a row for each step, a column for each metric.
+
+    Resumed training removes the rows that it is about to write again.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
+        self._path = folder / "progress.csv"
+        self.first_step = first_step
+        self._columns: list[str] = []
+        self._rows: list[dict[str, str]] = []
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write a row; metrics of a step that has one already are added to it."""
+        row = {"step": str(step), **{name: repr(float(v)) for name, v in metrics.items()}}
+        with storage_errors("writing", self._path):
+            if not self._columns:
+                self._rows = self._earlier_rows(step)
+            is_same_step = bool(self._rows) and self._rows[-1]["step"] == row["step"]
+            if is_same_step:
+                row = {**self._rows.pop(), **row}
+            self._rows.append(row)
+            if is_same_step or not row.keys() <= set(self._columns):
+                self._write_all()
+                return
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+
+    def close(self) -> None:
+        """Do nothing: every row is written already."""
+
+    def _earlier_rows(self, step: int) -> list[dict[str, str]]:
+        """Return the rows of the run that is resumed."""
+        first = step if self.first_step is None else self.first_step
+        if first <= 1 or not self._path.exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8") as file:
+            # A process that was killed may leave part of a row.
+            whole = [row for row in csv.DictReader(file) if None not in row.values()]
+        rows = [{name: value for name, value in row.items() if value} for row in whole]
+        return [row for row in rows if row["step"].isdigit() and int(row["step"]) < first]
+
+    def _write_all(self) -> None:
+        self._columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(self._rows)
+        make_folder(self._path.parent)
+        write_atomic(self._path, text.getvalue())
+
+
+_TRACKERS: dict[
+    str,
+    type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker] | type[CsvTracker],
+] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
+    "csv": CsvTracker,
 }
+
+
+def _place_trackio(folder: Path) -> None:
+    """Let Trackio keep its database in a folder, which it decides when it is imported."""
+    folder = folder.resolve()
+    imported = sys.modules.get("trackio")
+    if imported is None:
+        os.environ["TRACKIO_DIR"] = str(folder)
+        return
+    current = Path(imported.TRACKIO_DIR).resolve()
+    if current != folder:
+        raise ConfigError(
+            f"trackio_dir is {str(folder)!r}, but Trackio keeps its database in {str(current)!r} "
+            "since it was imported; use one folder, or set the environment variable TRACKIO_DIR."
+        )
 
 
 def _import_tracker(package: str, tracker: str) -> Any:

@@ -149,7 +149,8 @@ class MaskReader:
         self._head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         self._sizes = list(spec.sizes)
         self._flat_shapes = ((int(starts[-1]),), (spec.n_discrete, spec.n_choices))
-        parts = _parts_of(space) if isinstance(space, (spaces.Tuple, spaces.Dict)) else []
+        is_composed = isinstance(space, (spaces.Tuple, spaces.Dict))
+        parts = _parts_of(cast("spaces.Space[Any]", space)) if is_composed else []
         self._in_tuple = parts if isinstance(space, spaces.Tuple) else []
         self._in_dict = {part.name: part for part in parts if isinstance(space, spaces.Dict)}
 
@@ -186,7 +187,7 @@ class MaskReader:
                         f"is a dict with the names {sorted(names)}, and all need the same."
                     )
             return self._read_named({name: [mask[name] for mask in masks] for name in names})
-        if isinstance(first, (tuple, list)) and not _is_flat(first):
+        if isinstance(first, (tuple, list)) and not _is_flat(cast("Sequence[Any]", first)):
             return self._read_heads(masks)
         try:
             flat = np.stack(masks)
@@ -216,7 +217,8 @@ class MaskReader:
 
     def _split(self, env: int, mask: Any) -> list[Any]:
         """Return the mask of each discrete head of one environment; None where it is free."""
-        heads = list(mask) if isinstance(mask, (tuple, list)) else []
+        is_list = isinstance(mask, (tuple, list))
+        heads: list[Any] = list(cast("Sequence[Any]", mask)) if is_list else []
         parts = self._in_tuple
         if len(heads) == len(parts) and all(
             one is None for one, part in zip(heads, parts, strict=True) if part.is_continuous

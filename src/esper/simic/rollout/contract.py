@@ -21,7 +21,7 @@ from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import ChoiceMasks, as_choice_masks
 from esper.simic.rollout.actions import ActionCodec, MaskReader
-from esper.simic.rollout.environments import (
+from esper.simic.rollout.mask_sources import (
     MASK_KEYS,
     OBSERVED_MASK,
     Env,

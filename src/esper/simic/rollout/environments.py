@@ -8,13 +8,11 @@ Shapes: ``E`` environments.
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -22,18 +20,23 @@ from numpy.typing import NDArray
 
 from esper.arrays import Flags
 from esper.errors import (
-    EsperError,
-    EsperWarning,
-    RolloutError,
     UnsupportedEnvironmentError,
 )
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.masks import ChoiceMasks, PolicyMasks, join_masks
+from esper.simic.policy.masks import PolicyMasks, join_masks
 from esper.simic.policy.observations import Observations, ObservationSpec
 from esper.simic.rollout.actions import ActionCodec, MaskReader
 from esper.simic.rollout.env_state import load_env_state, save_env_state
-
-Env = gymnasium.Env[Any, Any]
+from esper.simic.rollout.mask_sources import (
+    MASK_KEYS,
+    Env,
+    MaskSource,
+    all_or_none,
+    mask_method,
+    reject_unread_masks,
+    vector_mask_reader,
+    warn_of_observed_masks,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,8 @@ class EnvStep:
 class Environments(ABC):
     """Many environments, stepped together."""
 
+    envs: Any
+    """A list of environments, or a vector environment."""
     n_envs: int
     observation_spec: ObservationSpec
     codec: ActionCodec
@@ -90,58 +95,6 @@ class Environments(ABC):
         """Close the environments."""
 
 
-MASK_KEYS = ("action_mask", "action_masks")
-"""Where ``info`` may say what is legal; the first that is given counts."""
-
-
-OBSERVED_MASK = (
-    "the observations hold an action mask, which the network sees but which restricts nothing; to "
-    "restrict actions, give it in info['action_mask'] as well."
-)
-"""What users are told whose only masks are in observations."""
-
-
-@dataclass
-class _MaskSource:
-    """Where environments say what is legal, found at the first reset and required ever after."""
-
-    reader: MaskReader
-    kind: str | None = None
-    """A key of ``info``, ``"method"``, or None if everything is legal."""
-    steps: int = field(default=-1)
-
-    @property
-    def where(self) -> str:
-        return f"step {self.steps}" if self.steps else "the first reset"
-
-    def find(self, offered: str | None, *, by_method: bool) -> None:
-        """Take note of a reset or step whose ``info`` has a mask under a key, or none."""
-        if self.steps < 0:
-            self.kind = offered or ("method" if by_method else None)
-        self.steps += 1
-        if self.kind is None and offered is not None:
-            raise RolloutError(
-                f"info[{offered!r}] appeared at {self.where} but not at the first reset; give it "
-                "at every reset and every step."
-            )
-
-    def require(self, is_given: Sequence[bool]) -> None:
-        """Require the mask of each environment."""
-        if not all(is_given):
-            before = "others did" if any(is_given) else "it did at the first reset"
-            raise RolloutError(
-                f"environment {list(is_given).index(False)} gave no info[{self.kind!r}] at "
-                f"{self.where}, but {before}; give it at every reset and every step."
-            )
-
-    def read(self, read: Callable[[Any], ChoiceMasks], masks: Any) -> ChoiceMasks:
-        """Read masks; an error says when it happened."""
-        try:
-            return read(masks)
-        except EsperError as error:
-            raise type(error)(f"at {self.where}, {error}") from error
-
-
 class LocalEnvironments(Environments):
     """Environments of this process, stepped one after another."""
 
@@ -153,7 +106,7 @@ class LocalEnvironments(Environments):
         squash: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.envs = list(envs)
+        self.envs: list[Env] = list(envs)
         self.n_envs = len(self.envs)
         first = self.envs[0]
         for number, env in enumerate(self.envs[1:], start=1):
@@ -166,9 +119,9 @@ class LocalEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
-        self._masks = _MaskSource(reader)
+        self._masks = MaskSource(reader)
         self._mask_methods = [mask_method(env) for env in self.envs]
-        self._has_mask_methods = _all_or_none([one is not None for one in self._mask_methods])
+        self._has_mask_methods = all_or_none([one is not None for one in self._mask_methods])
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes; environment i gets ``seed + i``."""
@@ -262,7 +215,7 @@ class LocalEnvironments(Environments):
         source.find(offered, by_method=self._has_mask_methods)
         if source.kind is None and source.steps == 0:
             reject_unread_masks(self.envs[0].has_wrapper_attr("action_mask"))
-            _warn_of_observed_masks(self.observation_spec)
+            warn_of_observed_masks(self.observation_spec)
         if source.kind is None or source.kind == "method":
             return self.read_masks()
         key = source.kind
@@ -281,15 +234,15 @@ class VectorEnvironments(Environments):
         squash: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.envs = envs
+        self.envs: VectorEnv[Any, Any, Any] = envs
         self.n_envs = envs.num_envs
         single = cast(Any, envs)
         self.observation_spec = ObservationSpec.from_space(single.single_observation_space)
         self.codec = ActionCodec(single.single_action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), single.single_action_space)
-        self._masks = _MaskSource(reader)
+        self._masks = MaskSource(reader)
         self._mode = _autoreset_mode(envs)
-        self._read_by_method = _vector_mask_reader(envs, self._masks)
+        self._read_by_method = vector_mask_reader(envs, self._masks)
         self._was_done: Flags = np.zeros(self.n_envs, np.bool_)
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -388,7 +341,7 @@ class VectorEnvironments(Environments):
         if source.kind is None and source.steps == 0:
             call = getattr(self.envs.unwrapped, "call", None)
             reject_unread_masks(call is not None and any(call("has_wrapper_attr", "action_mask")))
-            _warn_of_observed_masks(self.observation_spec)
+            warn_of_observed_masks(self.observation_spec)
         if source.kind is None or source.kind == "method":
             return self.read_masks()
         key = source.kind
@@ -421,64 +374,6 @@ class VectorEnvironments(Environments):
             else:
                 final[env] = cast(Any, last)[0]
         return final
-
-
-def mask_method(env: Env) -> Callable[[], Any] | None:
-    """Return the method by which an environment says what is legal, whatever wraps it.
-
-    Raises:
-        UnsupportedEnvironmentError: If ``action_masks`` is not a method.
-    """
-    if not env.has_wrapper_attr("action_masks"):
-        return None
-    method = env.get_wrapper_attr("action_masks")
-    if not callable(method):
-        raise UnsupportedEnvironmentError(
-            f"action_masks of the environment is a {type(method).__name__}; it must be a method, "
-            "because it is asked at every step."
-        )
-    return method
-
-
-def reject_unread_masks(has_attribute: bool) -> None:
-    """Raise UnsupportedEnvironmentError for environments whose only masks nothing reads."""
-    if has_attribute:
-        raise UnsupportedEnvironmentError(
-            "the environment has an attribute action_mask, which is not read; give masks by a "
-            "method action_masks(), or in info['action_mask'] at every reset and step."
-        )
-
-
-def _warn_of_observed_masks(spec: ObservationSpec) -> None:
-    if spec.leaves.keys() & set(MASK_KEYS):
-        warnings.warn(OBSERVED_MASK, EsperWarning, stacklevel=2)
-
-
-def _vector_mask_reader(
-    envs: VectorEnv[Any, Any, Any], source: _MaskSource
-) -> Callable[[], ChoiceMasks] | None:
-    """Return what asks a vector environment, or its members, by a method what is legal."""
-    layer: Any = envs
-    reader = source.reader
-    while not hasattr(layer, "action_masks"):
-        if layer is layer.unwrapped:
-            # Asking a worker process for an attribute that it does not have would end it.
-            call = getattr(layer, "call", None)
-            if call is None or not _all_or_none(call("has_wrapper_attr", "action_masks")):
-                return None
-            return lambda: source.read(reader.read_each, call("action_masks"))
-        layer = layer.env
-    return lambda: source.read(reader.read_batch, layer.action_masks())
-
-
-def _all_or_none(has_method: Sequence[bool]) -> bool:
-    """Return whether all environments have a method ``action_masks``; some alone are an error."""
-    if any(has_method) and not all(has_method):
-        raise UnsupportedEnvironmentError(
-            f"environment {list(has_method).index(False)} has no method action_masks, but others "
-            "do; all or none need it."
-        )
-    return all(has_method)
 
 
 def _merge_masks(stepped: dict[str, Any], reset: dict[str, Any], is_reset: Flags) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import gymnasium
 import torch
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from esper.config.checks import require_int
@@ -62,6 +63,16 @@ def declared_spec(env: Env | VectorEnv[Any, Any, Any]) -> ActionSpec | None:
     return env.get_wrapper_attr("action_spec") if has_one else None
 
 
+def spaces_of(
+    members: list[Env] | VectorEnv[Any, Any, Any],
+) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the observation space and the action space of one of the environments."""
+    if isinstance(members, list):
+        return members[0].observation_space, members[0].action_space
+    single = cast(Any, members)
+    return single.single_observation_space, single.single_action_space
+
+
 def adapt(
     members: list[Env] | VectorEnv[Any, Any, Any],
     spec: ActionSpec,
@@ -86,6 +97,11 @@ def _make(env: Any) -> Env:
             raise UnsupportedEnvironmentError(
                 f"env is {env!r}, which Gymnasium cannot make: {error}{near}"
             ) from error
+    if type(env).__module__.startswith("stable_baselines3."):
+        raise UnsupportedEnvironmentError(
+            f"env is a {type(env).__name__} of Stable-Baselines3; pass the environment's id or a "
+            "function that makes one, and n_envs=."
+        )
     if not callable(env):
         raise UnsupportedEnvironmentError(
             f"env is a {type(env).__name__}; an id such as 'CartPole-v1', an environment, a class "
