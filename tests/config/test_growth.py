@@ -34,6 +34,8 @@ def test_invalid_growth_settings_are_rejected(settings: dict[str, object], messa
         ({"outlier_deviations": 0.0}, r"outlier_deviations is 0\.0; .* greater than 0"),
         ({"outlier_deviations": float("inf")}, "outlier_deviations is inf"),
         ({"outlier_factor": 0.5}, r"outlier_factor is 0\.5; .* at least 1"),
+        ({"warmup_factor": 0.5}, r"warmup_factor is 0\.5; .* at least 1"),
+        ({"untrained_loss": 0.0}, r"untrained_loss is 0\.0; .* greater than 0"),
     ],
 )
 def test_invalid_governor_settings_are_rejected(settings: dict[str, object], message: str) -> None:
@@ -46,7 +48,8 @@ def test_the_smallest_allowed_settings_are_accepted() -> None:
     assert dataclasses.astuple(least) == (0, 0, 1, False)
     edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
     edge = dataclasses.replace(edge, outlier_floor=0)
-    assert dataclasses.astuple(edge) == (2, 0, 0.1, 1, 0)
+    edge = dataclasses.replace(edge, warmup_factor=1, untrained_loss=1e-9)
+    assert dataclasses.astuple(edge) == (2, 1, 1e-9, 0, 0.1, 1, 0)
 
 
 @pytest.mark.parametrize("config", [GrowthConfig(), GovernorConfig(), Budget()])

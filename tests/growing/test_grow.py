@@ -23,6 +23,7 @@ from esper.errors import (
     ConfigError,
     ControllerError,
     EsperError,
+    NonFiniteError,
     RunError,
     SlotError,
     UnsupportedHostError,
@@ -332,6 +333,39 @@ def test_any_number_is_better_than_nan() -> None:
     assert math.isnan(grown.summary.before)
     assert grown.summary.was_kept
     assert 0.0 < grown.summary.after < math.log2(10) + 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_with_bad_weights_is_rejected(value: float) -> None:
+    model = initialized(MLP(2))
+    name, weight = list(model.named_parameters())[-1]
+    weight.data.view(-1)[1] = value
+    with pytest.raises(NonFiniteError, match=rf"parameter {re.escape(name)} has 1 of"):
+        grow(model, TRAIN, VAL, 2)
+
+
+class NaNForOne(MLP):
+    """Returns NaN for samples like one of the validation set."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_odd = (x == VAL[0][3]).flatten(1).all(1, keepdim=True)
+        return super().forward(x).masked_fill(is_odd, math.nan)
+
+
+def test_a_model_with_bad_outputs_is_rejected() -> None:
+    with pytest.raises(NonFiniteError, match="sample 3 of val_data"):
+        grow(initialized(NaNForOne(1)), TRAIN, VAL, 2)
+
+
+class Masked(MLP):
+    """Excludes a class by a logit of minus infinity."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super().forward(x), torch.full((len(x), 1), -math.inf)], 1)
+
+
+def test_excluded_classes_are_not_bad_outputs() -> None:
+    assert grow(initialized(Masked(1)), TRAIN, VAL, 1, controller="wait").summary.n_epochs == 1
 
 
 def test_a_metric_whose_best_value_is_lowest_decreases() -> None:

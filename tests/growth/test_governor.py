@@ -172,12 +172,60 @@ def test_an_action_after_the_last_epoch_is_kept() -> None:
         world.train_epoch()
     assert world.slots.advance("blocks.1").was_done
     world.train_epoch()
+    before = world.copy_state()
+    world.train_epoch()
     assert world.slots.fossilize("blocks.1").was_done
     fossilized = world.copy_state()
     report = spoil_data(world)
     assert report is not None
     assert report.pruned == ()
+    # No loss was seen after the last update, so all values are those of an epoch before.
+    expected = {**fossilized, "tensors": before["tensors"], "moments": before["moments"]}
+    assert_identical(world.copy_state(), expected)
+
+
+def test_an_action_on_a_state_with_a_good_loss_is_kept_with_its_values() -> None:
+    world = World(MAKERS["adamw"])
+    for _ in range(2):
+        world.train_epoch()
+    assert world.slots.advance("blocks.1").was_done
+    world.train_epoch()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(world.model(X), Y).item()
+    assert world.governor.end_epoch(loss) is None
+    assert world.slots.fossilize("blocks.1").was_done
+    fossilized = world.copy_state()
+    assert spoil_data(world) is not None
     assert_identical(world.copy_state(), fossilized)
+
+
+@pytest.mark.parametrize("optimizer", MAKERS)
+def test_a_last_batch_that_ruins_the_host_is_undone(optimizer: str) -> None:
+    world = World(MAKERS[optimizer])
+    good = world.copy_state()
+    world.step()
+    for group in world.optimizer.param_groups:
+        group["lr"] = 1e4
+    world.step()
+    for group, own in zip(world.optimizer.param_groups, good["groups"], strict=True):
+        group["lr"] = own["lr"]
+    assert world.governor.end_epoch() is None  # finite, so nothing is known yet
+    before_pruning = record_state_before_pruning(world)
+    report = world.step()
+    assert report is not None
+    assert "recent losses" in report.reason
+    assert_identical(before_pruning[0], good)
+
+
+def test_a_bad_loss_at_the_end_of_an_epoch_rolls_back_at_once() -> None:
+    world = World(MAKERS["sgd"])
+    good = world.copy_state()
+    world.step()
+    before_pruning = record_state_before_pruning(world)
+    report = world.governor.end_epoch(9.3e12)
+    assert report is not None
+    assert "9.3e+12" in report.reason
+    assert_identical(before_pruning[0], good)
 
 
 def test_a_seed_that_germinated_after_the_last_epoch_is_pruned() -> None:
@@ -201,6 +249,7 @@ def test_a_seed_removed_from_a_broken_host_is_restored_before_it_is_pruned() -> 
     for _ in range(2):
         world.train_epoch()
     good = world.copy_state()
+    assert world.step() is None
     with torch.no_grad():
         world.model.head.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
     assert world.slots.prune("blocks.1").was_done
@@ -242,6 +291,103 @@ def test_a_permanent_change_of_the_loss_level_causes_one_rollback() -> None:
     assert n_rollbacks == 1
 
 
+@pytest.mark.parametrize("number", [0, 1, 6, 25])
+def test_a_spike_is_an_outlier_at_any_time(number: int) -> None:
+    model = make_host(SIZES)
+    governor = Governor(model, SGD(model.parameters(), 0.01))
+    for step in range(number + 2):  # a second spike follows right after the rollback
+        scale = 1e9 if step >= number else 1.0
+        loss = scale * nn.functional.cross_entropy(model(X), Y)
+        report = governor.step(loss)
+        assert (report is not None) == (step >= number)
+    assert governor.step(nn.functional.cross_entropy(model(X), Y)) is None
+
+
+def test_a_run_that_diverges_in_warm_up_is_stopped() -> None:
+    watch = LossWatch(1, GovernorConfig())
+    for loss in 2.3 * 50.0 ** np.arange(10):
+        if loss > watch.limits()[0]:
+            break
+        watch.add(np.array([loss]))
+    assert watch.count[0] <= 4
+
+
+def test_a_rollback_to_an_early_state_with_a_high_loss_is_not_followed_by_another() -> None:
+    watch = LossWatch(1, GovernorConfig(warmup_losses=2))
+    for loss in (900.0, *[0.01] * 400):
+        watch.add(np.array([loss]))
+    assert watch.judge(900.0) is not None
+    watch.on_rollback()
+    assert watch.judge(900.0) is None
+
+
+@pytest.mark.parametrize("level", [1e-3, 25.0, 1e4, 1e12])
+def test_any_permanent_level_is_accepted_after_a_few_rollbacks(level: float) -> None:
+    watch = LossWatch(1, GovernorConfig())
+    for _ in range(30):
+        watch.add(np.array([1.0]))
+    n_rollbacks = 0
+    while watch.judge(level) is not None:
+        watch.on_rollback()
+        n_rollbacks += 1
+    assert n_rollbacks <= 6
+    for _ in range(50):
+        watch.add(np.array([level]))
+        assert watch.judge(level) is None
+
+
+def test_losses_that_are_not_finite_do_not_widen_the_bound() -> None:
+    watch = LossWatch(1, GovernorConfig())
+    watch.add(np.array([2.0]))
+    before = watch.limits()[0]
+    for loss in (np.nan, np.inf, -np.inf):
+        assert watch.judge(loss) is not None
+        watch.on_rollback()
+    assert watch.limits()[0] == before
+
+
+class _ListSGD(Optimizer):
+    """Plain SGD that keeps its last two gradients in a list, in a dict."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        history = self.state[p].setdefault("history", {"gradients": []})
+                        history["gradients"].append(p.grad.clone())
+                        del history["gradients"][:-2]
+                        for gradient in history["gradients"]:
+                            p -= group["lr"] * gradient.mul_(0.5)
+
+
+def test_optimizer_state_in_lists_and_frozen_parameters_are_rolled_back() -> None:
+    model = make_host(SIZES)
+    governor = Governor(model, _ListSGD(model.parameters()))
+    weight: nn.Parameter = model.head.weight  # type: ignore[assignment]
+    frozen: nn.Parameter = model.head.bias  # type: ignore[assignment]
+    frozen.requires_grad_(False)
+
+    def step(scale: float) -> GovernorReport | None:
+        governor.optimizer.zero_grad()
+        return governor.step(scale * nn.functional.cross_entropy(model(X), Y))
+
+    assert step(1.0) is None
+    assert governor.end_epoch() is None
+    good = copy.deepcopy(governor.optimizer.state[weight])
+    assert step(1.0) is None
+    assert step(1.0) is None
+    frozen.requires_grad_(True)
+    weight.requires_grad_(False)
+    assert step(torch.nan) is not None
+    assert_identical(governor.optimizer.state[weight], good)
+    assert weight.requires_grad
+    assert not frozen.requires_grad
+
+
 def test_small_rises_of_a_tiny_loss_are_not_outliers() -> None:
     watch = LossWatch(1, GovernorConfig())
     for _ in range(30):
@@ -275,6 +421,7 @@ def test_masks_may_be_infinite_and_buffers_may_be_replaced() -> None:
     assert governor.end_epoch() is None
     assert not torch.equal(model.block.weight, start)
     mean = model.mean.clone()
+    assert governor.step(nn.functional.cross_entropy(model(x), y)) is None
     assert governor.step(nn.functional.cross_entropy(model(x * torch.nan), y)) is not None
     assert torch.equal(model.mean, mean)
     assert governor.end_epoch() is None

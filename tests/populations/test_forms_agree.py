@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,8 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.populations import Population, SequentialPopulation, StackedPopulation
-from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
+from esper.populations.host_data import BatchOrder
+from tests.populations.worlds import CNN, CONFIGS, MLP, Builder, make_specs, to_double
 
 SIZES = (40, 40, 24, 7)
 
@@ -254,3 +257,72 @@ def test_sgd_without_momentum_has_no_state_in_either_form() -> None:
     for source, target in (pair, pair[::-1]):
         target.load_state_dict(source.state_dict())
         assert_same_state(*pair, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+def test_a_last_batch_that_ruins_a_host_is_undone_in_both_forms(design: str) -> None:
+    # One batch per epoch, so that each batch is the last.
+    specs = to_double(make_specs(CONFIGS[design], (8, 8, 8)))
+    specs[1] = dataclasses.replace(specs[1], learning_rate=1e4)
+    config = PopulationConfig(optimizer="sgd", batch_size=8, learning_rate=0.01)
+    build = Builder(CONFIGS[design], torch.float64)
+    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    initial = pair[0].get_state(1).tensors
+    before = pair[0].evaluate().losses
+    for epoch in range(3):
+        reports = [population.train_epoch() for population in pair]
+        for population, report in zip(pair, reports, strict=True):
+            assert report.interventions.keys() == {1}
+            np.testing.assert_allclose(report.losses, reports[0].losses, rtol=1e-9)
+            for name, tensor in initial.items():
+                assert torch.equal(population.get_state(1).tensors[name], tensor), (epoch, name)
+            np.testing.assert_allclose(population.evaluate().losses[1], before[1])
+        assert_same_state(*pair, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_both_forms_judge_from_the_first_batch_on(
+    has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr("esper.populations.vector_hosts._kernel", None)
+    specs = to_double(make_specs(MLP, (24, 24, 24)))
+    specs[1].data.train_inputs[5] *= 1e12  # one of three batches in each epoch
+    config = PopulationConfig(batch_size=8)
+    build = Builder(MLP, torch.float64)
+    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    initial = pair[0].get_state(1).tensors
+    for _ in range(3):
+        reports = [population.train_epoch() for population in pair]
+        for population, report in zip(pair, reports, strict=True):
+            assert report.interventions.keys() == {1}
+            assert "e+" in report.interventions[1].reason
+            for name, tensor in initial.items():
+                assert torch.equal(population.get_state(1).tensors[name], tensor), name
+        watched = [population.get_state(1).facts["losses"] for population in pair]
+        np.testing.assert_allclose(watched[0], watched[1], rtol=1e-9)
+        assert_same_state(*pair, tolerance=1e-9)
+
+
+def test_checking_the_last_state_of_an_epoch_changes_no_buffer() -> None:
+    """Running statistics follow the batches of training only: a plain loop has the same."""
+    config = PopulationConfig(batch_size=8, optimizer="sgd", momentum=0.0, learning_rate=0.01)
+    specs = to_double(make_specs(CNN, (24,)))
+    build = Builder(CNN, torch.float64)
+    model = build(0)
+    order = BatchOrder(0, 24, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=config.weight_decay)
+    for batch in torch.from_numpy(order.draw_epoch()):
+        optimizer.zero_grad()
+        data = specs[0].data
+        outputs = model(data.train_inputs[batch])
+        torch.nn.functional.cross_entropy(outputs, data.train_targets[batch]).backward()
+        optimizer.step()
+    expected = dict(model.named_buffers())
+    assert expected
+    for form in (SequentialPopulation, StackedPopulation):
+        population = form(build, specs, config)
+        population.train_epoch()
+        found = population.get_state(0).tensors
+        for name, buffer in expected.items():
+            torch.testing.assert_close(found[f"host/{name}"], buffer)

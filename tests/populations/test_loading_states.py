@@ -83,6 +83,10 @@ def _drop_fact(state: HostState) -> None:
     del state.facts["losses"]
 
 
+def _shorten_losses(state: HostState) -> None:
+    state.facts["losses"] = state.facts["losses"][:3]
+
+
 def _rename_slot(state: HostState) -> None:
     state.facts["lives"]["blocks.9"] = state.facts["lives"].pop("blocks.1")
 
@@ -93,6 +97,7 @@ CHANGES: list[tuple[Callable[[HostState], None], str]] = [
     (_add_weight, r"has a tensor host/tail\.weight"),
     (_widen_moment, r"moments/exp_avg/host/head\.weight .*\[3, 1\].*\[3, 5\]"),
     (_drop_fact, "host 0 .*losses"),
+    (_shorten_losses, "host 0 has 3 loss statistics"),
     (_rename_slot, r"slots blocks\.0, blocks\.9.*blocks\.0, blocks\.1"),
 ]
 

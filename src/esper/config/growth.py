@@ -44,7 +44,14 @@ class GovernorConfig:
     """When a loss is an outlier. Losses and gradients that are not finite always stop an update."""
 
     warmup_losses: int = 20
-    """Losses observed before any can be an outlier."""
+    """Losses observed, at first and after a rollback, before the bound is at its narrowest."""
+
+    warmup_factor: float = 1000.0
+    """Multiple of the first loss that an outlier must reach until then. Each further outlier in a
+    row multiplies it again."""
+
+    untrained_loss: float = 1e3
+    """Used in place of the first loss, to judge the first loss itself."""
 
     memory: float = 0.95
     """Decay of the running mean and deviation of the loss, in [0, 1)."""
@@ -64,6 +71,8 @@ class GovernorConfig:
         require_number("memory", self.memory, least=0.0, most=0.9999)
         require_number("outlier_deviations", self.outlier_deviations, above=0.0)
         require_number("outlier_factor", self.outlier_factor, least=1.0)
+        require_number("warmup_factor", self.warmup_factor, least=1.0)
+        require_number("untrained_loss", self.untrained_loss, above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

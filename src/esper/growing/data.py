@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from esper.errors import BadDataError
+from esper.errors import BadDataError, NonFiniteError
 from esper.growth.dry_run import evaluation_mode
 from esper.growth.modules import named_modules
 from esper.growth.sites import describe
@@ -142,6 +143,44 @@ def require_fit(model: nn.Module, samples: Samples, name: str, metric: Metric) -
         )
     if isinstance(metric.objective, CrossEntropy):
         _require_classes(outputs, targets, samples, name)
+
+
+def require_finite(model: nn.Module, samples: Samples, name: str) -> None:
+    """Reject a model with weights or outputs that no training can mend.
+
+    Outputs of minus infinity, with which models exclude classes, are fine. Outputs that are only
+    bad in evaluation mode are fine too: statistics that they depend on may come with training.
+
+    Raises:
+        NonFiniteError: Naming the tensor, or the data and the first sample.
+    """
+    tensors = [(f"parameter {n}", p, p.requires_grad) for n, p in model.named_parameters()]
+    tensors += [(f"buffer {n}", b, False) for n, b in model.named_buffers()]
+    for what, tensor, is_trained in tensors:
+        is_bad = ~tensor.isfinite() if is_trained else tensor.isnan()
+        if bool(is_bad.any()):
+            raise NonFiniteError(
+                f"the model's {what} has {int(is_bad.sum()):,} of {tensor.numel():,} values that "
+                "are NaN or infinite, so it cannot be trained; initialize it again or load a "
+                "checkpoint from before it diverged."
+            )
+    for start in range(0, len(samples), EVALUATION_BATCH):
+        inputs = samples.inputs[start : start + EVALUATION_BATCH]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with evaluation_mode(model):
+                row = _find_bad_row(model(inputs.clone()))
+            if row is None or _find_bad_row(copy.deepcopy(model).train()(inputs.clone())) is None:
+                continue
+        raise NonFiniteError(
+            f"the model returns NaN or infinite outputs, first for sample {start + row} of {name}, "
+            "although its weights are finite; check its forward pass for divisions, logarithms "
+            "and overflow."
+        )
+
+
+def _find_bad_row(outputs: Tensor) -> int | None:
+    is_bad = outputs.isnan() | outputs.isposinf()
+    return int(is_bad.flatten(1).any(1).int().argmax()) if bool(is_bad.any()) else None
 
 
 def measure(model: nn.Module, samples: Samples, metric: Metric) -> float:

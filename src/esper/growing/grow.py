@@ -25,6 +25,7 @@ from esper.growing.data import (
     is_above,
     measure,
     read_samples,
+    require_finite,
     require_fit,
 )
 from esper.growing.slots import copy_model, copy_with_slots
@@ -190,6 +191,7 @@ def grow(
 
     Raises:
         BadDataError: If the data are invalid or do not fit the model.
+        NonFiniteError: If the model's weights or outputs are NaN or infinite.
         SlotError: If the model has no place for a slot.
         ConfigError: If a setting is invalid.
         ControllerError: If there is no such controller.
@@ -348,6 +350,7 @@ def _read(
     for name, samples in (("train_data", train), ("val_data", validation)):
         check_samples(samples, like=train, what=name)
         require_fit(model, samples, name, metric)
+    require_finite(model, validation, "val_data")
     return train, validation
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,12 +23,20 @@ from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, require_optimizer
 from esper.growth.slot_lives import SlotLife
 
+MAX_WIDENINGS = 50
+"""Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
+
 
 class LossWatch:
-    """Running mean and variance of the losses of N hosts.
+    """Running mean and variance of the losses of N hosts, and which losses are outliers.
 
     Early losses have equal weight; after that the average is exponential. A loss is an outlier if
     it exceeds the mean by many standard deviations, by a multiple of the mean and by a fixed floor.
+
+    While little is known, for the first losses and for those after a rollback, which may lead to a
+    state with a higher loss, the bound also allows for a multiple of what the untrained host lost.
+    Each further outlier in a row multiplies that again, so that a permanent change of the loss
+    level is not blocked forever.
     """
 
     def __init__(self, n_hosts: int, config: GovernorConfig) -> None:
@@ -35,39 +44,81 @@ class LossWatch:
         self.count = np.zeros(n_hosts)
         self.mean = np.zeros(n_hosts)
         self.variance = np.zeros(n_hosts)
+        self.first = np.full(n_hosts, config.untrained_loss)
+        """Magnitude of the first loss."""
+        self.n_calm = np.zeros(n_hosts)
+        """Losses since the start or the last rollback."""
+        self.n_outliers = np.zeros(n_hosts)
+        """Outliers since the last good loss."""
 
     def limits(self, hosts: Any = slice(None)) -> Floats:
-        """Return the largest loss of each host that is not an outlier; infinite during warm-up."""
+        """Return the largest loss of each host that is not an outlier."""
         mean, config = self.mean[hosts], self.config
         spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
         rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(mean))
         rise = np.maximum(rise, config.outlier_floor)
-        return np.where(self.count[hosts] >= config.warmup_losses, mean + rise, np.inf)
+        is_new = self.n_calm[hosts] < config.warmup_losses
+        # A rollback makes a host new, so hosts with outliers are among these.
+        if not np.any(is_new):
+            return mean + rise
+        n_widenings = np.clip(self.n_outliers[hosts], 1.0, MAX_WIDENINGS)
+        wide = np.maximum(self.first[hosts], config.outlier_floor)
+        wide = wide * config.warmup_factor**n_widenings
+        return mean + np.where(is_new, np.maximum(rise, wide), rise)
 
     def add(self, losses: Floats, hosts: Any = slice(None)) -> None:
-        """Record one finite loss for each of some hosts."""
-        weight = np.maximum(1.0 / (self.count[hosts] + 1.0), 1.0 - self.config.memory)
+        """Record one good loss for each of some hosts."""
+        count = self.count[hosts]
+        if not np.all(count):
+            self.first[hosts] = np.where(count == 0.0, np.abs(losses), self.first[hosts])
+        weight = np.maximum(1.0 / (count + 1.0), 1.0 - self.config.memory)
         change = losses - self.mean[hosts]
         self.mean[hosts] += weight * change
         self.variance[hosts] = (1.0 - weight) * (self.variance[hosts] + weight * change**2)
         self.count[hosts] += 1.0
+        self.n_calm[hosts] += 1.0
+        self.n_outliers[hosts] = 0.0
 
-    def forget(self, host: int = 0) -> None:
-        """Forget a host's losses."""
-        self.set_state([0.0, 0.0, 0.0], host)
-
-    def describe(self, loss: float, host: int = 0) -> str:
-        """Describe an outlier and the recent losses."""
+    def judge(self, loss: float, host: int = 0) -> str | None:
+        """Return why a loss is bad, or None if it is not; outliers widen the bound."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        limit = float(self.limits(host))
+        if loss <= limit:
+            return None
+        self.n_outliers[host] += 1.0
+        if not self.count[host]:
+            return f"the loss is {loss:.4g}; an untrained model may lose {limit:.4g}"
         deviation = float(np.sqrt(self.variance[host]))
         return f"the loss is {loss:.4g}; recent losses were {self.mean[host]:.4g} ± {deviation:.2g}"
 
+    def on_rollback(self, host: int = 0) -> None:
+        """Widen the bound of a host, whose loss may be that of an earlier time."""
+        self.n_calm[host] = 0.0
+
+    def forget(self, host: int = 0) -> None:
+        """Forget a host that was replaced."""
+        self.set_state([0.0, 0.0, 0.0, self.config.untrained_loss, 0.0, 0.0], host)
+
+    def copied(self) -> LossWatch:
+        """Return an independent copy."""
+        twin = LossWatch(len(self.count), self.config)
+        for own, other in zip(twin._statistics(), self._statistics(), strict=True):
+            own[:] = other
+        return twin
+
     def get_state(self, host: int = 0) -> list[float]:
         """Return the statistics of one host's losses."""
-        return [float(self.count[host]), float(self.mean[host]), float(self.variance[host])]
+        return [float(values[host]) for values in self._statistics()]
 
     def set_state(self, state: list[float], host: int = 0) -> None:
         """Load what :meth:`get_state` returned."""
-        self.count[host], self.mean[host], self.variance[host] = state
+        for values, value in zip(self._statistics(), state, strict=True):
+            values[host] = value
+
+    def _statistics(self) -> tuple[Floats, ...]:
+        own = self.count, self.mean, self.variance
+        return (*own, self.first, self.n_calm, self.n_outliers)
 
 
 @dataclass(frozen=True)
@@ -93,8 +144,8 @@ class _SlotSnapshot:
 class _Snapshot:
     """The state of a host, its optimizer and its slots."""
 
-    parameters: list[tuple[nn.Parameter, Tensor]]
-    """Each parameter with a copy of its value."""
+    parameters: list[tuple[nn.Parameter, Tensor, bool]]
+    """Each parameter, a copy of its value, and whether it requires gradients."""
     buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
     """Module, name, tensor and copy of each buffer; a module may replace the tensor."""
     groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
@@ -108,12 +159,13 @@ class Governor:
     """Watches the training of one model.
 
     Call :meth:`step` instead of ``loss.backward(); optimizer.step()``, and :meth:`end_epoch` after
-    each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its recent
-    range, rolls the model, its optimizer and its slots back to the last good state, bit for bit,
-    and then prunes uncommitted seeds. Learning rates are not rolled back.
+    each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its range,
+    rolls the model, its optimizer and its slots back to the last good state, bit for bit, and then
+    prunes uncommitted seeds. Learning rates are not rolled back.
 
-    A snapshot of the last good state is kept. It is taken at the end of each epoch and after each
-    growth action.
+    A snapshot is taken at the end of each epoch and after each growth action. It counts as good
+    once a loss has been seen on it; until then the good one before it is kept too. If a rollback
+    has to skip a snapshot, growth actions are kept and all values are those of the good one.
     """
 
     def __init__(
@@ -126,7 +178,10 @@ class Governor:
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
-        self._snapshot = self._take_snapshot()
+        self._latest = self._good = self._take_snapshot()
+        """The last snapshot, and the last one whose loss was good."""
+        self._is_proven = True
+        """Whether the parameters are those of a good state: the given one counts as good."""
         self.slots.action_listeners.append(self.keep_if_finite)
 
     def step(
@@ -151,21 +206,31 @@ class Governor:
                 "must be a scalar that depends on trainable parameters."
             )
         value = loss.item()
-        problem = self._find_loss_problem(value)
+        problem = self.watch.judge(value)
         if problem is None:
             loss.backward()
             problem = self._find_gradient_problem()
         if problem is not None:
             return self.restore(problem)
+        self._good = self._latest
         if before_update is not None:
             before_update()
         self.watch.add(np.array([value]))
+        self._is_proven = False
         self.optimizer.step()
         return None
 
-    def end_epoch(self) -> GovernorReport | None:
-        """Take a snapshot, or roll the model back if a parameter or buffer is not finite."""
+    def end_epoch(self, loss: float | None = None) -> GovernorReport | None:
+        """Take a snapshot, or roll the model back if a parameter or buffer is not finite.
+
+        Args:
+            loss: A loss of the model after the last update, comparable with those of
+                :meth:`step`, if you have one. A good one makes the snapshot a good state at once;
+                a bad one rolls the model back now instead of in the next step.
+        """
         report = self.check_parameters()
+        if report is None and loss is not None:
+            report = self.check_loss(loss)
         if report is None:
             self.keep()
         return report
@@ -175,10 +240,20 @@ class Governor:
         problem = self._find_tensor_problem()
         return None if problem is None else self.restore(problem)
 
+    def check_loss(self, loss: float) -> GovernorReport | None:
+        """Roll the model back if a loss of its current state is bad; else the state is good."""
+        problem = self.watch.judge(loss)
+        if problem is not None:
+            return self.restore(problem)
+        self._is_proven = True
+        return None
+
     def keep(self) -> None:
-        """Take a snapshot of the current state, replacing the previous one."""
+        """Take a snapshot of the current state."""
         self._require_seeds()
-        self._snapshot = self._take_snapshot()
+        self._latest = self._take_snapshot()
+        if self._is_proven:
+            self._good = self._latest
 
     def keep_if_finite(self) -> None:
         """Take a snapshot if all parameters and buffers are finite; called after growth actions."""
@@ -186,14 +261,13 @@ class Governor:
             self.keep()
 
     def restore(self, reason: str) -> GovernorReport:
-        """Roll back to the last snapshot, then prune the uncommitted seeds.
-
-        Loss statistics are reset, so that a permanent change of the loss level is not blocked
-        forever.
-        """
-        self._load_snapshot(self._snapshot)
+        """Roll back to the last good state, then prune the uncommitted seeds."""
+        self._load_snapshot(self._latest)
+        if self._good is not self._latest:
+            self._load_values(self._good)
+        self._is_proven = True
         pruned = tuple(self.slots.abandon_growing())
-        self.watch.forget()
+        self.watch.on_rollback()
         self.keep()
         return GovernorReport(reason, pruned)
 
@@ -205,11 +279,6 @@ class Governor:
                     f"the optimizer does not have the parameters of the seed in slot {name!r}, so "
                     "the seed would never train; create an OptimizerKeeper(model, optimizer) first."
                 )
-
-    def _find_loss_problem(self, loss: float) -> str | None:
-        if not math.isfinite(loss):
-            return f"the loss is {loss}"
-        return self.watch.describe(loss) if loss > self.watch.limits()[0] else None
 
     def _find_gradient_problem(self) -> str | None:
         found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
@@ -224,8 +293,8 @@ class Governor:
 
     def _find_tensor_problem(self) -> str | None:
         """Return which tensor is non-finite where the last snapshot was finite."""
-        known: dict[Any, Tensor] = {id(p): value for p, value in self._snapshot.parameters}
-        known |= {(id(m), name): value for m, name, _, value in self._snapshot.buffers}
+        known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
+        known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
         tensors += [(name, key, buffer) for name, key, buffer in _named_buffers(self.model)]
         for name, key, tensor in tensors:
@@ -241,14 +310,14 @@ class Governor:
 
     def _take_snapshot(self) -> _Snapshot:
         return _Snapshot(
-            parameters=[(p, p.detach().clone()) for p in self.model.parameters()],
+            parameters=[(p, p.detach().clone(), p.requires_grad) for p in self.model.parameters()],
             buffers=[
                 (module, name, buffer, buffer.detach().clone())
                 for module in self.model.modules()
                 for name, buffer in module.named_buffers(recurse=False)
             ],
             groups=[
-                (list(group["params"]), {k: v for k, v in group.items() if k != "params"})
+                (list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
                 for group in self.optimizer.param_groups
             ],
             moments={p: _copied(state) for p, state in self.optimizer.state.items()},
@@ -263,19 +332,26 @@ class Governor:
         for name, slot in snapshot.slots.items():
             self.slots.restore_slot(name, slot.life, slot.seed, slot.gate, slot.form)
         self.slots.n_germinated = snapshot.n_germinated
-        with torch.no_grad():
-            for parameter, value in snapshot.parameters:
-                parameter.copy_(value)
-            for module, name, buffer, value in snapshot.buffers:
-                setattr(module, name, buffer.copy_(value))
+        _load_tensors(snapshot)
+        for parameter, _, requires_grad in snapshot.parameters:
+            parameter.requires_grad_(requires_grad)
         for parameter in self.model.parameters():
             parameter.grad = None
         self._load_optimizer(snapshot)
 
+    def _load_values(self, snapshot: _Snapshot) -> None:
+        """Load the tensors and moments of a snapshot, for whatever the model still has of it."""
+        _load_tensors(snapshot)
+        current = set(self.model.parameters())
+        for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
+            self.optimizer.state.pop(parameter, None)
+            if parameter in snapshot.moments:
+                self.optimizer.state[parameter] = _copied(snapshot.moments[parameter])
+
     def _load_optimizer(self, snapshot: _Snapshot) -> None:
         groups = self.optimizer.param_groups
         for group, (members, settings) in zip(groups, snapshot.groups, strict=False):
-            group.update({k: v for k, v in settings.items() if k not in RATE_KEYS})
+            group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
             group["params"] = list(members)
         for group in groups[len(snapshot.groups) :]:  # added after the snapshot
             group["params"] = []
@@ -293,5 +369,20 @@ def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]
     ]
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+def _load_tensors(snapshot: _Snapshot) -> None:
+    with torch.no_grad():
+        for parameter, value, _ in snapshot.parameters:
+            parameter.copy_(value)
+        for module, name, buffer, value in snapshot.buffers:
+            setattr(module, name, buffer.copy_(value))
+
+
+def _copied(state: Any) -> Any:
+    """Return a copy of an optimizer's state, in which tensors may be nested in lists."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in cast(dict[Any, Any], state).items()}
+    if type(state) in (list, tuple):
+        return type(state)(_copied(value) for value in cast(list[Any], state))
+    return copy.deepcopy(state)

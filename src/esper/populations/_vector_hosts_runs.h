@@ -148,7 +148,8 @@ static int64_t NAME(train_scratch)(const job *work, const rule *how)
     return NAME(lay_out)(&host, work->plan, work->batch, 1, NULL);
 }
 
-/* Train a host for an epoch; write the loss and the squared gradient norms of each step. */
+/* Train a host for an epoch; write the loss and the squared gradient norms of each step, then the
+ * loss of the last batch after the last step. */
 static void NAME(train)(const job *work, const rule *how, void *memory)
 {
     NAME(host) host;
@@ -167,6 +168,10 @@ static void NAME(train)(const job *work, const rule *how, void *memory)
         work->losses[step] = (REAL)(loss / work->batch);
         NAME(update)(&host, work, how, step, work->squares + step * how->n_parts);
     }
+    double loss = 0, hits = 0;
+    NAME(forward)(&host);
+    NAME(compare)(&host, work->batch, 1, &loss, &hits);
+    work->losses[work->n_batches] = (REAL)(loss / work->batch);
     NAME(carry)(&host, work, n_planes, 1);
 }
 

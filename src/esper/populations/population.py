@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from esper.arrays import Floats, Integers
 from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
 from esper.errors import ConfigError, IllegalActionError, SlotError
-from esper.growth.governor import GovernorReport
+from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.modules import seeded
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
@@ -423,6 +423,12 @@ class Population(ABC):
             raise ConfigError(
                 f"the state of host {host} lacks {', '.join(missing)}; load what get_state or "
                 "state_dict returned."
+            )
+        n_statistics = len(LossWatch(1, self.governor_config).get_state())
+        if len(state.facts["losses"]) != n_statistics:
+            raise ConfigError(
+                f"the state of host {host} has {len(state.facts['losses'])} loss statistics; this "
+                f"version of Esper has {n_statistics}. It is from another version: start again."
             )
         try:
             load_model(self.build_host(self.specs[host]), state)

@@ -58,14 +58,9 @@ class EpochTally:
             seed_norms: ``[K, S]`` gradient norms of each seed.
             flops: ``[K]`` FLOPs of this step.
         """
-        is_alive = self.is_alive[hosts]
-        self.flops[hosts] += flops * is_alive
-        is_well = is_alive & (losses <= watch.limits(hosts)) & np.isfinite(losses)
-        is_well &= np.isfinite(norms)
+        self.flops[hosts] += flops * self.is_alive[hosts]
+        is_well = self.check_losses(watch, hosts, losses, norms)
         if not is_well.all():
-            for index in np.flatnonzero(is_alive & ~is_well).tolist():
-                host = int(hosts[index])
-                self.fail(host, _describe_failure(watch, host, losses[index]))
             hosts, losses = hosts[is_well], losses[is_well]
             norms, seed_norms = norms[is_well], seed_norms[is_well]
         watch.add(losses, hosts)
@@ -73,6 +68,26 @@ class EpochTally:
         self.norms[hosts] += norms
         self.seed_norms[hosts] += seed_norms
         self.counts[hosts] += 1.0
+
+    def check_losses(
+        self,
+        watch: LossWatch,
+        hosts: NDArray[np.int64],
+        losses: NDArray[Any],
+        norms: NDArray[Any] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Return which hosts are well, ``[K]``; those that are no longer so have failed."""
+        is_good = np.isfinite(losses) & (losses <= watch.limits(hosts))
+        if norms is not None:
+            is_good &= np.isfinite(norms)
+        is_alive = self.is_alive[hosts]
+        is_well = is_alive & is_good
+        if not is_well.all():
+            for index in np.flatnonzero(is_alive & ~is_good).tolist():
+                host = int(hosts[index])
+                reason = watch.judge(float(losses[index]), host)
+                self.fail(host, reason or "the gradient is not finite")
+        return is_well
 
     def fail(self, host: int, reason: str) -> None:
         """Ignore a host from now on; only the first reason is kept."""
@@ -84,14 +99,6 @@ class EpochTally:
         """Return means over good steps: NaN for hosts without one, 0 for inactive hosts."""
         means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
         return np.where(is_active, means, 0.0)
-
-
-def _describe_failure(watch: LossWatch, host: int, loss: float) -> str:
-    if not np.isfinite(loss):
-        return f"the loss is {loss}"
-    if loss > watch.limits(host):
-        return watch.describe(loss, host)
-    return "the gradient is not finite"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +142,22 @@ class Segment:
         self._bind_groups()
         for part in self.parts:
             part.active.select(part.store, _range(part.rows), needs_grad=False)
+
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each host on its own batch ``[K, B, ...]``."""
+        outputs = self.design.net(stack_inputs(inputs))
+        return self.population.objective.losses(outputs, targets).flatten(1).mean(1)
+
+    def check_losses(self, inputs: Tensor, targets: Tensor, tally: EpochTally) -> None:
+        """Check the loss of each host as it is now, without changing it."""
+        self.bind()
+        buffers = [buffer for part in self.parts for buffer in part.active.buffers.values()]
+        copies = [buffer.clone() for buffer in buffers]
+        with torch.no_grad():
+            losses = self.losses(inputs, targets).double().numpy()
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
+        tally.check_losses(self.state.watch, self.hosts, losses)
 
     def _bind_groups(self) -> None:
         modules = [self.design.net]
@@ -206,8 +229,7 @@ class TrainingSegment(Segment):
     def compute_gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each host on its own batch ``[K, B, ...]``; compute all gradients."""
         self.optimizer.gradient.zero_()
-        outputs = self.design.net(stack_inputs(inputs))
-        losses = self.population.objective.losses(outputs, targets).flatten(1).mean(1)
+        losses = self.losses(inputs, targets)
         torch.autograd.backward(losses, torch.ones_like(losses))
         return losses.detach()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -167,6 +167,9 @@ class SequentialPopulation(Population):
                 losses.append(loss.item())
                 norms.append(held.governor.gradient_norm)
                 seed_norms += _seed_gradient_norms(held.slots)
+            if intervention is None:
+                last = inputs[batches[-1]], targets[batches[-1]]
+                intervention = held.governor.check_loss(self._loss(held.model, *last))
         if intervention is None:
             intervention = held.governor.check_parameters()
         held.slots.tick()
@@ -176,6 +179,15 @@ class SequentialPopulation(Population):
         report.seed_gradient_norms[host] = seed_norms / max(1, len(norms))
         if intervention is not None:
             report.interventions[host] = intervention
+
+    def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+        """Return the loss of a model in training mode, whose buffers do not change."""
+        copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with torch.no_grad():
+            loss = self.objective.losses(model(inputs), targets).mean()
+            for buffer, value in copies:
+                buffer.copy_(value)
+        return loss.item()
 
     def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]

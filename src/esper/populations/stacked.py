@@ -329,10 +329,16 @@ class StackedPopulation(Population):
             interventions.setdefault(host, self._restore(host, tally.failures[host]))
 
     def _restore(self, host: int, reason: str) -> GovernorReport:
-        """Roll one host back to the last snapshot and prune its uncommitted seeds."""
+        """Roll one host back to the last snapshot and prune its uncommitted seeds.
+
+        What is known about its losses is kept.
+        """
+        watch = self.state.watch
+        losses = watch.get_state(host)
         self._put_host(self.state, host, self._snapshot.get_host(host))
+        watch.set_state(losses, host)
+        watch.on_rollback(host)
         pruned = self.state.lives[host].abandon_growing(StackedKeeper(self, host))
-        self.state.watch.forget(host)
         return GovernorReport(reason, tuple(pruned))
 
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
@@ -384,6 +390,8 @@ class StackedPopulation(Population):
                 losses = segment.compute_gradients(*pool.take(numbers[:n_active, step]))
                 segment.update(losses, tally)
             segment.optimizer.write_back()
+        last = numbers[torch.arange(len(hosts)), torch.from_numpy(lengths) - 1]
+        Segment(self, rows, is_training=True).check_losses(*pool.take(last), tally)
 
     def _evaluate_segment(
         self, segment: Segment, hosts: list[int], split: Split

@@ -49,16 +49,13 @@ class StackedState:
             known: Existing copies of hosts' lives to reuse, by host.
         """
         known = known or {}
-        watch = LossWatch(len(self.lives), self.watch.config)
-        watch.count, watch.mean = self.watch.count.copy(), self.watch.mean.copy()
-        watch.variance = self.watch.variance.copy()
         return StackedState(
             self.design,
             self.config,
             self.hosts.copied(),
             [known.get(host) or own.copy() for host, own in enumerate(self.lives)],
             list(self.n_germinated),
-            watch,
+            self.watch.copied(),
             {key: store.copied() for key, store in self.groups.items()},
             {slot: store.copied() for slot, store in self.gates.items()},
             dict(self.pending),

@@ -125,8 +125,9 @@ class VectorHosts:
         batches = [order.draw_epoch() for order in orders]
         numbers = np.concatenate([own.reshape(-1) for own in batches])
         firsts = np.cumsum(lengths * sizes) - lengths * sizes
-        losses = np.full((len(hosts), lengths.max()), np.nan)
-        squares = np.zeros((*losses.shape, self.n_parts))
+        # Each step, then the last batch again after the last step.
+        losses = np.full((len(hosts), lengths.max() + 1), np.nan)
+        squares = np.zeros((len(hosts), lengths.max(), self.n_parts))
         jobs = self._jobs(hosts, "train", [plan.training for plan in plans])
         jobs["numbers"] = numbers.ctypes.data + 8 * firsts
         jobs["n_batches"], jobs["batch"] = lengths, sizes
@@ -228,11 +229,14 @@ class VectorHosts:
         step_flops: Floats,
         tally: EpochTally,
     ) -> None:
-        """Record the steps of all hosts in order, as if they had been taken one by one."""
+        """Record the steps of all hosts in order, as if they had been taken one by one.
+
+        Then check the loss of each host after its last step.
+        """
         watch = self.population.state.watch
         norms = np.sqrt(squares.sum(2))
         seed_norms = np.sqrt(squares[:, :, 1::2] + squares[:, :, 2::2])
-        for step in range(losses.shape[1]):
+        for step in range(squares.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
             tally.record_step(
                 watch,
@@ -242,6 +246,7 @@ class VectorHosts:
                 seed_norms[now, step],
                 step_flops[now],
             )
+        tally.check_losses(watch, hosts, losses[np.arange(len(hosts)), lengths])
 
     def _plan(self, host: int) -> _HostPlan:
         plan = self._plans.get(host)
