@@ -34,8 +34,10 @@ class Visitor:
             self.place = found[1]
             jar = urllib.request.HTTPCookieProcessor(CookieJar())
             opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
-            opener.open(f"{found[1]}{found[2]}", timeout=30).close()
-            with opener.open(f"{self.place}api/runs", timeout=30) as answer:
+            with opener.open(f"{found[1]}{found[2]}", timeout=30) as page:
+                headers = {"X-Esper-Key": page.url.partition("#key=")[2]}
+            request = urllib.request.Request(f"{self.place}api/runs", headers=headers)
+            with opener.open(request, timeout=30) as answer:
                 self.states += [run["state"] for run in json.load(answer)["runs"]]
 
 

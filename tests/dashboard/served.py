@@ -41,9 +41,10 @@ class Served:
         self._thread = thread
         self.port = made.port
         self.host = f"127.0.0.1:{made.port}"
-        self.cookie = ""
+        self.cookie = self.key = ""
         login = self.ask(made.link.removeprefix(f"http://{self.host}"))
         self.cookie = login.headers["set-cookie"].partition(";")[0]
+        self.key = login.headers["location"].removeprefix("/#key=")
 
     @contextmanager
     def open(
@@ -52,7 +53,7 @@ class Served:
         """Yield a response whose body is not read yet."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-        given = {"host": self.host, "cookie": self.cookie} | headers
+        given = {"host": self.host, "cookie": self.cookie, "x_esper_key": self.key} | headers
         for name, value in given.items():
             if value:
                 connection.putheader(name.replace("_", "-"), value)

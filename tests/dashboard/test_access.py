@@ -16,8 +16,8 @@ def mode(path: Path) -> int:
 def test_secrets_are_long_and_differ() -> None:
     made = [Access(1) for _ in range(20)]
     found = {one.token for one in made} | {one.set_cookie for one in made}
-    found |= {one.make_ticket() for one in made}
-    assert len(found) == 60
+    found |= {one.make_ticket() for one in made} | {one.key for one in made}
+    assert len(found) == 80
     assert all(len(one.token) == 43 for one in made)  # 32 bytes, six bits per character
     assert all(one.token not in one.set_cookie for one in made)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,18 +25,21 @@ TIMEOUT = 60
 
 
 class Browser:
-    """Follows links and keeps cookies like a browser."""
+    """Follows links and keeps cookies and the key like a browser."""
 
     def __init__(self) -> None:
+        self._key = ""
         jar = urllib.request.HTTPCookieProcessor(CookieJar())
         self._opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
 
     def get(self, address: str) -> str:
-        with self._opener.open(address, timeout=TIMEOUT) as answer:
+        with self.listen(address) as answer:
+            self._key = answer.url.partition("#key=")[2] or self._key
             return answer.read().decode()
 
-    def listen(self, address: str) -> object:
-        return self._opener.open(address, timeout=TIMEOUT)
+    def listen(self, address: str) -> Any:
+        request = urllib.request.Request(address, headers={"X-Esper-Key": self._key})
+        return self._opener.open(request, timeout=TIMEOUT)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from esper.dashboard import events
+from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.events import EventStream, Watch, difference
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
@@ -156,7 +157,8 @@ def test_a_stalled_client_does_not_block_others(
         monkeypatch.setattr(watch, "_read", read)
         with socket.create_connection(("127.0.0.1", served.port)) as still:
             still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            request = f"GET /api/events HTTP/1.1\r\nHost: {served.host}\r\nCookie: {served.cookie}"
+            request = f"GET /api/events?key={served.key} HTTP/1.1\r\nHost: {served.host}"
+            request += f"\r\nCookie: {served.cookie}"
             still.sendall(f"{request}\r\n\r\n".encode())
             wait_for(lambda: watch.n_listeners == 1)
             time.sleep(1.0)
@@ -185,7 +187,7 @@ def test_a_slow_client_gets_the_latest_state() -> None:
                 sent.append(json.loads(body.split(b"data: ")[1])["runs"]["run"]["n"])
                 await asyncio.sleep(0.4)
 
-        await EventStream(Watch(read))({"type": "http", "method": "GET"}, receive, send)
+        await EventStream(Watch(read, ErrorLog()))({"type": "http", "method": "GET"}, receive, send)
         return sent
 
     sent = asyncio.run(scenario())
@@ -203,7 +205,7 @@ def test_polling_continues_after_an_error(capsys: pytest.CaptureFixture[str]) ->
                 raise ZeroDivisionError("seven")
             return found
 
-        watch = Watch(read)
+        watch = Watch(read, ErrorLog())
         with watch.listening():
             return await watch.wait(SOON) and await watch.wait(SOON)
 

@@ -108,17 +108,55 @@ def test_every_route_needs_the_cookie(served: Served, kind: str) -> None:
             assert_guarded(answer.headers, path)
 
 
+@pytest.mark.parametrize("key", ["", "wrong", "{cookie}", "{token}", "{key}x"])
+def test_the_cookie_alone_gives_no_data(served: Served, key: str) -> None:
+    # Browsers send the cookie to servers on other ports of this machine.
+    known = {"cookie": served.cookie.partition("=")[2], "token": served.made.access.token}
+    given = key.format(**known, key=served.key)
+    public = ("/", "/login", "/static")
+    paths = [one for one in served.paths() if one not in public and not one.startswith("/static/")]
+    for path in paths:
+        assert served.ask(path, x_esper_key=given).status == 401, path
+        assert served.ask(f"{path}?key={given}", x_esper_key="").status == 401, path
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/login"])
+def test_no_response_to_the_cookie_contains_the_key(served: Served, path: str) -> None:
+    answer = served.ask(path, x_esper_key="")
+    assert served.key not in str(answer.headers) + answer.body.decode()
+
+
+def test_the_key_alone_gives_nothing(served: Served) -> None:
+    for path in served.paths():
+        assert served.ask(path, cookie="").status == 401, path
+
+
+def test_an_event_stream_may_have_the_key_in_its_query(served: Served) -> None:
+    assert served.ask(f"/api/events?key={served.key}", x_esper_key="").status == 200
+
+
+def test_programs_may_use_the_token_without_a_session(served: Served) -> None:
+    token = served.made.access.token
+    stranger = {"cookie": "", "x_esper_key": ""}
+    for given in (f"Bearer {token}", f"bearer {token}"):
+        assert served.ask("/api/runs", authorization=given, **stranger).status == 200
+    for given in (token, f"Bearer {token}x", f"Basic {token}", "Bearer", f"Bearer {served.key}"):
+        assert served.ask("/api/runs", authorization=given, **stranger).status == 401, given
+
+
 def test_the_cookie_is_found_among_others(served: Served) -> None:
     stale = served.cookie.partition("=")[0]
     cookie = f"a=b; {stale}=of-an-earlier-start;{served.cookie}; c"
     assert served.ask("/api/runs", cookie=cookie).status == 200
 
 
-@pytest.mark.parametrize("token", ["", "x", "é", "%00", "%ff", "{token}x", "{short}", "{session}"])
+@pytest.mark.parametrize(
+    "token", ["", "x", "é", "%00", "%ff", "{token}x", "{short}", "{session}", "{key}"]
+)
 def test_a_wrong_token_is_rejected(served: Served, token: str) -> None:
     right = served.made.access.token
     session = served.cookie.partition("=")[2]
-    given = token.format(token=right, short=right[:-1], session=session)
+    given = token.format(token=right, short=right[:-1], session=session, key=served.key)
     answer = served.ask(f"/login?token={quote(given, safe='%')}", cookie="")
     assert answer.status == 401
     assert "set-cookie" not in answer.headers
@@ -129,7 +167,7 @@ def test_the_token_is_exchanged_for_a_strict_cookie_repeatedly(served: Served) -
     for _ in range(2):
         answer = served.ask(f"/login?token={token}", cookie="")
         assert answer.status == 303
-        assert answer.headers["location"] == "/"
+        assert answer.headers["location"] == f"/#key={served.key}"
         value, *attributes = answer.headers["set-cookie"].split("; ")
         assert set(attributes) == {"HttpOnly", "SameSite=Strict", "Path=/"}
         assert token not in value
@@ -141,7 +179,7 @@ def test_a_login_link_on_another_site_goes_through_the_cookie_page(served: Serve
     answer = served.ask(path, cookie="", sec_fetch_site="cross-site", **headers)
     assert answer.status == 200
     assert "set-cookie" in answer.headers
-    assert b'content="0; url=/"' in answer.body
+    assert f'content="0; url=/#key={served.key}"'.encode() in answer.body
     assert served.made.access.token.encode() not in answer.body
 
 

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from esper.dashboard.guard import HEADERS
 from tests.dashboard.served import Served, serve
 
-HEAD = "GET /api/runs HTTP/1.1\r\nConnection: close\r\nCookie: {cookie}\r\n"
+OWN = "Cookie: {cookie}\r\nX-Esper-Key: {key}\r\n"
+HEAD = f"GET /api/runs HTTP/1.1\r\nConnection: close\r\n{OWN}"
 
 
 def send(served: Served, text: str) -> str:
     """Return the response to raw bytes, until the server closes the connection."""
-    filled = text.format(host=served.host, cookie=served.cookie, end="Connection: close\r\n\r\n")
+    known = {"host": served.host, "cookie": served.cookie, "key": served.key}
+    filled = text.format(**known, end="Connection: close\r\n\r\n")
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
         connection.sendall(filled.encode("latin-1"))
         parts: list[bytes] = []
@@ -34,8 +37,8 @@ def send(served: Served, text: str) -> str:
         (f"{HEAD}Host: {{host}}\r\nX: a\r\n b\x00\r\n\r\n", "400"),
         ("GET /api/runs HTTP/1.0\r\nCookie: {cookie}\r\n\r\n", "403"),
         ("GET http://evil.example/api/runs HTTP/1.1\r\nHost: evil.example\r\n{end}", "403"),
-        ("GET http://x/api/runs HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n{end}", "404"),
-        ("GET * HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n{end}", "404"),
+        (f"GET http://x/api/runs HTTP/1.1\r\nHost: {{host}}\r\n{OWN}{{end}}", "404"),
+        (f"GET * HTTP/1.1\r\nHost: {{host}}\r\n{OWN}{{end}}", "404"),
         (f"GET /{'x' * 500_000} HTTP/1.1\r\nHost: {{host}}\r\n{{end}}", "400"),
         (f"{HEAD}Host: {{host}}\r\nOrigin: http://{{host}}\r\nOrigin: http://x\r\n\r\n", "403"),
         (f"{HEAD}Host: {{host}}\r\nCookie: x=y\r\n\r\n", "200"),
@@ -47,6 +50,10 @@ def test_malformed_requests_get_an_error_status(
     with serve(tmp_path) as served:
         answer = send(served, text)
         assert answer[9:12] == status
+        head = answer.partition("\r\n\r\n")[0].lower()
+        for name, value in HEADERS.items():
+            assert f"\r\n{name}: {value}".lower() in head
+        assert "\r\ncache-control: no-store" in head
         assert served.made.access.token not in answer
         assert served.ask("/api/runs").status == 200
     assert capfd.readouterr().err == ""

@@ -1,7 +1,9 @@
-"""Access control: a login token, and the session cookie that a browser gets for it.
+"""Access control: a login token, and the session that a browser gets for it.
 
-Both are generated at each start and are valid until the process ends. The token is in the printed
-link and in a file that only the user can read.
+A session has two secrets. Browsers send a cookie to every port of a host, so other servers on this
+machine may see it; the key is known only to the page, which keeps it in the storage of its origin.
+All secrets are generated at each start and are valid until the process ends. The token is in the
+printed link and in a file that only the user can read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from esper.errors import StorageError
 from esper.storage.files import write_atomic
 
 TOKEN_BYTES = 32
-"""Random bytes in a token, a ticket or a cookie."""
+"""Random bytes in a token, a ticket, a cookie or a key."""
 
 TICKET_SECONDS = 60.0
 """How long a ticket is valid, which includes starting the browser."""
@@ -33,6 +35,7 @@ class Access:
         # Cookies ignore ports: without the number, two dashboards would log each other out.
         self._cookie_name = f"esper-{port}"
         self._session = secrets.token_urlsafe(TOKEN_BYTES)
+        self.key = secrets.token_urlsafe(TOKEN_BYTES)
         self._ticket: str | None = None
         self._ticket_end = 0.0
         self._clock = clock
@@ -56,7 +59,16 @@ class Access:
         self._ticket = ticket
         return False
 
-    def has_session(self, cookies: str) -> bool:
+    def accepts_bearer(self, authorization: str) -> bool:
+        """Return whether an ``Authorization`` header contains the token."""
+        scheme, _, token = authorization.partition(" ")
+        return scheme.lower() == "bearer" and _is_same(token.strip(), self.token)
+
+    def accepts_key(self, key: str) -> bool:
+        """Return whether this is the key of the page."""
+        return _is_same(key, self.key)
+
+    def has_cookie(self, cookies: str) -> bool:
         """Return whether a request's ``Cookie`` header contains the session cookie."""
         found = False
         for pair in cookies.split(";"):

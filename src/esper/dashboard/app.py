@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from esper.dashboard.access import Access
+from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.events import EventStream, Heads, Watch
 from esper.dashboard.guard import (
     LOGIN,
@@ -117,15 +118,18 @@ class Dashboard:
 
     Args:
         listing: The runs to show.
-        access: The login token and cookie.
+        access: The login token and the session.
         hosts: The host names that requests may use.
+        log: Where errors are written.
     """
 
-    def __init__(self, listing: RunListing, access: Access, hosts: HostNames) -> None:
+    def __init__(
+        self, listing: RunListing, access: Access, hosts: HostNames, log: ErrorLog
+    ) -> None:
         self._reader = RunReader(listing)
         self._access = access
         self._limiter: CapacityLimiter | None = None
-        self.watch = Watch(self._read_heads)
+        self.watch = Watch(self._read_heads, log)
         self.routes: list[BaseRoute] = [
             Route("/", self._page),
             Route(LOGIN, self._login),
@@ -150,19 +154,19 @@ class Dashboard:
             },
         )
         app.router.redirect_slashes = False
-        self.app = Guard(app, access=access, hosts=hosts)
+        self.app = Guard(app, access=access, hosts=hosts, log=log)
 
     async def _page(self, _request: Request) -> Response:
         return FileResponse(STATIC_FOLDER / "index.html", media_type="text/html")
 
     async def _login(self, request: Request) -> Response:
-        """Exchange the token for the cookie."""
+        """Exchange the token for the session."""
         if not self._access.accepts(request.query_params.get("token", "")):
             return login_page()
-        cookie = self._access.set_cookie
+        secrets = self._access.set_cookie, self._access.key
         if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            return cookie_redirect(cookie)
-        return cookie_page(cookie)
+            return cookie_redirect(*secrets)
+        return cookie_page(*secrets)
 
     async def _runs(self, _request: Request) -> Response:
         facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}

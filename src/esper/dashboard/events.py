@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import traceback
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.responses import error_response
 
 POLL_SECONDS = 1.0
@@ -38,8 +38,9 @@ Heads = Mapping[str, Mapping[str, Any]]
 class Watch:
     """Polls the runs once a second while there are listeners."""
 
-    def __init__(self, read: Callable[[], Awaitable[Heads]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Heads]], log: ErrorLog) -> None:
         self._read = read
+        self._log = log
         self._heads: Heads | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -97,8 +98,8 @@ class Watch:
         while True:
             try:
                 heads = await self._read()
-            except Exception:
-                traceback.print_exc()  # a bug in Esper; the next poll may succeed
+            except Exception as error:
+                self._log.write_error(error)  # the next poll may succeed
             else:
                 if heads != self._heads:
                     self._heads = heads

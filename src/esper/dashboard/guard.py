@@ -1,26 +1,27 @@
 """Middleware that rejects unauthorized requests and adds security headers to every response.
 
 A request must name this dashboard in ``Host``, which defeats DNS rebinding; it must not come from
-another origin; it must be GET or HEAD; and it must have the session cookie, unless it logs in. This
-is plain ASGI, so that event streams pass through.
+another origin; it must be GET or HEAD; and it must have a session, unless it logs in: the cookie,
+and for data the key too, or the token. This is plain ASGI, so that event streams pass through.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import traceback
 from collections.abc import Iterable
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.dashboard.access import Access
+from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.responses import error_response, login_page
 
 LOGIN: Final = "/login"
 STATIC: Final = "/static"
+KEY_HEADER: Final = "x-esper-key"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -86,10 +87,11 @@ def bracketed(name: str) -> str:
 class Guard:
     """Rejects unauthorized requests, and adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, hosts: HostNames) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, hosts: HostNames, log: ErrorLog) -> None:
         self.app = app
         self._access = access
         self._hosts = hosts
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or reject it."""
@@ -108,9 +110,8 @@ class Guard:
         rejection = self._rejection(scope)
         try:
             await (rejection or self.app)(scope, receive, send_with_headers)
-        except Exception:
-            # A bug in Esper. The traceback never contains the URL of a request.
-            traceback.print_exc()
+        except Exception as error:
+            self._log.write_error(error)  # a bug in Esper
 
     def _rejection(self, scope: Scope) -> Response | None:
         """Return the response that rejects a request, or None if it is allowed."""
@@ -124,12 +125,29 @@ class Guard:
             response = error_response(405, READ_ONLY)
             response.headers["Allow"] = ", ".join(METHODS)
             return response
-        if path == LOGIN or self._access.has_session("; ".join(headers.getlist("cookie"))):
+        has_session = self._has_session(scope, headers)
+        if has_session:
+            # The server keeps the connections of the user apart from those of strangers.
+            scope.get("state", {}).get("trust", lambda: None)()
+        if has_session or path == LOGIN:
             # Opening a file with a null byte in its name would raise.
             return error_response(404, NOT_FOUND) if "\0" in path else None
         if path == "/":
             return login_page()
-        return error_response(401, "no valid cookie; open the link that esper dashboard printed.")
+        return error_response(401, "not logged in; open the link that esper dashboard printed.")
+
+    def _has_session(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether a request has the token, or the cookie and, for data, the key."""
+        if self._access.accepts_bearer(headers.get("authorization", "")):
+            return True
+        if not self._access.has_cookie("; ".join(headers.getlist("cookie"))):
+            return False
+        path = scope["path"]
+        if path in ("/", LOGIN) or path == STATIC or path.startswith(f"{STATIC}/"):
+            return True
+        # Event streams of browsers cannot have headers.
+        query = QueryParams(scope.get("query_string", b""))
+        return self._access.accepts_key(headers.get(KEY_HEADER, query.get("key", "")))
 
 
 def _is_own_origin(headers: Headers, host: str) -> bool:

@@ -25,10 +25,10 @@ _COOKIE_PAGE = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
-<meta http-equiv="refresh" content="0; url=/">
+<meta http-equiv="refresh" content="0; url={url}">
 <link rel="icon" href="data:,">
 <title>Esper</title>
-<p><a href="/">Continue</a></p>
+<p><a href="{url}">Continue</a></p>
 </html>
 """
 
@@ -53,11 +53,18 @@ def login_page() -> Response:
     return HTMLResponse(_LOGIN_PAGE, 401)
 
 
-def cookie_page(set_cookie: str) -> Response:
+def cookie_page(set_cookie: str, key: str) -> Response:
     """Return a page that sets the cookie and then redirects to the dashboard."""
-    return HTMLResponse(_COOKIE_PAGE, headers={"Set-Cookie": set_cookie})
+    page = _COOKIE_PAGE.format(url=_page_url(key))
+    return HTMLResponse(page, headers={"Set-Cookie": set_cookie})
 
 
-def cookie_redirect(set_cookie: str) -> Response:
+def cookie_redirect(set_cookie: str, key: str) -> Response:
     """Return a redirect to the dashboard that sets the cookie."""
-    return Response(status_code=303, headers={"Location": "/", "Set-Cookie": set_cookie})
+    headers = {"Location": _page_url(key), "Set-Cookie": set_cookie}
+    return Response(status_code=303, headers=headers)
+
+
+def _page_url(key: str) -> str:
+    """Return the page's address with the key, which browsers do not send to the server."""
+    return f"/#key={key}"

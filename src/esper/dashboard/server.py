@@ -11,18 +11,30 @@ import threading
 import webbrowser
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from esper.dashboard.access import Access, token_file
 from esper.dashboard.app import Dashboard
+from esper.dashboard.connections import (
+    ACCEPTED_AT_ONCE,
+    Connection,
+    ConnectionLimits,
+    ConnectionPool,
+)
+from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.guard import LOGIN, HostNames, bracketed
 from esper.dashboard.runs import RunListing
 from esper.errors import DashboardError
 from esper.training.signals import handling
 
 DEFAULT_PORT = 8765
+BACKLOG = 128
+"""Connections that may wait to be accepted."""
+
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -100,7 +112,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
@@ -114,13 +126,15 @@ Tell = Callable[[str], None]
 class Server(uvicorn.Server):
     """A server that closes its event streams and stops at the first signal."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
+    def __init__(self, dashboard: Dashboard, limits: ConnectionLimits, log: ErrorLog) -> None:
         self._watch = dashboard.watch
+        self._log = log
+        protocol: Any = partial(Connection, pool=ConnectionPool(limits, log))
         super().__init__(
             uvicorn.Config(
                 dashboard.app,
                 loop="asyncio",
-                http="h11",
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 # Requests are not logged, because one of them contains the token.
@@ -131,6 +145,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
 
@@ -143,6 +158,13 @@ class Server(uvicorn.Server):
         """Stop the server, immediately if asked again; usable as a signal handler."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, and write errors of the event loop to the log."""
+        asyncio.get_running_loop().set_exception_handler(self._log.handle)
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(BACKLOG)  # the event loop has set it to what it accepts at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all streams and connections, and abort those that stay open."""
@@ -160,10 +182,15 @@ class Serving:
         runs_dir: The folder of runs.
         listener: The listening socket.
         host: The name or address it was asked to listen on.
+        limits: Limits of connections.
     """
 
     def __init__(
-        self, runs_dir: str | os.PathLike[str], listener: socket.socket, host: str
+        self,
+        runs_dir: str | os.PathLike[str],
+        listener: socket.socket,
+        host: str,
+        limits: ConnectionLimits,
     ) -> None:
         address, port = listener.getsockname()[:2]
         self.port: int = port
@@ -171,8 +198,9 @@ class Serving:
         hosts = host_names(host, address, port)
         self._listener = listener
         self._login_url = f"http://{bracketed(link_host(host, address))}:{port}{LOGIN}?token="
-        self.dashboard = Dashboard(RunListing(runs_dir), self.access, hosts)
-        self.server = Server(self.dashboard)
+        log = ErrorLog()
+        self.dashboard = Dashboard(RunListing(runs_dir), self.access, hosts, log)
+        self.server = Server(self.dashboard, limits, log)
 
     @property
     def link(self) -> str:
@@ -201,6 +229,7 @@ def serving(
     host: str = "127.0.0.1",
     port: int | None = None,
     allow_remote: bool = False,
+    limits: ConnectionLimits | None = None,
     tell: Tell,
 ) -> Generator[Serving]:
     """Listen for requests, with the token in its file and signals that stop the server.
@@ -210,6 +239,7 @@ def serving(
         host: The name or address to listen on.
         port: The port; None for the default, or any free one if it is taken.
         allow_remote: Whether other machines may connect.
+        limits: Limits of connections; None for those that suit this process.
         tell: Shows a message to the user.
 
     Raises:
@@ -217,7 +247,7 @@ def serving(
         StorageError: If there is no private folder for the token.
     """
     with open_socket(host, port, allow_remote=allow_remote) as listener:
-        dashboard = Serving(runs_dir, listener, host)
+        dashboard = Serving(runs_dir, listener, host, limits or ConnectionLimits.of_process())
         if port is None and dashboard.port != DEFAULT_PORT:
             tell(f"port {DEFAULT_PORT} is taken; using {dashboard.port}")
         with token_file(dashboard.access.token, dashboard.port), handling(dashboard.server.stop):

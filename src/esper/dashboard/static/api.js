@@ -9,11 +9,42 @@ export class ApiError extends Error {
   }
 }
 
+const STORED = "esper-key";
+let ownKey = "";
+
+/** Takes the key that signing in left in the address. Only pages of this origin can read it again. */
+export function takeKey() {
+  const found = /^#key=([\w-]+)$/.exec(window.location.hash);
+  if (!found) return;
+  ownKey = found[1];
+  try {
+    window.localStorage.setItem(STORED, ownKey);
+  } catch {
+    // Without storage the key lasts until the page is closed.
+  }
+  window.history.replaceState(null, "", window.location.pathname);
+}
+
+/** Gives the key of the latest sign-in, of this page or another. */
+function currentKey() {
+  try {
+    return window.localStorage.getItem(STORED) ?? ownKey;
+  } catch {
+    return ownKey;
+  }
+}
+
+/** Gives the address of the event stream; a browser sends no headers with it. */
+export function eventsPath() {
+  return withQuery("api/events", { key: currentKey() });
+}
+
 /** Gets the JSON at a path below api/. */
 export async function get(path, signal) {
   let response;
   try {
-    response = await fetch(`api/${path}`, { signal, headers: { accept: "application/json" } });
+    const headers = { accept: "application/json", "x-esper-key": currentKey() };
+    response = await fetch(`api/${path}`, { signal, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server is not responding; is esper dashboard still running?", 0);

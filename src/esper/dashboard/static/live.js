@@ -1,14 +1,13 @@
 /** The stream of what changes: which runs there are, their states, how far they are. */
 
 import { useEffect, useState } from "./html.js";
-import { get } from "./api.js";
+import { eventsPath, get } from "./api.js";
 
 const RETRY_MILLISECONDS = 2000;
 
 /** Follows the server's events; connects again by itself, as often as it takes. */
 class LiveStream {
-  constructor(path) {
-    this.path = path;
+  constructor() {
     this.connection = "connecting";
     this.reason = null;
     this.runs = {};
@@ -26,7 +25,7 @@ class LiveStream {
 
   connect() {
     this.close();
-    this.source = new EventSource(this.path);
+    this.source = new EventSource(eventsPath());
     this.source.addEventListener("state", (event) => this.take(event));
     this.source.addEventListener("error", () => this.lose());
   }
@@ -78,7 +77,7 @@ class LiveStream {
 }
 
 /** The one stream of the page. */
-export const live = new LiveStream("api/events");
+export const live = new LiveStream();
 
 /** Gives the state of the connection: "connecting", "live", "paused" or "disconnected". */
 export function useConnection() {

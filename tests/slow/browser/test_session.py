@@ -1,0 +1,84 @@
+"""A browser's session works in every tab, and is worth nothing to other servers."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from tests.dashboard.made_runs import make_run
+from tests.slow.browser.conftest import Serve, Visit
+
+pytestmark = pytest.mark.slow
+
+
+class Eavesdropper:
+    """Another server on this machine, which records the cookies that it gets."""
+
+    def __init__(self) -> None:
+        self.cookies: list[str] = []
+        cookies = self.cookies
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                cookies.append(self.headers.get("Cookie", ""))
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(b"<link rel=icon href='data:,'>elsewhere")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.place = f"http://127.0.0.1:{self.server.server_port}/"
+
+
+@pytest.fixture
+def other() -> Iterator[Eavesdropper]:
+    """Return another server."""
+    made = Eavesdropper()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def test_the_cookie_that_another_port_sees_opens_nothing(
+    tmp_path: Path, serve: Serve, visit: Visit, other: Eavesdropper
+) -> None:
+    make_run(tmp_path / "one")
+    served, visitor = serve(tmp_path), visit()
+    visitor.open(served.link)
+    visitor.find("run-row").first.wait_for()
+    visitor.open(other.place)
+    cookie = other.cookies[-1]
+    assert f"esper-{served.port}=" in cookie  # browsers do send it
+    for path in ("api/runs", "api/events", "api/runs/one", "api/runs/one/metrics"):
+        request = urllib.request.Request(f"{served.place}{path}", headers={"Cookie": cookie})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=20)
+    assert visitor.page.evaluate("() => Object.keys(window.localStorage)") == []
+
+
+def test_reloading_and_bookmarks_keep_the_session(
+    tmp_path: Path, serve: Serve, visit: Visit
+) -> None:
+    make_run(tmp_path / "one")
+    served, visitor = serve(tmp_path), visit()
+    visitor.open(served.link)
+    visitor.find("run-row").first.wait_for()
+    assert visitor.page.url == served.place  # the key is not left in the address
+    visitor.page.reload()
+    visitor.find("run-row").first.wait_for()
+    visitor.wait_for_connection("live")
+    tab = visitor.context.new_page()
+    tab.goto(f"{served.place}#/run/one/learned")
+    tab.get_by_role("heading", name="Germination").wait_for()
+    assert tab.url == f"{served.place}#/run/one/learned"
