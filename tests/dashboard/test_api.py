@@ -282,6 +282,21 @@ def test_a_bug_is_reported_to_the_client_and_on_the_terminal(
     assert "secret" not in found
 
 
+def test_a_bug_in_the_guard_is_an_error_with_headers_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tmp_path) as served:
+        monkeypatch.setattr(served.made.access, "has_cookie", lambda _: 1 // 0)
+        for _ in range(20):
+            answer = served.ask("/api/runs?secret=x")
+            assert answer.status == 500
+            assert "internal error" in answer.json["error"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ZeroDivisionError" in line
+    assert "secret" not in line
+
+
 def test_static_files_are_revalidated_by_etag(served: Served) -> None:
     first = served.ask("/static/main.js")
     assert first.headers["content-type"].startswith("text/javascript")

@@ -102,14 +102,14 @@ def test_event_streams_outlive_the_time_limits(
 def test_the_oldest_silent_connection_makes_room(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    limits = ConnectionLimits(n_connections=32)
-    assert (limits.n_strangers, limits.n_strangers_of_peer, limits.n_own) == (8, 4, 24)
+    limits = ConnectionLimits(n_connections=16)
+    assert (limits.n_strangers, limits.n_strangers_of_peer, limits.n_own) == (8, 6, 8)
     with serve(tmp_path, limits=limits) as served, ExitStack() as stack:
         stream = stack.enter_context(served.open("/api/events"))
         silent = [stack.enter_context(connect(served.port)) for _ in range(10)]
-        assert all(is_closed(connection) for connection in silent[:6])
+        assert all(is_closed(connection) for connection in silent[:4])
         assert served.ask("/api/runs").status == 200
-        for connection in silent[7:]:  # the seventh made room for the request
+        for connection in silent[5:]:  # the fifth made room for the request
             connection.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
@@ -121,11 +121,11 @@ def test_idle_connections_of_the_user_are_limited_too(tmp_path: Path) -> None:
     with serve(tmp_path, limits=ConnectionLimits(n_connections=8)) as served, ExitStack() as stack:
         head = f"GET /static/main.js HTTP/1.1\r\nHost: {served.host}\r\nCookie: {served.cookie}"
         opened: list[socket.socket] = []
-        for _ in range(8):
+        for _ in range(12):
             opened.append(stack.enter_context(connect(served.port)))
             opened[-1].sendall(f"{head}\r\n\r\n".encode())
             assert opened[-1].recv(12) == b"HTTP/1.1 200"
-        assert len(served.made.server.server_state.connections) <= 7
+        assert len(served.made.server.server_state.connections) <= 5
 
 
 @pytest.mark.parametrize(("n_files", "expected"), [(1 << 20, 256), (128, 64), (20, 8)])

@@ -21,6 +21,7 @@ from esper.dashboard.access import Access
 from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.events import EventStream, Heads, Watch
 from esper.dashboard.guard import (
+    INTERNAL_ERROR,
     LOGIN,
     METHODS,
     NOT_FOUND,
@@ -243,4 +244,4 @@ async def _handle_http_error(_request: Request, error: Exception) -> Response:
 
 
 async def _handle_bug(_request: Request, _error: Exception) -> Response:
-    return error_response(500, "internal error; see the terminal of the dashboard.")
+    return error_response(500, INTERNAL_ERROR)

@@ -35,7 +35,7 @@ class ConnectionLimits:
     """How many connections may be open, and for how long."""
 
     n_connections: int = MOST_CONNECTIONS
-    """Connections of everybody; a quarter of them may be strangers'."""
+    """Connections of everybody; half of them may be strangers'."""
 
     head_seconds: float = 10.0
     """Time for a request's line and headers, from the connection or the last response on."""
@@ -54,12 +54,12 @@ class ConnectionLimits:
     @property
     def n_strangers(self) -> int:
         """Connections without a valid session."""
-        return self.n_connections // 4
+        return self.n_connections // 2
 
     @property
     def n_strangers_of_peer(self) -> int:
         """Connections without a valid session from one address."""
-        return max(1, self.n_strangers // 2)
+        return self.n_strangers * 3 // 4
 
     @property
     def n_own(self) -> int:

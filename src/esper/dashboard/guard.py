@@ -41,6 +41,7 @@ HEADERS: Final = {
 
 METHODS: Final = ("GET", "HEAD")
 NOT_FOUND: Final = "not found."
+INTERNAL_ERROR: Final = "internal error; see the terminal of the dashboard."
 READ_ONLY: Final = "the dashboard is read-only; use GET or HEAD."
 
 
@@ -102,16 +103,21 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        has_begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 _add_headers(message, scope["path"])
             await send(message)
 
-        rejection = self._rejection(scope)
         try:
-            await (rejection or self.app)(scope, receive, send_with_headers)
+            await (self._rejection(scope) or self.app)(scope, receive, send_with_headers)
         except Exception as error:
             self._log.write_error(error)  # a bug in Esper
+            if not has_begun:
+                await error_response(500, INTERNAL_ERROR)(scope, receive, send_with_headers)
 
     def _rejection(self, scope: Scope) -> Response | None:
         """Return the response that rejects a request, or None if it is allowed."""

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class LossWatch:
     Each further outlier in a row multiplies that again, so that a permanent change of the loss
     level is not blocked forever.
     """
+
+    N_STATISTICS: ClassVar[int] = 6
+    """Numbers in the state of one host."""
 
     def __init__(self, n_hosts: int, config: GovernorConfig) -> None:
         self.config = config

@@ -424,11 +424,10 @@ class Population(ABC):
                 f"the state of host {host} lacks {', '.join(missing)}; load what get_state or "
                 "state_dict returned."
             )
-        n_statistics = len(LossWatch(1, self.governor_config).get_state())
-        if len(state.facts["losses"]) != n_statistics:
+        if (n_found := len(state.facts["losses"])) != LossWatch.N_STATISTICS:
             raise ConfigError(
-                f"the state of host {host} has {len(state.facts['losses'])} loss statistics; this "
-                f"version of Esper has {n_statistics}. It is from another version: start again."
+                f"the state of host {host} has {n_found} loss statistics instead of "
+                f"{LossWatch.N_STATISTICS}; it is from another version of Esper, so start again."
             )
         try:
             load_model(self.build_host(self.specs[host]), state)
