@@ -7,10 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from esper.config.growth import PopulationConfig
 from esper.errors import IllegalActionError
 from esper.growth.hosts import slot_names
+from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -326,3 +328,35 @@ def test_checking_the_last_state_of_an_epoch_changes_no_buffer() -> None:
         found = population.get_state(0).tensors
         for name, buffer in expected.items():
             torch.testing.assert_close(found[f"host/{name}"], buffer)
+
+
+class _Counting(nn.Module):
+    """Counts its training batches in one buffer and replaces another; both change its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 6))
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return self.head(self.block(x - self.mean)) / (1 + self.count)
+
+
+def test_checking_the_last_state_does_not_count_as_a_batch() -> None:
+    def build(seed: int) -> nn.Module:
+        return add_slots(_Counting(), ["block"], torch.randn(2, 6))
+
+    specs = make_specs(MLP, (24,))
+    population = SequentialPopulation(build, specs, PopulationConfig(batch_size=8))
+    for epoch in range(1, 3):
+        population.train_epoch()
+        assert population.get_state(0).tensors["host/count"] == 3 * epoch
+    order, mean = BatchOrder(0, 24, 8), torch.zeros(6)
+    for batch in (*order.draw_epoch(), *order.draw_epoch()):
+        mean = 0.5 * mean + 0.5 * specs[0].data.train_inputs[torch.from_numpy(batch)].mean(0)
+    torch.testing.assert_close(population.model(0).mean, mean)

@@ -233,7 +233,7 @@ class Governor:
         """
         report = self.check_parameters()
         if report is None and loss is not None:
-            report = self.check_loss(loss)
+            report = self.check_loss(float(loss))
         if report is None:
             self.keep()
         return report

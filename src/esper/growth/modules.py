@@ -44,3 +44,19 @@ def seeded(number: int) -> Generator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(number)
         yield
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Generator[None]:
+    """Restore all buffers afterwards; a module may change their values or replace them."""
+    found = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in found:
+                setattr(module, name, buffer.copy_(value))

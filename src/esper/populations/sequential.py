@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from esper.arrays import Floats
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.modules import named_tensors, seeded
+from esper.growth.modules import named_tensors, seeded, unchanged_buffers
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import GrowthAction, Op
@@ -182,12 +182,8 @@ class SequentialPopulation(Population):
 
     def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
         """Return the loss of a model in training mode, whose buffers do not change."""
-        copies = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        with torch.no_grad():
-            loss = self.objective.losses(model(inputs), targets).mean()
-            for buffer, value in copies:
-                buffer.copy_(value)
-        return loss.item()
+        with torch.no_grad(), unchanged_buffers(model):
+            return self.objective.losses(model(inputs), targets).mean().item()
 
     def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]
