@@ -76,7 +76,7 @@ def test_a_client_that_never_reads_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "one")
-    monkeypatch.setattr("esper.dashboard.app.json_text", lambda _: " " * 50_000_000)
+    monkeypatch.setattr("esper.dashboard.app.json_text", lambda _: " " * 20_000_000)
     with serve(tmp_path, limits=QUICK) as served, connect(served.port) as stuck:
         head = f"GET /api/runs HTTP/1.1\r\nHost: {served.host}\r\nX-Esper-Key: {served.key}\r\n"
         stuck.sendall(f"{head}Cookie: {served.cookie}\r\n\r\n".encode())
@@ -93,7 +93,7 @@ def test_a_client_that_never_reads_is_dropped(
 def test_event_streams_outlive_the_time_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.dashboard.events.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("esper.dashboard.events.HEARTBEAT_SECONDS", 0.05)
     with serve(tmp_path, limits=QUICK) as served, served.open("/api/events") as stream:
         lines = [stream.readline() for _ in range(30)]
         assert lines.count(b": here\n") > 10
@@ -171,7 +171,7 @@ def test_the_user_gets_in_while_silent_connections_use_up_the_files(
         stream = stack.enter_context(browser.listen(f"{place}api/events"))
         for number in range(N_SILENT):  # and again, while the page is open
             stack.enter_context(closing(connect(port)))
-            if number % 20 == 0:
+            if number % 50 == 0:
                 assert '"id":"one"' in browser.get(f"{place}api/runs")
                 assert '"rounds"' in browser.get(f"{place}api/runs/one/metrics")
         assert stream.readline().startswith(b"retry")
