@@ -18,6 +18,9 @@ ARRAY_MAKERS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _r
 ARRAY, DTYPE, ENCODE = "numpy ndarray", "numpy dtype", "_codecs encode"
 NAMES = frozenset({*ARRAY_MAKERS, ARRAY, DTYPE, ENCODE})
 
+MOST_IN_TUPLE = 64
+"""Most values in a tuple, those of inner tuples included; the largest describes an array."""
+
 
 class UnsafePickleError(Exception):
     """A pickle is damaged, or holds more than plain values and byte arrays."""
@@ -84,15 +87,16 @@ class _Machine:
             case "MARK":
                 self.marks.append(len(self.stack))
             case "TUPLE":
-                self.stack.append(tuple(self._pop_to_mark()))
+                self.stack.append(_make_tuple(self._pop_to_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                self.stack.append(tuple(self._pop(int(opcode[-1]))))
+                self.stack.append(_make_tuple(self._pop(int(opcode[-1]))))
             case "APPEND" | "APPENDS":
                 values = self._pop(1) if opcode == "APPEND" else self._pop_to_mark()
-                self.stack[-1].extend(values)
+                self.stack[-1].extend(_require(values, dict, list, tuple))
             case "SETITEM" | "SETITEMS":
                 values = self._pop(2) if opcode == "SETITEM" else self._pop_to_mark()
-                self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+                items = zip(values[::2], _require(values[1::2], dict), strict=True)
+                self.stack[-1].update(items)
             case "GLOBAL" if argument in NAMES:
                 self.stack.append(_Name(argument))
             case "GLOBAL":
@@ -117,6 +121,31 @@ class _Machine:
         values = self.stack[start:]
         del self.stack[start:]
         return values
+
+
+class _Tuple(tuple[Any, ...]):
+    """A tuple that knows its size with all inner tuples."""
+
+    size: int
+
+
+def _make_tuple(values: list[Any]) -> _Tuple:
+    """Return a tuple of bounded size, and thereby depth, however often it repeats an inner one."""
+    made = _Tuple(_require(values, dict, list))
+    made.size = sum(1 + (value.size if isinstance(value, _Tuple) else 0) for value in made)
+    if made.size > MOST_IN_TUPLE:
+        raise UnsafePickleError(f"it has a tuple of more than {MOST_IN_TUPLE} values")
+    return made
+
+
+def _require(values: list[Any], *rejected: type) -> list[Any]:
+    """Reject containers inside others, which no file of numbers, strings and arrays needs."""
+    for value in values:
+        if isinstance(value, rejected):
+            raise UnsafePickleError(
+                f"it has a {type(value).__name__.strip('_').lower()} inside another container"
+            )
+    return values
 
 
 def _result_of(function: Any, arguments: tuple[Any, ...]) -> object:
