@@ -25,6 +25,8 @@ from tests.joint_tasks import NAME, NAMED
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
+pytestmark = pytest.mark.filterwarnings("ignore::esper.config.checks.CodeWarning")
+
 N_OWN = 3
 """Environments, of five, that grow MLPs; the others grow CNNs."""
 CONV = {"attention", "bottleneck", "conv_heavy", "conv_light", "conv_small", "depthwise"}
@@ -74,7 +76,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(done: tuple[Run, Seen], tmp_p
     with liveliness():
         with pytest.raises(RunInterrupted):
             train(joint_config(), run_dir=tmp_path / "run", watchers=[Seen(stop_at)], stop=stop)
-        run = resume(tmp_path / "run")
+        run = resume(tmp_path / "run", allow_code=True)
     assert run_digests(run.path) | {"telemetry": ""} == run_digests(done[0].path) | {
         "telemetry": ""
     }
@@ -195,7 +197,7 @@ def test_any_host_of_the_comparison_can_be_grown_again(
     summary = run.summary.to_json()
     summary["best_host"] |= host
     monkeypatch.setattr(Run, "summary", type(run.summary).from_json(summary))
-    grown = grow_best_host(run)
+    grown = grow_best_host(run, allow_code=True)
     found = grown.to_json()
     assert found["score"] == pytest.approx(results.scores[number], abs=5e-3)
     assert found["host_parameters"] == results.host_parameters[number]
@@ -207,5 +209,5 @@ def test_a_runs_controller_grows_a_host_of_its_task(
     done: tuple[Run, Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = str(done[0].path), str(tmp_path / "grown")
-    assert main(["grow", "--controller", folder, "--out", out]) == 0
+    assert main(["grow", "--controller", folder, "--out", out, "--allow-code"]) == 0
     assert "epoch" in capsys.readouterr().out

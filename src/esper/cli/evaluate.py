@@ -168,6 +168,9 @@ class EvaluateOptions:
     seed: int = EVALUATION_HOSTS.first
     """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
+    allow_code: Switch = False
+    """Run a task that a run or controller names by module:function."""
+
     out: Annotated[str | None, optional("FOLDER")] = None
     """Folder for the results; by default evaluation in the run's folder, or next to the runs."""
 
@@ -224,6 +227,7 @@ def _evaluate(
         task=options.task,
         task_options=task_options,
         seed=options.seed,
+        allow_code=options.allow_code,
         folder=folder / "cache",
         command=command,
         on_progress=progress,
@@ -302,6 +306,9 @@ class CompareOptions:
     seed: int = EVALUATION_HOSTS.first
     """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
+    allow_code: Switch = False
+    """Run a task that a run or controller names by module:function."""
+
     quiet: Switch = False
     """Print only the conclusions."""
 
@@ -330,6 +337,7 @@ def run_compare(args: Sequence[str]) -> int:
         task=options.task,
         task_options=task_options,
         seed=options.seed,
+        allow_code=options.allow_code,
         command=f"esper compare {shlex.join(args)}",
         on_progress=progress,
     )

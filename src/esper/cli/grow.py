@@ -16,6 +16,7 @@ from esper.cli.output import (
     require_writable,
 )
 from esper.cli.parsing import Switch, UsageError, optional, parse
+from esper.config.checks import require_trusted_task
 
 if TYPE_CHECKING:
     from esper.growing.grow import Grown, TimelineStep
@@ -35,6 +36,9 @@ class GrowOptions:
 
     seed: int = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
+
+    allow_code: Switch = False
+    """Run a task that the run or controller names by module:function."""
 
     out: str = "grown"
     """Folder to save the model in."""
@@ -73,16 +77,22 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
     if saved is None:
         task = make_task(options.task or "digits")
         return grow(task, controller=options.controller, seed=options.seed, on_step=printer)
-    task = _learned_task(saved) if options.task is None else make_task(options.task)
+    if options.task is None:
+        task = _learned_task(saved, allow_code=options.allow_code)
+    else:
+        task = make_task(options.task)
     return grow(task, controller=saved, seed=options.seed, on_step=printer)
 
 
-def _learned_task(saved: SavedController) -> Task:
+def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     """Return the task a controller was trained on, with its budget and without variants."""
     from esper.tasks import make_task
 
-    origin = saved.origin
-    task = make_task(str(origin.get("task", "digits")), **origin.get("task_options", {}))
+    name = str(saved.origin.get("task", "digits"))
+    task_options = dict(saved.origin.get("task_options", {}))
+    source = f"controller {saved.name!r}"
+    require_trusted_task(name, task_options, source=source, allow_code=allow_code)
+    task = make_task(name, **task_options)
     return replace(task, budget=saved.budget, variants=())
 
 

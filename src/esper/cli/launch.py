@@ -47,7 +47,7 @@ def show_results(run: Run, *, quiet: bool = False, as_json: bool = False) -> Non
         print()
         show_comparison(summary)
         print()
-        show_next_steps(run.path)
+        show_next_steps(run)
 
 
 def print_end_event(run: Run | None, *, state: str, message: str | None = None) -> None:
@@ -82,14 +82,17 @@ def show_comparison(summary: Comparison) -> None:
         print_wrapped(sentence, first="- ", indent="  ")
 
 
-def show_next_steps(path: Path) -> None:
+def show_next_steps(run_done: Run) -> None:
     """Print commands to try next."""
-    esper, run = program(), shell_word(path)
+    esper, run = program(), shell_word(run_done.path)
     print("Next steps:")
     print_columns(
         [
             (f"  {esper} show {run}", "show the progress and results again"),
-            (f"  {esper} grow --controller {run}", "grow a host with this controller"),
+            (
+                f"  {esper} grow --controller {run}{run_done.allow_code_flag}",
+                "grow a host with this controller",
+            ),
             (f"  {esper} export-telemetry {run} --csv", "export the telemetry as tables"),
             (f"  {esper} train --preset digits-family", "train longer, for a better controller"),
         ]
@@ -214,5 +217,4 @@ def _report_interruption(saved: Run | None, resumed: Run | None) -> None:
     if run is None:
         print("esper: interrupted before training began; nothing was saved", file=sys.stderr)
     else:
-        command = f"{program()} resume {shell_word(run.path)}"
-        print(f"esper: {what}; resume with: {command}", file=sys.stderr)
+        print(f"esper: {what}; resume with: {run.resume_command}", file=sys.stderr)

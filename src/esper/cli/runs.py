@@ -16,7 +16,7 @@ from esper.cli.parsing import Switch, optional, parse
 from esper.cli.progress import count
 from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
 from esper.invocation import program
-from esper.storage.run_folder import RunFolder, list_folders, runs_folder, shell_word
+from esper.storage.run_folder import RunFolder, list_folders, runs_folder
 from esper.telemetry import Metrics
 from esper.training.run import Run, load_run
 
@@ -159,7 +159,7 @@ def run_show(args: Sequence[str]) -> int:
         print()
         show_comparison(summary)
     elif facts["state"] not in ("running", "unreadable"):
-        print(f"\nResume with: {program()} resume {shell_word(found.path)}")
+        print(f"\nResume with: {found.resume_command}")
     if options.plot is not None:
         print(f"\nFigure saved to {options.plot}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from esper.cli.parsing import Switch, UsageError, parse, parse_known, read_table
+from esper.config.checks import CodeWarning, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
 from esper.config.toml import (
@@ -61,8 +63,18 @@ class LaunchOptions:
     dashboard: bool = False
     """Serve the dashboard while training, and print its link."""
 
+    allow_code: bool = False
+    """Run a task that the file of settings names by module:function."""
+
     print_config: bool = False
     """Print the settings as TOML and exit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Typed:
+    """The task, if the user typed it."""
+
+    task: str | None = None
 
 
 def run_train(args: Sequence[str]) -> int:
@@ -74,6 +86,10 @@ def run_train(args: Sequence[str]) -> int:
     if options.print_config:
         print(write_toml(config), end="")
         return 0
+    if source.config is not None and parse_known(_Typed, args, command="train").task is None:
+        require_trusted_task(
+            config.task, config.task_options, source=source.config, allow_code=options.allow_code
+        )
     if options.run_dir == "":
         raise UsageError("--run-dir is ''; it must be a folder.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
@@ -218,6 +234,9 @@ class ResumeOptions:
     dashboard: Switch = False
     """Serve the dashboard while training, and print its link."""
 
+    allow_code: Switch = False
+    """Run a task that the run's settings names by module:function."""
+
 
 def run_resume(args: Sequence[str]) -> int:
     """Resume a run and return the exit code."""
@@ -233,11 +252,14 @@ def run_resume(args: Sequence[str]) -> int:
 
     with found.folder.locked():
         pass  # fails before PyTorch is loaded if another process works on the run
+    found.require_trusted_task(allow_code=options.allow_code)
 
     def work(view: View, stop: StopRequest) -> Run:
         from esper.training.runs import resume
 
-        return resume(found, watchers=[view], stop=stop)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CodeWarning)  # shown before
+            return resume(found, watchers=[view], stop=stop, allow_code=options.allow_code)
 
     return run_with_view(
         work,

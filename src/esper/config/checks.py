@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from esper.errors import ConfigError, did_you_mean
+from esper.errors import ConfigError, TaskError, did_you_mean
 
 Choice = TypeVar("Choice")
 
@@ -79,3 +80,39 @@ def _range(least: float, most: float, above: float) -> str:
     if math.isfinite(most):
         return f"a number {lower} and at most {most:g}"
     return f"a finite number {lower}" if lower != "at least -inf" else "a finite number"
+
+
+class CodeWarning(UserWarning):
+    """Code that a file names is about to run, because the user allowed it."""
+
+
+def names_code(task: str) -> bool:
+    """Return whether a task's name is ``module:function``, not that of a registered task."""
+    return ":" in task
+
+
+def require_trusted_task(
+    task: str, options: Mapping[str, object], *, source: object, allow_code: bool
+) -> None:
+    """Reject a task that a file names by ``module:function``, unless the user allows its code.
+
+    Emits a :class:`CodeWarning` that shows the call if it is allowed.
+
+    Args:
+        task: The name of the task, as read from a file.
+        options: Its options.
+        source: The file or folder, for messages.
+        allow_code: Whether the user allows the code.
+
+    Raises:
+        TaskError: If the name is that of code and code is not allowed.
+    """
+    if not names_code(task):
+        return
+    call = f"{task}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    if not allow_code:
+        raise TaskError(
+            f"{source} names code to run, {call}; files may only name registered tasks. If you "
+            "trust it, pass --allow-code (allow_code=True in Python)."
+        )
+    warnings.warn(f"running code that {source} names: {call}", CodeWarning, stacklevel=3)

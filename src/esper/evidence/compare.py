@@ -70,7 +70,8 @@ def compare(
     learned = [one for one in saved if one is not None]
     if task is None and not learned:
         raise RunError("simple controllers have no task of their own; name one (--task).")
-    setting = find_setting(learned, task, task_options)
+    allow_code = options.get("allow_code", False)
+    setting = find_setting(learned, task, task_options, allow_code=allow_code)
     budget = learned[0].budget if learned and task is None else setting.task.budget
     (price,) = find_prices(price, budget.flop_price)
     hosts = host_numbers(options, n_hosts)

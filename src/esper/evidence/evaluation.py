@@ -76,6 +76,9 @@ class EvalOptions(TypedDict, total=False):
     for a task that is an object, nowhere."""
     command: str
     """The command that reproduces these results, for the record."""
+    allow_code: bool
+    """Whether to run a task that a controller or run names by ``module:function``; False by
+    default. A task that the caller names always may."""
     on_progress: OnProgress
     """Called with the progress."""
 
@@ -111,7 +114,8 @@ def evaluate(
     require_int("n_hosts", n_hosts, least=MIN_HOSTS)
     require_int("tuning_runs", tuning_runs, least=MIN_TUNING_RUNS)
     chosen, saved = choose_arms(arms), find_learned(runs)
-    setting = find_setting(saved, task, task_options)
+    allow_code = options.get("allow_code", False)
+    setting = find_setting(saved, task, task_options, allow_code=allow_code)
     evaluation = Evaluation(saved, setting, n_hosts=n_hosts, tuning_runs=tuning_runs, **options)
     return evaluation.run(chosen, find_prices(prices, saved[0].budget.flop_price))
 

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from esper.config.checks import require_number
+from esper.config.checks import require_number, require_trusted_task
 from esper.config.growth import Budget
 from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
@@ -88,15 +88,23 @@ def find_setting(
     saved: Sequence[SavedController],
     task: str | Task | None,
     task_options: Mapping[str, Any] | None,
+    *,
+    allow_code: bool = False,
 ) -> EvalSetting:
     """Return the controllers' own task with their budget, or another task with its own.
 
     Options are added to those that the controllers learned with, if it is their task. Seeds follow
     the growth rules that the controllers learned with.
 
+    Args:
+        saved: The controllers.
+        task: A task or its name; None for the controllers' own.
+        task_options: Options of the task.
+        allow_code: Whether the controllers' own task may be code.
+
     Raises:
         RunError: If the controllers learned on different tasks and no task is named.
-        TaskError: If the task cannot be made.
+        TaskError: If the task cannot be made, or is code and that is not allowed.
     """
     learned_on = saved[0].origin.get("task") if saved else None
     is_other = task is not None and task != learned_on
@@ -115,6 +123,9 @@ def find_setting(
     if name is None:
         raise RunError(f"controller {first.name!r} does not record its task; name a task (--task).")
     options = {**learned_options, **options}
+    if task is None:
+        source = f"controller {first.name!r}"
+        require_trusted_task(name, options, source=source, allow_code=allow_code)
     made = find_task(name, options)
     made.require_one_design("an evaluation")
     made = replace(_with_growth_rules(made, saved), budget=budget)

@@ -32,11 +32,9 @@ from esper.growing.slots import copy_model, copy_with_slots
 from esper.growing.timeline import OnStep, TimelineStep, run_episode
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
-from esper.invocation import program
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.stages import Stage
 from esper.storage.files import write_atomic
-from esper.storage.run_folder import shell_word
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
 from esper.tasks.data import check_samples
@@ -243,18 +241,24 @@ def grow(
     )
 
 
-def grow_best_host(run: Run) -> Grown:
+def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
     """Grow the best host of a run's final comparison again, with the same actions.
+
+    Args:
+        run: The run.
+        allow_code: Whether to run a task that the settings name by ``module:function``.
 
     Raises:
         RunError: If the run is not done.
+        TaskError: If the settings name code and that is not allowed.
     """
     summary = run.summary
     if summary is None or summary.best_host is None:
         raise RunError(
             f"run {run.name!r} is not done ({run.state}), so its best host is not known; resume "
-            f"it: {program()} resume {shell_word(run.path)}"
+            f"it: {run.resume_command}"
         )
+    run.require_trusted_task(allow_code=allow_code)
     best = summary.best_host
     parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
     task = next(part.task for part in reversed(parts) if part.first <= best.number)

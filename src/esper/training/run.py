@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.errors import RunError, TelemetryError
+from esper.invocation import program
 from esper.storage.files import read_json
-from esper.storage.run_folder import RunFolder, list_folders
+from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
 from esper.telemetry.records import RoundRecord, SessionRecord
 from esper.training.comparison import Comparison
@@ -116,11 +118,36 @@ class Run:
 
         return report(self, **how)
 
-    def best_host(self) -> nn.Module:
-        """Grow the best host of the final comparison again and return it as a plain module."""
+    def best_host(self, *, allow_code: bool = False) -> nn.Module:
+        """Grow the best host of the final comparison again and return it as a plain module.
+
+        Args:
+            allow_code: Whether to run a task that the settings name by ``module:function``.
+        """
         from esper.growing.grow import grow_best_host
 
-        return grow_best_host(self).model
+        return grow_best_host(self, allow_code=allow_code).model
+
+    @property
+    def allow_code_flag(self) -> str:
+        """The option that commands on this run need, with a leading space; empty if none."""
+        return " --allow-code" if names_code(self.config.task) else ""
+
+    @property
+    def resume_command(self) -> str:
+        """The shell command that resumes the run."""
+        return f"{program()} resume {shell_word(self.path)}{self.allow_code_flag}"
+
+    def require_trusted_task(self, *, allow_code: bool) -> None:
+        """Reject a run whose settings name code, unless that is allowed.
+
+        Raises:
+            TaskError: If it does and it is not.
+        """
+        config = self.config
+        require_trusted_task(
+            config.task, config.task_options, source=self.folder.config_file, allow_code=allow_code
+        )
 
     def _last_session(self) -> SessionRecord | None:
         try:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
 from esper.environment import EpisodeResults, GrowthVectorEnv
@@ -131,7 +132,9 @@ class RunInterrupted(KeyboardInterrupt):
     """Raised when a run was stopped on request; it is saved and can be resumed."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"interrupted and saved; resume with esper.resume({str(run.path)!r})")
+        allowed = ", allow_code=True" if names_code(run.config.task) else ""
+        command = f"esper.resume({str(run.path)!r}{allowed})"
+        super().__init__(f"interrupted and saved; resume with {command}")
         self.run = run
 
 
@@ -142,6 +145,7 @@ def train(
     run_dir: str | os.PathLike[str] | None = None,
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
+    allow_code: bool = False,
     **settings: Any,
 ) -> Run:
     """Train a controller from the first step to the final comparison.
@@ -154,17 +158,24 @@ def train(
         run_dir: The folder of the run; by default a folder in ``runs`` named after task and time.
         watchers: Receive every record as it is made.
         stop: Another way to request a stop.
+        allow_code: Whether a TOML file may name its task by ``module:function``; a task in
+            ``settings`` always may.
         **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
             ``ppo={"learning_rate": 1e-3}``.
 
     Raises:
         ConfigError: If a setting is invalid.
+        TaskError: If a file names code and that is not allowed.
         RunError: If the folder already contains a run.
     """
     if config is not None and preset is not None:
         raise ConfigError(f"both config and preset {preset!r} are given; pass only one of them.")
     if isinstance(config, (str, os.PathLike)):
-        config = read_toml_file(config)
+        source, config = config, read_toml_file(config)
+        if "task" not in settings:
+            require_trusted_task(
+                config.task, config.task_options, source=source, allow_code=allow_code
+            )
     config = override(config or load_preset(preset or DEFAULT_PRESET), settings)
     with _torch_defaults(config.threads):
         config, task = resolve_task(config)
@@ -183,10 +194,18 @@ def resume(
     *,
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
+    allow_code: bool = False,
 ) -> Run:
     """Resume a run from its last checkpoint; a run that is done is returned unchanged.
 
+    Args:
+        run: The run, its folder, or its name in the runs folder.
+        watchers: Receive every record as it is made.
+        stop: Another way to request a stop.
+        allow_code: Whether to run a task that the run's settings name by ``module:function``.
+
     Raises:
+        TaskError: If the run's settings name code and that is not allowed.
         RunError: If there is no such run, or another process is working on it.
         CheckpointError: If no checkpoint is intact.
     """
@@ -194,6 +213,7 @@ def resume(
     found = Run(folder)
     if found.state == "done" and found.summary is not None:
         return found
+    found.require_trusted_task(allow_code=allow_code)
     return _run(folder, found.config, watchers, stop or StopRequest())
 
 

@@ -273,6 +273,9 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     kinds = isinstance(name, str), isinstance(is_greedy, bool), isinstance(origin, dict)
     if not all(kinds):
         raise ValueError(f"name is {name!r}, deterministic {is_greedy!r} and origin {origin!r}")
+    task, options = origin.get("task", ""), origin.get("task_options", {})
+    if not isinstance(task, str) or not isinstance(options, dict):
+        raise ValueError(f"origin.task is {task!r} and origin.task_options {options!r}")
     growth = facts["growth"]
     return SavedController(
         name=name,
