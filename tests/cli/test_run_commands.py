@@ -285,3 +285,15 @@ def test_unusual_folder_names_work(
         path = row.partition("  ")[0]
         words = shlex.split(f"esper show {esper.storage.run_folder.shell_word(path)}")
         assert main(words[1:]) == 0
+
+
+@pytest.mark.parametrize("name", ["tables", "evaluation", "evaluation/cache"])
+def test_a_link_in_a_run_leads_no_results_elsewhere(
+    name: str, copied_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (copied_run / name).parent.mkdir(exist_ok=True)
+    (copied_run / name).symlink_to(tmp_path / "elsewhere")
+    words = ["evaluate"] if name.startswith("evaluation") else ["export-telemetry", "--csv"]
+    assert f"{copied_run / name} is a link" in refused([*words, str(copied_run)], capsys)
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -274,6 +274,8 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "JSON cut": (lambda d: (d / "growth.json").write_text('{"format": 1'), "is damaged"),
     "no object": (lambda d: (d / "growth.json").write_text("[1]"), "is damaged"),
     "newer": (lambda d: _edit(d, format=2), "has format 2"),
+    "outside": (lambda d: _edit(d, tensors="../victim.safetensors"), "'../victim.safetensors'"),
+    "no name": (lambda d: _edit(d, tensors=None), "names the tensor file None"),
     "no lives": (lambda d: _edit(d, lives={}), "is damaged"),
 }
 
@@ -287,6 +289,21 @@ def test_an_incomplete_folder_is_rejected_in_one_line(breakage: str, saved: Path
     assert "\n" not in str(caught.value)
     with pytest.raises(SavedModelError, match="there is no folder"):
         load(saved / "elsewhere", HOSTS["mlp"][0])
+
+
+@pytest.mark.parametrize("name", ["../victim", "victim", "/{}/victim", "model-0.safetensors"])
+@pytest.mark.parametrize("field", ["tensors", "replaces"])
+def test_saving_removes_no_file_that_a_forged_folder_names(
+    field: str, name: str, saved: Path
+) -> None:
+    victims = [saved.parent / "victim", saved / "victim", saved / "model-0.safetensors"]
+    for victim in victims:
+        victim.write_text("kept")
+    name = name.format(saved.parent)
+    _edit(saved, **{field: name if field == "tensors" else [name]})
+    save(make_host("mlp")[0], saved)
+    assert [victim.read_text() for victim in victims] == ["kept"] * 3
+    load(saved, HOSTS["mlp"][0])
 
 
 def _narrow() -> nn.Module:

@@ -109,6 +109,19 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert (loaded.step, loaded.skipped) == (1, (tmp_path / "step-000000002",))
 
 
+def test_a_checkpoint_that_is_a_link_is_neither_read_nor_changed(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "here" / "step-000000002"
+    _saved(elsewhere, 2)
+    folder = _saved(tmp_path / "here", 1)
+    path.symlink_to(elsewhere / "step-000000002")
+    with pytest.warns(CheckpointWarning, match="step-000000002 is damaged: it is a link"):
+        assert folder.latest().step == 1
+    folder.save(_small(2), step=2)
+    folder.save(_small(3), step=3)
+    assert not path.is_symlink()
+    assert exact(load_checkpoint(elsewhere / "step-000000002").state) == exact(_small(2))
+
+
 @pytest.mark.parametrize("name", ["extra.txt", ".hidden", "state.safetensors~"])
 def test_an_extra_file_is_detected(tmp_path: Path, name: str) -> None:
     folder = _saved(tmp_path, 1)

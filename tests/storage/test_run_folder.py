@@ -1,5 +1,6 @@
 """A run folder is kept once the run can be resumed, and removed if it failed to start."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.errors import ConfigError, EsperError, RunError, StorageError
-from esper.storage.run_folder import RunFolder
+from esper.storage.run_folder import OWN_NAMES, RunFolder
 from esper.training.runs import train
 from tests.training.tiny import tiny_config
 
@@ -84,3 +85,52 @@ def test_an_empty_folder_name_is_rejected(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(EsperError, match="''"):
         train(tiny_config(), run_dir="")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_a_link_in_the_place_of_a_runs_file_is_refused(name: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    (fresh / name).symlink_to(victim)
+    with pytest.raises(RunError, match="fresh"):
+        RunFolder.create(fresh, tiny_config())
+    folder = RunFolder.create(tmp_path / "run", tiny_config())
+    (folder.path / name).unlink(missing_ok=True)
+    (folder.path / name).symlink_to(victim)
+    with pytest.raises(RunError, match=f"{name} is a link"), folder.locked():
+        pass
+    assert victim.read_text() == "kept"
+    assert not folder.is_in_use
+
+
+def test_a_run_is_reached_through_a_link(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", tiny_config())
+    (tmp_path / "latest").symlink_to("run")
+    with RunFolder(tmp_path / "latest").locked():
+        assert folder.is_in_use
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_refused_at_once(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", tiny_config())
+    os.mkfifo(folder.lock_file)
+    assert not folder.is_in_use
+    with pytest.raises(StorageError, match="lock is not a file"), folder.locked():
+        pass
+
+
+def test_a_run_killed_while_its_settings_were_written_is_cleaned_up(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda *_: os._exit(0)  # type: ignore[assignment]
+        RunFolder.create(None, tiny_config())
+    os.waitpid(child, 0)
+    (killed,) = tmp_path.iterdir()
+    assert len(list(killed.iterdir())) == 1
+    (tmp_path / "mine").mkdir()
+    RunFolder.create(None, tiny_config())
+    left = {path for path in tmp_path.iterdir() if path.is_dir()}
+    assert (tmp_path / "mine") in left
+    assert [path for path in left if any(path.glob(".config.toml-*"))] == []
+    assert len(left) == 2

@@ -108,3 +108,13 @@ def test_a_run_without_telemetry_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TelemetryError, match="does not exist"):
         export_csv(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_the_place_of_a_table_is_not_followed(run: Path) -> None:
+    victim = run / "victim"
+    victim.write_text("kept")
+    (run / "out").mkdir()
+    (run / "out" / "rounds.csv").symlink_to(victim)
+    export_csv(run, run / "out")
+    assert victim.read_text() == "kept"
+    assert (run / "out" / "rounds.csv").read_text().startswith("seq,round,")

@@ -26,7 +26,7 @@ from esper.cli.parsing import (
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import RunError
 from esper.invocation import program
-from esper.storage.run_folder import RunFolder, shell_word
+from esper.storage.run_folder import RunFolder, require_no_link, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def show_facts(evidence: Evidence) -> None:
     print_wrapped(" ".join(facts(evidence)[:4]))
 
 
-FOLDER = "evaluation"
+FOLDER, CACHE = "evaluation", "cache"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ def _evaluate(
         task_options=task_options,
         seed=options.seed,
         allow_code=options.allow_code,
-        folder=folder / "cache",
+        folder=folder / CACHE,
         command=command,
         on_progress=progress,
     )
@@ -244,7 +244,9 @@ def _default_folder(options: EvaluateOptions) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *options.task_options]))
     paths = [_folder_of(run) for run in options.runs]
     if len(paths) == 1:
-        return (paths[0] or Path()) / name
+        folder = require_no_link((paths[0] or Path()) / name)
+        require_no_link(folder / CACHE)
+        return folder
     parents = {None if path is None else path.absolute().parent for path in paths}
     parent = parents.pop() if len(parents) == 1 else None
     return (parent or Path()) / name

@@ -11,6 +11,7 @@ import tyro
 
 from esper.cli.output import print_columns, require_writable
 from esper.cli.parsing import Switch, UsageError, optional, parse
+from esper.storage.run_folder import require_no_link
 from esper.training.run import load_run
 
 
@@ -91,7 +92,7 @@ def run_export_telemetry(args: Sequence[str]) -> int:
         given = "both are given" if options.csv else "neither is given"
         raise UsageError(f"choose one of --csv and --parquet; {given}.")
     found = load_run(options.run)
-    folder = Path(options.out) if options.out else found.path / "tables"
+    folder = Path(options.out) if options.out else require_no_link(found.path / "tables")
     from esper.telemetry.export import export_csv, export_parquet
 
     export = export_csv if options.csv else export_parquet

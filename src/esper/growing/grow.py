@@ -34,7 +34,7 @@ from esper.growth.export import export
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.stages import Stage
-from esper.storage.files import write_atomic
+from esper.storage.files import replacing, write_atomic
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
 from esper.tasks.data import check_samples
@@ -403,9 +403,10 @@ def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _save_program(grown, path / PROGRAM_FILE)
+        with replacing(path / PROGRAM_FILE) as temporary:
+            _save_program(grown, temporary)
         weights = {name: t.detach().contiguous() for name, t in grown.model.state_dict().items()}
-        safetensors.torch.save_file(weights, path / WEIGHTS_FILE)
+        write_atomic(path / WEIGHTS_FILE, safetensors.torch.save(weights))
         write_atomic(path / GROWTH_FILE, json.dumps(grown.to_json(), indent=1) + "\n")
     except OSError as error:
         raise StorageError(
@@ -422,4 +423,5 @@ def _save_program(grown: Grown, path: Path) -> None:
         program = torch.export.export(
             model, (grown.sample,), dynamic_shapes=({0: batch},), strict=False
         )
-        torch.export.save(program, path)
+        with path.open("wb") as file:  # given a path, PyTorch wants the name to end in .pt2
+            torch.export.save(program, file)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -146,6 +147,8 @@ def _put(tensor: Tensor, value: Tensor) -> None:
 
 FORMAT = 1
 JSON_FILE = "growth.json"
+_TENSOR_FILE = re.compile(r"model-[0-9a-f]{16}\.safetensors")
+"""Names of tensor files; a file may name no other, so that nothing else is read or removed."""
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
@@ -286,6 +289,12 @@ def _read_json(folder: Path) -> dict[str, Any]:
         )
     if growth.pop("checksum", None) != _checksum(growth):
         raise SavedModelError(f"{path} is damaged: its contents do not match its checksum.")
+    for name in [growth.get("tensors"), *(growth.get("replaces") or [])]:
+        if not isinstance(name, str) or _TENSOR_FILE.fullmatch(name) is None:
+            raise SavedModelError(
+                f"{path} names the tensor file {name!r}; such names are like "
+                "model-0123456789abcdef.safetensors. Save the model again."
+            )
     return growth
 
 

@@ -16,7 +16,7 @@ from esper.evidence.results import Arm, Evidence, Kind
 from esper.evidence.text import file_to_markdown
 from esper.reports.figures import empty_figure
 from esper.statistics import Interval, nested_interval
-from esper.storage.files import write_atomic
+from esper.storage.files import replacing, write_atomic
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Colour-blind safe (Okabe and Ito, 2008)."""
@@ -59,7 +59,8 @@ def plot_pareto(entries: Sequence[Evidence], path: str | os.PathLike[str]) -> No
     """
     figure = pareto_figure(entries)
     try:
-        figure.savefig(path, dpi=130)
+        with replacing(Path(path)) as temporary:
+            figure.savefig(temporary, format=Path(path).suffix[1:] or None, dpi=130)
     except ValueError as error:
         raise EvidenceError(f"cannot draw {path}: {error}; use .png or .svg.") from error
     except OSError as error:

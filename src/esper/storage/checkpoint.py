@@ -184,6 +184,8 @@ def inspect(folder: Path, step: int) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"checkpoint {folder} does not exist.")
     try:
+        if folder.is_symlink():
+            raise CheckpointError("it is a link.")
         _require_files(folder)
         size = (folder / MANIFEST_FILE).stat().st_size
         if size > MAX_MANIFEST_BYTES:

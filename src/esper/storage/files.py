@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -24,12 +26,26 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
         content: What the file is to hold.
         mode: The permissions of the file.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    with replacing(path, mode=mode) as temporary, temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644) -> Generator[Path]:
+    """Yield a temporary file to write, which replaces a file when the context ends well.
+
+    A link in the file's place is replaced too, not followed. A process that is killed leaves its
+    temporary file behind; the next one to write the same file removes it.
+
+    Args:
+        path: The file; its folder must exist.
+        mode: The permissions of the file.
+    """
+    remove_stale(path)
+    handle, temporary = _make_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        os.fsync(handle)
         os.chmod(temporary, mode)
         os.replace(temporary, path)
         flush_folder(path.parent)
@@ -37,6 +53,40 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
         with suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        os.close(handle)
+
+
+def remove_stale(path: Path) -> int:
+    """Remove the temporary files of a file whose processes are dead; return how many.
+
+    A process locks its temporary file, so one that can be locked belongs to nobody.
+    """
+    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}")
+    n_removed = 0
+    with suppress(FileNotFoundError), os.scandir(path.parent) as entries:
+        found = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
+        for place in found:
+            with suppress(OSError):  # locked, or another process was faster, or not ours
+                handle = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(place)
+                    n_removed += 1
+                finally:
+                    os.close(handle)
+    return n_removed
+
+
+def _make_temporary(path: Path) -> tuple[int, Path]:
+    """Create a temporary file for a file, locked while its handle is open."""
+    while True:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.lexists(temporary):
+            return handle, Path(temporary)
+        os.close(handle)  # removed as stale before it was locked
 
 
 def read_json(path: Path, *, allow_nan: bool = False) -> Any:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import shlex
+import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -24,10 +25,27 @@ from esper.config.run import RunConfig
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
 from esper.invocation import program
-from esper.storage.files import write_atomic
+from esper.storage.files import remove_stale, write_atomic
 
 LOCK_TRIES = 5
 """Attempts to take a lock before the run counts as in use."""
+
+OWN_NAMES = (
+    "config.toml",
+    "checkpoints",
+    "telemetry.sqlite",
+    "telemetry.sqlite-wal",
+    "telemetry.sqlite-shm",
+    "telemetry.sqlite-journal",
+    "telemetry.sha256",
+    "summary.json",
+    "lock",
+    "tensorboard",
+    "wandb",
+    "wandb-id",
+    "trackio-id",
+)
+"""Everything that training writes in a run folder."""
 
 RUNS_VARIABLE = "ESPER_RUNS"
 """The environment variable that names the folder of all runs."""
@@ -70,8 +88,11 @@ class RunFolder:
         """
         if path is not None and not os.fspath(path):
             raise RunError("the run folder is ''; give a path, or None for a new one.")
+        if path is None:
+            _remove_abandoned(runs_folder())
         folder = cls(_unused_path(config) if path is None else path)
         folder.require_unused()
+        folder.require_own_files()
         folder._was_made = not folder.path.exists()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -100,6 +121,15 @@ class RunFolder:
                     f"{self.path} has the {remains.name} of a run but no {self.config_file.name}; "
                     "choose another folder."
                 )
+
+    def require_own_files(self) -> None:
+        """Reject a folder in which a name that training writes is a link to another place.
+
+        Raises:
+            RunError: If there is one.
+        """
+        for name in OWN_NAMES:
+            require_no_link(self.path / name)
 
     def discard(self) -> None:
         """Remove the files of a run that failed before its first checkpoint, and nothing else.
@@ -142,7 +172,7 @@ class RunFolder:
     def is_in_use(self) -> bool:
         """Whether a process is training the run."""
         try:
-            with open(self.lock_file, "rb") as file:
+            with os.fdopen(self._open_lock(os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -157,11 +187,12 @@ class RunFolder:
         """Lock the run against other processes; a process that dies releases its lock.
 
         Raises:
-            RunError: If another process is training the run.
+            RunError: If another process is training the run, or a link is in the place of a file.
             StorageError: If the folder cannot be written.
         """
+        self.require_own_files()
         try:
-            lock = open(self.lock_file, "a+")  # noqa: SIM115 - closed below
+            lock = os.fdopen(self._open_lock(os.O_RDWR | os.O_CREAT), "r+")
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be written: {error.strerror or error}; "
@@ -183,6 +214,14 @@ class RunFolder:
                 file.flush()
             yield
 
+    def _open_lock(self, flags: int) -> int:
+        """Open the lock without following a link or waiting for a pipe."""
+        handle = os.open(self.lock_file, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+        raise OSError(f"{self.lock_file.name} is not a file")
+
 
 def _take_lock(file: IO[str]) -> None:
     """Lock a file exclusively; retry, because :attr:`RunFolder.is_in_use` locks it briefly."""
@@ -191,6 +230,20 @@ def _take_lock(file: IO[str]) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.05)
     return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def require_no_link(path: Path) -> Path:
+    """Return a path that is not a link.
+
+    Raises:
+        RunError: If it is one.
+    """
+    if path.is_symlink():
+        raise RunError(
+            f"{path} is a link, so writing to it would change another place; replace it by the "
+            "file or folder itself."
+        )
+    return path
 
 
 def shell_word(path: str | os.PathLike[str]) -> str:
@@ -207,6 +260,18 @@ def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder
         found = [RunFolder(path) for path in root.iterdir()]
     found = [folder for folder in found if folder.holds_run]
     return sorted(found, key=lambda folder: (folder.config_file.stat().st_mtime, folder.name))
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Remove folders of runs whose process was killed while it wrote their settings."""
+    with suppress(OSError):
+        for path in list(root.iterdir()):
+            folder = RunFolder(path)
+            if path.is_symlink() or not path.is_dir() or folder.holds_run:
+                continue
+            if remove_stale(folder.config_file):
+                with suppress(OSError):  # it holds something else
+                    path.rmdir()
 
 
 def _unused_path(config: RunConfig) -> Path:

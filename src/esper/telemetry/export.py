@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import ConfigError, StorageError
+from esper.storage.files import replacing
 from esper.telemetry.reader import RunTelemetry, open_run
 from esper.telemetry.records import TABLES
 from esper.telemetry.schema import RecordType, all_columns_of
@@ -89,7 +90,8 @@ def _export(
             folder.mkdir(parents=True, exist_ok=True)
             for name, kind in TABLES.items():
                 paths.append(folder / f"{name}.{suffix}")
-                write(telemetry, kind, paths[-1])
+                with replacing(paths[-1]) as temporary:
+                    write(telemetry, kind, temporary)
         except OSError as error:
             raise StorageError(
                 f"{paths[-1] if paths else folder} cannot be written ({error.strerror or error}); "

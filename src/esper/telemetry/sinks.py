@@ -330,7 +330,7 @@ def _run_id(path: Path, first_step: int | None) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if starts_anew or not path.exists():
-            path.write_text(uuid.uuid4().hex[:12], encoding="ascii")
+            write_atomic(path, uuid.uuid4().hex[:12])
         return path.read_text(encoding="ascii")
     except OSError as error:
         raise StorageError(
