@@ -220,7 +220,7 @@ def test_a_controller_is_evaluated_on_another_task_without_retraining(done_run: 
 def test_results_are_saved_and_read_back(found: list[Evidence], tmp_path: Path) -> None:
     paths = save_evidence(found, tmp_path / "evaluation")
     text = paths[0].read_text("utf-8")
-    assert json.loads(text)["evidence_version"] == 1
+    assert json.loads(text)["evidence_version"] == 2
     read = EvidenceFile.from_text(text).entries
     np.testing.assert_array_equal(read[1].own.accuracy, found[1].own.accuracy)
     assert "the learned controller" in paths[1].read_text("utf-8").lower()

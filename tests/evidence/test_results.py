@@ -11,6 +11,7 @@ import pytest
 from esper.errors import EvidenceError
 from esper.evidence.files import EvidenceFile
 from esper.evidence.results import Arm, Evidence
+from esper.storage.files import verified, with_checksum
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
@@ -41,7 +42,7 @@ def test_evidence_survives_its_file() -> None:
     file = EvidenceFile(entries=(example(), replace(example(0.4), learned_price=0.2)))
     assert_same(EvidenceFile.from_text(file.to_text()), file)
     assert json.loads(file.to_text()) == file.to_json()
-    assert json.loads(file.to_text())["evidence_version"] == 1
+    assert json.loads(file.to_text())["evidence_version"] == 2
 
 
 def test_a_row_of_numbers_is_one_line() -> None:
@@ -141,7 +142,7 @@ def test_a_file_is_about_one_task_and_has_each_price_once() -> None:
 
 def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
     """Return a file with one value replaced, removed or renamed."""
-    plain = EvidenceFile(entries=(example(),)).to_json()
+    plain = verified(EvidenceFile(entries=(example(),)).to_json())
     inner: Any = plain
     for step in path[:-1]:
         inner = inner[step]
@@ -151,7 +152,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    return json.dumps(plain)
+    return json.dumps(with_checksum(plain))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
     [
         ("", "a.json is not valid JSON"),
         ("[]", "no evidence_version"),
-        (spoil("evidence_version", value=2), "evidence_version is 2"),
+        (spoil("evidence_version", value=3), "evidence_version is 3"),
         (spoil("entries"), "a list of entries"),
         (spoil("entries", 0, value=[]), r"an entry is \[\]"),
         (spoil("entries", 0, "seed"), "an entry .*'seed'"),

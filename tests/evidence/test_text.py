@@ -16,6 +16,7 @@ from esper.evidence.text import (
     to_markdown,
 )
 from esper.statistics import nested_interval
+from esper.storage.files import verified, with_checksum
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
@@ -128,9 +129,9 @@ def test_a_file_of_several_prices_is_one_page() -> None:
 
 def test_verdicts_in_a_file_are_not_trusted() -> None:
     file = EvidenceFile(entries=(example(),))
-    plain = file.to_json()
+    plain = verified(file.to_json())
     assert plain["verdicts"][0]["sentences"] == list(verdict_sentences(example()))
     plain["verdicts"][0]["sentences"] = ["Better than everything."]
-    read = EvidenceFile.from_text(json.dumps(plain))
+    read = EvidenceFile.from_text(json.dumps(with_checksum(plain)))
     assert verdict_sentences(read.entries[0]) == verdict_sentences(example())
     assert EvidenceFile.from_text(read.to_text()).to_json() == file.to_json()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, SlotError
-from esper.growth import saved_models as saving
 from esper.growth.blueprints import Blueprint, SeedForm, register_blueprint
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.host_slots import HostSlots, slots
@@ -25,6 +24,7 @@ from esper.growth.saved_models import load, save
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
+from esper.storage.files import with_checksum
 from tests.growth.helpers import HOSTS, lead_to, make_host, randomize, same_state, state_of
 
 
@@ -264,8 +264,7 @@ def test_a_flipped_bit_is_detected_anywhere(kind: str, saved: Path) -> None:
 def _edit(saved: Path, **changes: object) -> None:
     growth = json.loads((saved / "growth.json").read_text()) | changes
     growth.pop("checksum")
-    growth["checksum"] = saving._checksum(growth)
-    (saved / "growth.json").write_text(json.dumps(growth))
+    (saved / "growth.json").write_text(json.dumps(with_checksum(growth)))
 
 
 BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {

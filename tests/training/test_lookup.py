@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from esper.tamiyo import Heuristic, LearnedController, WaitController, load_save
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tasks import make_task
 from esper.training.lookup import controller_of, find_controller, find_saved
-from esper.training.run import Run
+from esper.training.run import Run, load_run
 from esper.training.setup import make_run_task
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.training.tiny import tiny_config
@@ -91,3 +92,13 @@ def test_a_run_has_no_controller_before_its_first_evaluation(tmp_path: Path) -> 
     CheckpointFolder(folder.checkpoints).save(merge({"best_policy": State({})}), step=1)
     with pytest.raises(RunError, match=r"'begun' has no controller.* round 1"):
         controller_of(Run(folder))
+
+
+def test_settings_that_differ_from_the_checkpoints_are_not_a_controllers(
+    done_run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(done_run.path, tmp_path / "copy")
+    path = tmp_path / "copy" / "config.toml"
+    path.write_text(path.read_text().replace("n_epochs = 10", "n_epochs = 11"))
+    with pytest.raises(CheckpointError, match=r"budget.n_epochs is 11 .* was 10"):
+        controller_of(load_run(tmp_path / "copy"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -34,6 +33,10 @@ _SOURCES = (
     "tasks",
 )
 """The parts of Esper that determine the results of a host."""
+
+
+_DIGEST_BYTES = 32
+"""The length of the SHA-256 at the end of a file, after the arrays."""
 
 
 class ResultCache:
@@ -94,10 +97,14 @@ def program_digest() -> str:
 def _read(path: Path) -> Arrays | None:
     """Return the arrays in a file; None if it is missing or damaged."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (FileNotFoundError, zipfile.BadZipFile, EOFError, ValueError, KeyError):
+        content = path.read_bytes()
+    except FileNotFoundError:
         return None
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        return None
+    with np.load(io.BytesIO(body), allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 def _write(path: Path, arrays: Arrays) -> None:
@@ -105,7 +112,8 @@ def _write(path: Path, arrays: Arrays) -> None:
     np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content.getvalue())
+        body = content.getvalue()
+        write_atomic(path, body + hashlib.sha256(body).digest())
     except OSError as error:
         raise StorageError(
             f"{path.parent} cannot be written: {error.strerror or error}; choose another folder."

@@ -116,7 +116,7 @@ def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence
 
 def _read_entry(path: Path, price: float | None) -> Evidence:
     """Return the entry of an evaluation's file at a price."""
-    entries = EvidenceFile.from_text(path.read_text("utf-8"), name=str(path)).entries
+    entries = EvidenceFile.from_text(path.read_bytes(), name=str(path)).entries
     found = [entry for entry in entries if price is None or entry.price == price]
     if len(found) != 1:
         prices = ", ".join(f"{entry.price:g}" for entry in entries)

@@ -9,10 +9,10 @@ from typing import Any, cast
 from esper.errors import EvidenceError
 from esper.evidence.claims import verdict_json
 from esper.evidence.results import Evidence
-from esper.storage.files import parse_json
+from esper.storage.files import parse_json, verified, with_checksum
 
-EVIDENCE_VERSION = 1
-"""Version of the file format."""
+EVIDENCE_VERSION = 2
+"""Version of the file format. Version 1, of Esper 0.1, lacks the checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,11 +41,13 @@ class EvidenceFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries as plain values, with a verdict for readers of the file."""
-        return {
-            "evidence_version": EVIDENCE_VERSION,
-            "entries": [entry.to_json() for entry in self.entries],
-            "verdicts": [verdict_json(entry) for entry in self.entries],
-        }
+        return with_checksum(
+            {
+                "evidence_version": EVIDENCE_VERSION,
+                "entries": [entry.to_json() for entry in self.entries],
+                "verdicts": [verdict_json(entry) for entry in self.entries],
+            }
+        )
 
     @classmethod
     def from_json(cls, values: object) -> EvidenceFile:
@@ -59,11 +61,16 @@ class EvidenceFile:
                 "it has no evidence_version; use a file written by `esper evaluate`."
             )
         read = cast("dict[str, Any]", values)
-        if read["evidence_version"] != EVIDENCE_VERSION:
+        version = read["evidence_version"]
+        if version not in (1, EVIDENCE_VERSION):
             raise EvidenceError(
-                f"evidence_version is {read['evidence_version']!r} but this version of Esper reads "
+                f"evidence_version is {version!r} but this version of Esper reads 1 and "
                 f"{EVIDENCE_VERSION}; use the version that wrote it."
             )
+        try:
+            read = verified(read, may_lack=version == 1)
+        except ValueError as error:
+            raise EvidenceError(f"{error}; run the evaluation again.") from error
         entries = read.get("entries")
         if set(read) - {"verdicts"} != {"evidence_version", "entries"} or type(entries) is not list:
             raise EvidenceError(
@@ -76,11 +83,11 @@ class EvidenceFile:
         return _write(self.to_json(), "") + "\n"
 
     @classmethod
-    def from_text(cls, text: str, *, name: str = "the file") -> EvidenceFile:
+    def from_text(cls, text: str | bytes, *, name: str = "the file") -> EvidenceFile:
         """Return the file from what :meth:`to_text` returned.
 
         Args:
-            text: Text of the file.
+            text: Text of the file, or its bytes.
             name: Name of the file, for error messages.
 
         Raises:

@@ -30,7 +30,7 @@ from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
 from esper.growth.sites import SlotSite
-from esper.storage.files import read_json, write_atomic
+from esper.storage.files import read_json, verified, with_checksum, write_atomic
 from esper.version import __version__
 
 
@@ -174,8 +174,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     tensors = folder / f"model-{sha256[:16]}.safetensors"
     write_atomic(tensors, content)
     growth |= {"tensors": tensors.name, "sha256": sha256, "replaces": replaced[:1]}
-    growth["checksum"] = _checksum(growth)
-    write_atomic(folder / JSON_FILE, json.dumps(growth, indent=1, allow_nan=False))
+    text = json.dumps(with_checksum(growth), indent=1, allow_nan=False)
+    write_atomic(folder / JSON_FILE, text)
     for name in set(replaced) - {tensors.name}:
         (folder / name).unlink(missing_ok=True)
 
@@ -287,8 +287,10 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise SavedModelError(
             f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."
         )
-    if growth.pop("checksum", None) != _checksum(growth):
-        raise SavedModelError(f"{path} is damaged: its contents do not match its checksum.")
+    try:
+        growth = verified(growth)
+    except ValueError as error:
+        raise SavedModelError(f"{path} is damaged: {error}.") from error
     for name in [growth.get("tensors"), *(growth.get("replaces") or [])]:
         if not isinstance(name, str) or _TENSOR_FILE.fullmatch(name) is None:
             raise SavedModelError(
@@ -319,7 +321,3 @@ def _tensor_files(folder: Path) -> list[str]:
     except SavedModelError:
         return []
     return [str(growth["tensors"]), *map(str, growth.get("replaces", []))]
-
-
-def _checksum(growth: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(growth, sort_keys=True).encode()).hexdigest()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from esper.errors import StorageError
 
@@ -123,6 +124,40 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {repeated!r} appears twice")
+    return found
+
+
+CHECKSUM = "checksum"
+"""The key of a JSON object's checksum."""
+
+
+def checksum_of(values: Mapping[str, Any]) -> str:
+    """Return a hash of JSON values, which does not depend on their order or on white space."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a JSON object with their checksum, which :func:`verified` checks."""
+    return {**values, CHECKSUM: checksum_of(values)}
+
+
+def verified(values: Any, *, may_lack: bool = False) -> dict[str, Any]:
+    """Return the values of a JSON object without their checksum, if it matches.
+
+    Args:
+        values: As read from a file.
+        may_lack: Whether there may be no checksum, as in files of older versions.
+
+    Raises:
+        ValueError: If the checksum is missing or does not match.
+    """
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
+    found = dict(cast("dict[str, Any]", values))
+    if CHECKSUM not in found and may_lack:
+        return found
+    if found.pop(CHECKSUM, None) != checksum_of(found):
+        raise ValueError("its contents do not match its checksum")
     return found
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Floats
+from esper.errors import RunError
 from esper.formatting import too_few
 from esper.statistics import Interval, mean_interval, paired_interval
+from esper.storage.files import read_json, verified, with_checksum, write_atomic
 
 LEARNED = "learned"
 OTHERS = ("wait", "random", "fixed", "heuristic")
@@ -101,6 +105,34 @@ class Comparison:
             sentences=tuple(values["sentences"]),
             best_host=None if values["best_host"] is None else BestHost(**values["best_host"]),
         )
+
+
+FORMAT = 1
+"""The format of summary.json. Files of Esper 0.1 have no format and no checksum."""
+
+
+def write_summary(path: Path, comparison: Comparison) -> None:
+    """Write the comparison at the end of a run to its ``summary.json``."""
+    values = with_checksum({"format": FORMAT, **comparison.to_json()})
+    write_atomic(path, json.dumps(values, indent=1) + "\n")
+
+
+def read_summary(path: Path) -> Comparison:
+    """Return the comparison in the ``summary.json`` of a run.
+
+    Raises:
+        OSError: If it cannot be read.
+        RunError: If it is damaged or of another version.
+    """
+    try:
+        values = read_json(path, allow_nan=True)
+        found = verified(values, may_lack="format" not in values)
+        version = found.pop("format", FORMAT)
+        if version == FORMAT:
+            return Comparison.from_json(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged; delete it and resume the run.") from error
+    raise RunError(f"{path} has format {version!r}; this version of Esper reads {FORMAT}.")
 
 
 def compare_arms(

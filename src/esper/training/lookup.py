@@ -22,6 +22,7 @@ from esper.tamiyo import (
     make_controller,
 )
 from esper.training.run import Run
+from esper.training.state import require_same_config
 
 SHIPPED = "shipped"
 """The name of the trained controller that ships with Esper."""
@@ -87,6 +88,8 @@ def controller_of(run: Run) -> SavedController:
         CheckpointError: If no checkpoint of the run is intact.
     """
     parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
+    if "config" in parts:
+        require_same_config(run.config, parts["config"].facts["toml"])
     best = parts["best_policy"]
     if not best.tensors:
         raise RunError(

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
-from esper.errors import RunError, TelemetryError
+from esper.errors import TelemetryError
 from esper.invocation import program
-from esper.storage.files import read_json
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
 from esper.telemetry.records import RoundRecord, SessionRecord
-from esper.training.comparison import Comparison
+from esper.training.comparison import Comparison, read_summary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,13 +80,9 @@ class Run:
     def summary(self) -> Comparison | None:
         """The comparison at the end of the run; None before that."""
         try:
-            return Comparison.from_json(read_json(self.folder.summary_file, allow_nan=True))
+            return read_summary(self.folder.summary_file)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{self.folder.summary_file} is damaged; delete it and resume the run."
-            ) from error
 
     def telemetry(self) -> RunTelemetry:
         """Open the run's telemetry, also while the run is running."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -22,7 +21,6 @@ from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, EsperError, StorageError
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.files import write_atomic
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tamiyo import Controller, LearnedController, make_controller
@@ -30,7 +28,14 @@ from esper.tasks import Task
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
-from esper.training.comparison import LEARNED, OTHERS, ArmResults, Comparison, compare_arms
+from esper.training.comparison import (
+    LEARNED,
+    OTHERS,
+    ArmResults,
+    Comparison,
+    compare_arms,
+    write_summary,
+)
 from esper.training.fixed_schedule import make_fixed
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
@@ -77,7 +82,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     sentences = (*comparison.sentences, _evaluations_sentence(progress))
     comparison = replace(comparison, sentences=sentences)
     try:
-        write_atomic(folder.summary_file, json.dumps(comparison.to_json(), indent=1) + "\n")
+        write_summary(folder.summary_file, comparison)
     except OSError as error:
         raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
     return comparison

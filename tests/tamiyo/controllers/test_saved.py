@@ -16,6 +16,7 @@ import torch
 from esper.config.growth import GrowthConfig
 from esper.errors import ControllerError, StorageError
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
+from esper.storage.files import with_checksum
 from esper.tamiyo import (
     Controller,
     LearnedController,
@@ -86,7 +87,8 @@ def _change(**changes: Any) -> Callable[[Path], None]:
         facts = json.loads(path.read_text())
         for name, value in changes.items():
             facts[name] = value(facts[name]) if callable(value) else value
-        path.write_text(json.dumps(facts))
+        del facts["checksum"]
+        path.write_text(json.dumps(with_checksum(facts)))
 
     return change
 
@@ -115,7 +117,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: (folder / "controller.json").write_text("[]"),
         "not a JSON object",
     ),
-    "another format": (_change(format=2), "format 2"),
+    "another format": (_change(format=3), "format 3"),
     "another byte": (_flip, "sha256"),
     "a feature more": (
         _change(slot_features=lambda names: [*names, "colour"]),
@@ -201,3 +203,19 @@ def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path
     with pytest.raises(ControllerError) as caught:
         load_saved(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_controller_of_format_1_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    saved = fresh_controller()
+    path = save_controller(saved, tmp_path) / "controller.json"
+    facts = json.loads(path.read_text()) | {"format": 1}
+    del facts["checksum"]
+    path.write_text(json.dumps(facts))
+    with pytest.warns(saved_files.ControllerWarning, match=r"controller.json .*no checksum"):
+        loaded = load_saved(tmp_path)
+    assert loaded.origin == saved.origin
+    save_controller(loaded, tmp_path)
+    assert json.loads(path.read_text())["format"] == 2
+    path.write_text(json.dumps(facts | {"format": 2}))
+    with pytest.raises(ControllerError, match=r"controller.json is damaged"):
+        load_saved(tmp_path)

@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from esper.errors import RunError
 from esper.reports.views.values import finite
-from esper.storage.files import read_json
+from esper.storage.files import read_json, verified
 
 if TYPE_CHECKING:
     from esper.statistics import Interval
@@ -104,11 +105,11 @@ def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
     if not path.is_file():
         return None
     # This imports NumPy, and most runs have no summary yet.
-    from esper.training.comparison import Comparison
+    from esper.training.comparison import read_summary
 
     try:
-        return Comparison.from_json(read_json(path, allow_nan=True))
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_summary(path)
+    except (OSError, RunError):
         problems.append(f"{path.name} is damaged; delete it and resume the run.")
         return None
 
@@ -150,7 +151,9 @@ def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationFile]:
     for path in paths:
         name = path.relative_to(place).as_posix()
         try:
-            found += _entries(read_json(path), name)
+            values = read_json(path)
+            is_old = values["evidence_version"] == 1
+            found += _entries(verified(values, may_lack=is_old), name)
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             problems.append(f"{name} is damaged or of another version; run esper evaluate again.")
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -32,7 +33,7 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.slot_config import SlotConfig
-from esper.storage.files import read_json, write_atomic
+from esper.storage.files import read_json, verified, with_checksum, write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
     LearnedController,
@@ -116,12 +117,17 @@ class SavedController:
         return policy
 
 
-FORMAT = 1
+FORMAT = 2
+"""The format of controller.json. Format 1, of Esper 0.1, lacks the checksum."""
 WEIGHTS_FILE = "controller.safetensors"
 FACTS_FILE = "controller.json"
 CARD_FILE = "CARD.md"
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 """The folder of the controller that ships with Esper."""
+
+
+class ControllerWarning(UserWarning):
+    """A saved controller has no checksum, so damage to it cannot be detected."""
 
 
 def save_controller(
@@ -142,11 +148,12 @@ def save_controller(
     _validate(controller, path)
     weights = {name: t.detach().cpu().contiguous() for name, t in controller.weights.items()}
     content = safetensors.torch.save(weights)
-    facts = json.dumps(facts_of(controller) | {"sha256": _hash(content)}, indent=1) + "\n"
+    facts = with_checksum(facts_of(controller) | {"sha256": _hash(content)})
+    text = json.dumps(facts, indent=1) + "\n"
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(path / WEIGHTS_FILE, content)
-        write_atomic(path / FACTS_FILE, facts)
+        write_atomic(path / FACTS_FILE, text)
         if card:
             write_atomic(path / CARD_FILE, card)
     except OSError as error:
@@ -207,8 +214,10 @@ def holds_controller(folder: str | os.PathLike[str]) -> bool:
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return the content of ``controller.json``, if this version of Esper can use it.
 
+    Emits a :class:`ControllerWarning` for a file of format 1.
+
     Raises:
-        ControllerError: If it cannot be read, or is of another version.
+        ControllerError: If it cannot be read, is damaged, or is of another version.
     """
     path = folder / FACTS_FILE
     try:
@@ -217,10 +226,21 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise ControllerError(f"{path} cannot be read ({error}); {_ADVICE}") from error
     if not isinstance(facts, dict):
         raise ControllerError(f"{path} is not a JSON object; {_ADVICE}")
-    found = cast(dict[str, Any], facts)
-    if found.get("format") != FORMAT:
+    version = cast(dict[str, Any], facts).get("format")
+    if version not in (1, FORMAT):
         raise ControllerError(
-            f"{path} has format {found.get('format')!r}; this version of Esper reads {FORMAT}."
+            f"{path} has format {version!r}; this version of Esper reads 1 and {FORMAT}."
+        )
+    try:
+        found = verified(facts, may_lack=version == 1)
+    except ValueError as error:
+        raise ControllerError(f"{path} is damaged: {error}; {_ADVICE}") from error
+    if version == 1:
+        warnings.warn(
+            f"{path} is of Esper {found.get('esper')} and has no checksum, so damage to it cannot "
+            "be detected; save it again: esper.save_controller(esper.load_saved(folder), folder)",
+            ControllerWarning,
+            stacklevel=3,
         )
     for name, wanted in _meanings().items():
         if found.get(name) != wanted:
