@@ -28,6 +28,7 @@
     ├── RunError                     a run folder is missing, in use, or holds another run
     ├── TrainingError                a run stopped because too many updates were rejected
     ├── TelemetryError               a run's telemetry is missing, damaged or incompatible
+    │   └── DamagedTelemetryError    its contents are not what was written
     ├── DashboardError               the dashboard cannot be served at the given address
     ├── EvidenceError                evaluation results are inconsistent, or their file is damaged
     ├── ReportError                  a report cannot be made or written
@@ -165,6 +166,10 @@ class TrainingError(EsperError):
 
 class TelemetryError(EsperError):
     """A run's telemetry is missing, damaged or incompatible, or lacks the requested rows."""
+
+
+class DamagedTelemetryError(TelemetryError):
+    """The contents of a run's telemetry are not what was written."""
 
 
 class DashboardError(EsperError):

@@ -20,7 +20,7 @@ import esper
 from esper.cli.main import main
 from esper.storage.checkpoint import CheckpointWarning
 from esper.storage.run_folder import RunFolder
-from esper.telemetry import open_run
+from esper.telemetry import TelemetryWarning, open_run
 from esper.telemetry.records import StepRecord
 from tests.cli.conftest import TINY
 
@@ -223,7 +223,7 @@ def test_a_damaged_file_is_named(
 def test_damaged_telemetry_is_named_and_the_rest_shown(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for leftover in copied_run.glob("telemetry.sqlite*"):
+    for leftover in copied_run.glob("telemetry.*"):
         leftover.unlink()
     (copied_run / "telemetry.sqlite").write_bytes(b"no database" * 99)
     assert main(["show", str(copied_run)]) == 0
@@ -233,7 +233,13 @@ def test_damaged_telemetry_is_named_and_the_rest_shown(
     assert "Results on 4 held-out hosts" in shown
     assert main(["runs", str(copied_run.parent)]) == 0
     assert "file is not a database" in capsys.readouterr().out
-    assert "telemetry.sqlite" in refused(["resume", str(copied_run)], capsys)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", TelemetryWarning)
+        assert main(["resume", str(copied_run), "--quiet"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "telemetry-damaged-1.sqlite" in line
+    assert main(["show", str(copied_run)]) == 0
+    assert "telemetry-damaged-1.sqlite" in capsys.readouterr().out
 
 
 def test_resuming_repeats_a_missing_comparison(

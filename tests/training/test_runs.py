@@ -1,22 +1,26 @@
 """Runs start once, resume from checkpoints and belong to one process."""
 
 import fcntl
+import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from esper.errors import CheckpointError, RunError, TelemetryError
+from esper.errors import CheckpointError, DamagedTelemetryError, RunError, TelemetryError
 from esper.storage.checkpoint import CheckpointWarning
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
-from esper.telemetry import TelemetryWriter
-from esper.telemetry.records import EvaluationRecord
+from esper.telemetry import TelemetryWarning, TelemetryWriter
+from esper.telemetry.records import EvaluationRecord, RoundRecord
 from esper.training import runs as training
 from esper.training.run import Run, list_runs, load_run
 from esper.training.runs import RunInterrupted, resume, train
@@ -157,15 +161,60 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over(stopped: Path) -
         resume(stopped)
 
 
-def test_missing_or_incomplete_telemetry_is_an_error(stopped: Path) -> None:
+def test_telemetry_that_ends_too_early_is_an_error(stopped: Path) -> None:
     with TelemetryWriter(stopped / "telemetry.sqlite") as writer:
         writer.rewind(20)
     with pytest.raises(TelemetryError, match="row 20 "):
         resume(stopped)
-    for path in stopped.glob("telemetry.sqlite*"):
-        path.unlink()
-    with pytest.raises(TelemetryError, match="row 0 "):
-        resume(stopped)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _fill_with_noise(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096 : 4096 * 20] = random.Random(1).randbytes(4096 * 19)
+    path.write_bytes(bytes(content))
+
+
+def _flip_a_version_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[63] ^= 64  # user_version
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"), [(_remove, 0), (_fill_with_noise, 1), (_flip_a_version_bit, 1)]
+)
+def test_a_run_whose_telemetry_is_lost_resumes_with_the_same_results(
+    stopped: Path, done_run: Run, damage: Callable[[Path], None], kept: int
+) -> None:
+    damage(stopped / "telemetry.sqlite")
+    with pytest.warns(TelemetryWarning, match=r"Records of earlier|Earlier records") as warned:
+        run = resume(stopped)
+    assert len(warned) == 1
+    assert len(list(stopped.glob("telemetry-damaged-*.sqlite"))) == kept
+    assert run.state == "done"
+    assert run.summary == done_run.summary
+    with run.telemetry() as telemetry:
+        assert telemetry.run.name == run.name
+        assert telemetry.sessions()[0].message is not None
+        assert "arlier" in (telemetry.sessions()[0].message or "")
+        assert telemetry.rows(RoundRecord)[-1].round == run.config.rounds
+
+
+def test_a_changed_number_in_telemetry_is_noted_when_the_run_resumes(stopped: Path) -> None:
+    path = stopped / "telemetry.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE steps SET reward = reward + 1 WHERE seq = 5")
+        connection.commit()
+    with pytest.raises(DamagedTelemetryError, match=r"telemetry.sqlite does not match"):
+        load_run(stopped).metrics()
+    with pytest.warns(TelemetryWarning, match=r"telemetry.sqlite had changed"):
+        run = resume(stopped)
+    with run.telemetry() as telemetry:
+        assert "telemetry.sqlite had changed" in (telemetry.sessions()[-1].message or "")
 
 
 def test_a_damaged_summary_is_reported_and_can_be_recreated(done_run: Run, tmp_path: Path) -> None:

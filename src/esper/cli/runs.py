@@ -17,20 +17,27 @@ from esper.cli.progress import count
 from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder
-from esper.telemetry import Metrics
+from esper.telemetry import Metrics, open_run
 from esper.training.run import Run, load_run
 
 
-def facts_of(folder: RunFolder) -> dict[str, Any]:
+def facts_of(folder: RunFolder, *, verify: bool = False) -> dict[str, Any]:
     """Return a run's name, state, task, progress and latest held-out results; None if unknown.
 
     A run that cannot be read has the state ``"unreadable"`` and a ``"problem"``.
+
+    Args:
+        folder: The run's folder.
+        verify: Whether to compare the telemetry with its hash, which reads all of it.
     """
     facts: dict[str, Any] = {"run": str(folder.path), "name": folder.name}
     names = ("task", "rounds", "rounds_done", "ep_rew", "score", "static_score")
     try:
         run = Run(folder)
-        metrics = run.metrics() if _has_results(folder) else {}
+        metrics: Metrics = {}
+        if _has_results(folder):
+            with open_run(folder.path, verify=verify) as telemetry:
+                metrics = telemetry.metrics()
         facts |= {
             "state": run.state,
             "task": run.config.task,
@@ -138,10 +145,10 @@ def run_show(args: Sequence[str]) -> int:
     """Print the state, progress and results of a run."""
     options = parse(ShowOptions, args, command="show")
     found = load_run(options.run)
-    facts, summary = facts_of(found.folder), found.summary
+    facts, summary = facts_of(found.folder, verify=True), found.summary
     if options.plot is not None:
         _save_figure(found, Path(options.plot))
-    sessions = _sessions(found)
+    sessions = [] if "problem" in facts else _sessions(found)
     if options.json:
         comparison = None if summary is None else summary.to_json()
         print_json(facts | {"sessions": sessions, "summary": comparison})
@@ -149,7 +156,8 @@ def run_show(args: Sequence[str]) -> int:
     _show_state(found, facts, sessions)
     if facts["rounds_done"]:
         print()
-        print_columns(_table(found.metrics()))
+        with open_run(found.path) as telemetry:
+            print_columns(_table(telemetry.metrics()))
         print()
         print_wrapped(
             "Means over the episodes that ended in the round. Added parameters and seeds "
@@ -186,7 +194,10 @@ def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]
 
 def _local(stamp: str) -> str:
     """Return a recorded time in the local time zone."""
-    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
+    try:
+        return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return repr(stamp)  # damaged
 
 
 def _table(metrics: Metrics) -> list[tuple[str, ...]]:
@@ -211,7 +222,7 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 def _sessions(found: Run) -> list[dict[str, Any]]:
     try:
-        with found.telemetry() as telemetry:
+        with open_run(found.path) as telemetry:
             return [asdict(session) for session in telemetry.sessions()]
     except TelemetryError:
         return []

@@ -3,6 +3,7 @@
 config.toml         the settings of the run
 checkpoints/        states to resume from
 telemetry.sqlite    what happened
+telemetry.sha256    its hash, while no process is writing it
 summary.json        the final comparison, once the run is done
 lock                held by the process that is training the run
 """
@@ -142,6 +143,7 @@ class RunFolder:
         with suppress(RunError, StorageError, OSError), self.locked():
             database = self.telemetry_file
             logs = [database.with_name(f"{database.name}{end}") for end in ("-wal", "-shm")]
+            logs.append(database.with_suffix(".sha256"))
             for file in (self.config_file, database, *logs, self.lock_file):
                 file.unlink(missing_ok=True)
             if self.checkpoints.is_dir():

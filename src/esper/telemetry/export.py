@@ -85,7 +85,7 @@ def _export(
 ) -> list[Path]:
     """Write all tables as of the same moment, also while the run is writing."""
     paths: list[Path] = []
-    with open_run(run_dir) as telemetry, telemetry.snapshot():
+    with open_run(run_dir, verify=True) as telemetry, telemetry.snapshot():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, kind in TABLES.items():

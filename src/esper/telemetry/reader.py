@@ -11,7 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, overload
 
-from esper.errors import TelemetryError, did_you_mean
+from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean
+from esper.telemetry.damage import require_unchanged
 from esper.telemetry.metrics import Metrics, collect_metrics
 from esper.telemetry.records import RECORD_TYPES, TABLES, RunRecord, SessionRecord
 from esper.telemetry.schema import (
@@ -32,13 +33,19 @@ Columns = dict[str, list[Any]]
 BUSY_SECONDS = 10.0
 """How long to wait for a writer's lock, which is rarely held."""
 
+_NULL = frozenset({type(None)})
+
 _NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 
 
-def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
+def open_run(directory: str | os.PathLike[str], *, verify: bool = False) -> RunTelemetry:
     """Open the telemetry of a run folder for reading, also while the run writes it.
 
     Columns that an older schema version lacks read as None.
+
+    Args:
+        directory: The run folder.
+        verify: Whether to read the whole file first and compare it with its hash, if it has one.
 
     Raises:
         TelemetryError: If it is missing, damaged or of a newer version.
@@ -46,6 +53,8 @@ def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
     path = Path(directory) / FILE_NAME
     if not path.is_file():
         raise TelemetryError(f"{path} does not exist; name the folder of a run.")
+    if verify:
+        require_unchanged(path)
     return RunTelemetry(path)
 
 
@@ -181,7 +190,10 @@ class RunTelemetry:
             return self._records(kind, "round >= ?", (first_round,), order="round, seq")
 
         with self.snapshot():
-            return collect_metrics(stream)
+            try:
+                return collect_metrics(stream)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise self._damaged(f"a metric is no number ({error})") from error
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -190,11 +202,13 @@ class RunTelemetry:
         if connection.in_transaction:
             yield
             return
-        connection.execute("BEGIN")
+        with self._errors_named():
+            connection.execute("BEGIN")
         try:
             yield
         finally:
-            connection.execute("COMMIT")
+            with self._errors_named():
+                connection.execute("COMMIT")
 
     def _digest_rows(self, kind: RecordType) -> Iterator[tuple[Any, ...]]:
         stored = [column for column in columns_of(kind) if column.since <= self._version]
@@ -223,9 +237,14 @@ class RunTelemetry:
         chosen = ", ".join(map(self._sql, columns))
         order = order or key_of(kind)
         todo = decoders(columns)
+        stored = [c.stored_types if c.since <= self._version else _NULL for c in columns]
         sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {order}'
         for row in self._iterate(sql, values):
             decoded = list(row)
+            for value, types, column in zip(decoded, stored, columns, strict=True):
+                if type(value) not in types:
+                    what = f"{kind.table}.{column.name} is {value!r}"
+                    raise self._damaged(f"{what[:80]} in a row")
             for index, decode in todo.items():
                 decoded[index] = decode(decoded[index])
             yield decoded
@@ -264,10 +283,15 @@ class RunTelemetry:
             raise TelemetryError(f"{self._path} is closed; open the run again.")
         return self._connection
 
+    def _damaged(self, reason: str) -> DamagedTelemetryError:
+        return DamagedTelemetryError(f"{self._path} is damaged: {reason}; restore a copy.")
+
     @contextmanager
     def _errors_named(self) -> Generator[None]:
         try:
             yield
+        except UnicodeDecodeError as error:  # in SQLite's own message about a damaged name
+            raise self._damaged("a name or text is not UTF-8") from error
         except sqlite3.Error as error:
             raise TelemetryError(
                 f"{self._path} cannot be read ({error}); it is damaged, locked or not a database."

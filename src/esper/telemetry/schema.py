@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from esper.errors import TelemetryError
+from esper.errors import DamagedTelemetryError, TelemetryError
 from esper.telemetry.records import (
     SCHEMA_VERSION,
     TABLES,
@@ -75,6 +75,13 @@ class Column:
         if isinstance(value, bool):
             return self.kind is bool
         return isinstance(value, (int, float) if self.kind is float else self.kind)
+
+    @property
+    def stored_types(self) -> frozenset[type]:
+        """The types of its values as SQLite returns them; a float column can hold no integers."""
+        kind = int if self.kind is bool else self.kind
+        types = {kind, type(None)} if self.is_optional or kind is float else {kind}
+        return frozenset(types | {str} if self.is_optional and kind is float else types)
 
     @property
     def decode(self) -> Callable[[Any], Any] | None:
@@ -210,7 +217,7 @@ def check_schema(
         TelemetryError: If it is not Esper telemetry, or of another version, or damaged.
     """
     if _pragma(connection, "application_id") != APPLICATION_ID:
-        raise TelemetryError(
+        raise DamagedTelemetryError(
             f"{path} is not Esper telemetry; name a run folder, or move the file away."
         )
     version = _pragma(connection, "user_version")
@@ -222,7 +229,9 @@ def check_schema(
     for kind in TABLES.values():
         found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
         if found != [column.name for column in all_columns_of(kind) if column.since <= version]:
-            raise TelemetryError(f"{path} is damaged: table {kind.table!r} has the wrong columns.")
+            raise DamagedTelemetryError(
+                f"{path} is damaged: table {kind.table!r} has the wrong columns."
+            )
     return version
 
 

@@ -11,13 +11,21 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from esper.config.checks import require_int, require_number
-from esper.errors import EsperError, StorageError, TelemetryError
-from esper.telemetry.records import RECORD_TYPES, SCHEMA_VERSION, Record, SessionRecord
+from esper.errors import DamagedTelemetryError, EsperError, StorageError, TelemetryError
+from esper.telemetry.damage import hash_file_of, write_hash
+from esper.telemetry.records import (
+    RECORD_TYPES,
+    SCHEMA_VERSION,
+    Record,
+    RunRecord,
+    SessionRecord,
+)
 from esper.telemetry.schema import (
     RowMaker,
     check_schema,
@@ -30,6 +38,9 @@ from esper.version import __version__
 
 BUSY_SECONDS = 10.0
 """How long to wait for another program's lock before writing fails."""
+
+MERGING_MILLISECONDS = 1000
+"""How long to wait at the end for readers, before the log is left unmerged."""
 
 MAX_CHUNK_ROWS = 512
 """Largest number of rows per statement. Each statement releases the interpreter lock, which a busy
@@ -63,6 +74,8 @@ class WriterDatabase:
         connection = self._connection
         if not is_blank(connection):
             check_schema(connection, path)
+            _require_structure(connection, path)
+        hash_file_of(path).unlink(missing_ok=True)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StorageError(
@@ -118,12 +131,29 @@ class WriterDatabase:
                 (ended_at, outcome, message, message, number),
             )
 
+    @property
+    def describes_run(self) -> bool:
+        """Whether the record of the run is stored."""
+        (count,) = self._connection.execute(f'SELECT count(*) FROM "{RunRecord.table}"').fetchone()
+        return count > 0
+
     def close(self) -> None:
-        """Close the connection; SQLite merges the log into the database if nobody reads it."""
+        """Merge the log into the database, unless someone is reading, and close the connection."""
+        with suppress(sqlite3.Error):
+            self._connection.execute(f"PRAGMA busy_timeout = {MERGING_MILLISECONDS}")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self._connection)
+
+
+def _require_structure(connection: sqlite3.Connection, path: Path) -> None:
+    """Reject a database whose pages contradict each other."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        reason = " ".join(found.split())
+        raise DamagedTelemetryError(f"{path} is damaged: {reason}.")
 
 
 class _Transaction:
@@ -147,8 +177,8 @@ def explain(error: Exception, path: Path) -> EsperError:
     if isinstance(error, EsperError):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in _DAMAGED:
-        return TelemetryError(
+    if code in _DAMAGED or isinstance(error, UnicodeDecodeError):
+        return DamagedTelemetryError(
             f"{path} is damaged or not a database ({error}); move it away or restore a copy."
         )
     if isinstance(error, sqlite3.IntegrityError):
@@ -259,18 +289,26 @@ class TelemetryWriter:
     def rewind(self, seq: int) -> None:
         """Delete every row after number ``seq``, for a run that resumes from there.
 
+        Empty telemetry goes on after that row; the earlier ones are missing.
+
         Raises:
             TelemetryError: If the telemetry ends before that row.
         """
         require_int("seq", seq, least=0)
-        if seq > self._position:
+        if 0 < self._position < seq:
             raise TelemetryError(
-                f"{self._path} ends at row {self._position} and row {seq} is needed; "
-                "restore the file that belongs to the checkpoint."
+                f"{self._path} ends at row {self._position} and row {seq} is needed; restore the "
+                "file that belongs to the checkpoint, or move it away to go on without it."
             )
         self.flush()
         self._ask(lambda database: database.rewind(seq))
         self._position = seq
+
+    def describes_run(self) -> bool:
+        """Return whether the record of the run is stored."""
+        self.flush()
+        self._ask(lambda database: database.describes_run)
+        return self._result
 
     def start_session(
         self, *, first_round: int, threads: int, torch_version: str, message: str | None = None
@@ -355,6 +393,8 @@ class TelemetryWriter:
         finally:
             if database is not None:
                 database.close()
+                if self._failure is None:
+                    write_hash(self._path)
             with self._changed:
                 self._is_ended = True
                 self._queue.clear()

@@ -85,12 +85,16 @@ class Run:
             return None
 
     def telemetry(self) -> RunTelemetry:
-        """Open the run's telemetry, also while the run is running."""
-        return open_run(self.path)
+        """Open the run's telemetry, also while the run is running.
+
+        Raises:
+            TelemetryError: If it is missing or damaged; that of a finished run is verified.
+        """
+        return open_run(self.path, verify=True)
 
     def metrics(self) -> Metrics:
         """Return each metric by round; docs/reference/metrics.md lists their names."""
-        with open_run(self.path) as telemetry:
+        with self.telemetry() as telemetry:
             return telemetry.metrics()
 
     def plot(

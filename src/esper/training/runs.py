@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,14 +19,21 @@ from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
 from esper.environment import EpisodeResults, GrowthVectorEnv
-from esper.errors import ConfigError, EsperError, StorageError
+from esper.errors import (
+    ConfigError,
+    DamagedTelemetryError,
+    EsperError,
+    StorageError,
+    TelemetryError,
+)
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
-from esper.telemetry import TelemetryWriter
+from esper.telemetry import TelemetryWarning, TelemetryWriter
+from esper.telemetry.damage import has_changed, set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
 from esper.training.comparison import (
@@ -233,11 +241,15 @@ def _run(
     """Run to the end: a new run with its task, or without one from the last checkpoint."""
     with folder.locked(), _torch_defaults(config.threads), signals_ask(stop), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
-        writer = stack.enter_context(TelemetryWriter(folder.telemetry_file))
+        writer, problem = _open_telemetry(folder.telemetry_file)
+        stack.enter_context(writer)
+        if new_task is None and checkpoints.names() and not writer.position and not problem:
+            problem = "Records of earlier rounds are missing."
+            warnings.warn(problem, TelemetryWarning, stacklevel=3)
         loaded = _load(checkpoints, writer) if new_task is None else None
         sinks = [stack.enter_context(_open_sink(name, folder)) for name in config.telemetry.sinks]
         output = RecordOutput(writer, [*watchers, *sinks])
-        with _session(writer, loaded, config, folder):
+        with _session(writer, loaded, config, folder, problem):
             trainer = Trainer(
                 config,
                 task=new_task,
@@ -251,6 +263,27 @@ def _run(
             trainer.run()
             conclude(trainer, folder, output)
     return Run(folder)
+
+
+def _open_telemetry(path: Path) -> tuple[TelemetryWriter, str]:
+    """Open a run's telemetry for writing, and return what is wrong with its earlier contents.
+
+    A database that cannot be used is set aside, so that damage to records never stops a run.
+    """
+    is_changed = has_changed(path)
+    try:
+        writer, problem = TelemetryWriter(path), ""
+        if is_changed:
+            problem = f"Records before this session may be damaged: {path.name} had changed."
+    except TelemetryError as error:
+        if not is_changed and not isinstance(error, DamagedTelemetryError):
+            raise
+        kept = set_aside(path)
+        writer = TelemetryWriter(path)
+        problem = f"Earlier records were damaged and are kept in {kept.name}."
+    if problem:
+        warnings.warn(problem, TelemetryWarning, stacklevel=4)
+    return writer, problem
 
 
 def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | None:
@@ -272,15 +305,20 @@ def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | No
 
 @contextmanager
 def _session(
-    writer: TelemetryWriter, loaded: Loaded | None, config: RunConfig, folder: RunFolder
+    writer: TelemetryWriter,
+    loaded: Loaded | None,
+    config: RunConfig,
+    folder: RunFolder,
+    problem: str,
 ) -> Generator[None]:
-    """Record that this process works on the run, and how it ends."""
+    """Record that this process works on the run, what was wrong before, and how it ends."""
     first_round, message = 1, None
     if loaded is not None:
         first_round = split(loaded.state)["progress"].facts["round"] + 1
         message = f"Resumed from {loaded.path.name}."
         if loaded.skipped:
             message += f" Skipped damaged checkpoints: {', '.join(p.name for p in loaded.skipped)}."
+        message = f"{message} {problem}".rstrip()
     writer.start_session(
         first_round=first_round,
         threads=config.threads,

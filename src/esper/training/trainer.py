@@ -97,6 +97,8 @@ class Trainer:
         """Continue from a checkpoint."""
         self.parts.load(state)
         self._saved_at = self._position
+        if self.parts.progress.phase != "starting" and not self._output.writer.describes_run():
+            self._describe_run()  # the earlier telemetry was lost
 
     def run(self) -> None:
         """Train to the end, saving on the way.
@@ -141,15 +143,18 @@ class Trainer:
 
     def _begin(self) -> None:
         """Record the run, and evaluate hosts left alone and the fixed schedule."""
-        envs = self.parts.envs
-        hosts = {group.first: group.population.template for group in envs.growth.hosts.groups}
-        self._write(run_record(self.config, envs.slot_config, hosts, self._name))
+        self._describe_run()
         progress = self.parts.progress
         alone = self._run_baseline("wait", lambda trials, show: trials.run(WaitController(), show))
         progress.static_score = float(alone.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         self.parts.buffer.reset()
+
+    def _describe_run(self) -> None:
+        envs = self.parts.envs
+        hosts = {group.first: group.population.template for group in envs.growth.hosts.groups}
+        self._write(run_record(self.config, envs.slot_config, hosts, self._name))
 
     def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
         """Run and record a trial before the first round."""

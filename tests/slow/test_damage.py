@@ -1,0 +1,43 @@
+"""Thousands of flipped bits: none accepted with changed facts, none with a traceback."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.flipped_bits import flip_bits
+from tests.telemetry.test_damage import FILE, read_all
+from tests.test_damaged_files import KINDS
+
+from esper.cli.main import main
+from esper.training.run import Run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flipped_bit_is_accepted_with_changed_facts(kind: str, tmp_path: Path) -> None:
+    make, pattern = KINDS[kind]
+    read = make(tmp_path)
+    (path,) = tmp_path.glob(pattern)
+    outcomes = flip_bits(path, read, n_flips=1500, seed=1)
+    print(kind, dict(outcomes))
+    assert set(outcomes) <= {"refused", "equal"}
+
+
+@pytest.mark.parametrize("is_hashed", [True, False])
+def test_flipped_bits_of_telemetry(
+    is_hashed: bool, done_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(done_run.path, tmp_path / "run"))
+    if not is_hashed:
+        (run / "telemetry.sha256").unlink()
+    outcomes = flip_bits(run / FILE, lambda: read_all(run, verify=True), n_flips=1500, seed=1)
+    print("telemetry", "finished" if is_hashed else "of a killed process", dict(outcomes))
+    assert not is_hashed or outcomes == {"refused": 1500}
+
+    def command() -> int:
+        codes = [main(words) for words in (["show", str(run)], ["report", str(run)])]
+        assert set(codes) <= {0, 2}
+        return len(capsys.readouterr().err.splitlines())
+
+    assert set(flip_bits(run / FILE, command, n_flips=100, seed=2)) <= {"equal", "changed"}
