@@ -41,11 +41,30 @@ Every message names the thing, its value, what is allowed and what to do.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+    r"\udc80-\udc9f]"
+)
+"""Characters that can change what a terminal does or shows: controls except tab and line feed,
+marks that reverse or hide text, and undecoded bytes of a file name that are controls."""
+
+
+def escape_controls(text: str) -> str:
+    r"""Return a text in which control characters are visible, as ``\u001b``."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class EsperError(Exception):
-    """Base class of every error that a user of Esper can cause."""
+    """Base class of every error that a user of Esper can cause.
+
+    Control characters in a message, which can be quoted from a file, are escaped.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(escape_controls(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class EsperWarning(UserWarning):

@@ -49,7 +49,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     return draw(
         st.builds(
             RunConfig,
-            task=words.filter(bool),
+            task=words.filter(lambda word: word.isprintable() and word != ""),
             task_options=options,
             rounds=counts,
             envs=counts,

@@ -32,7 +32,8 @@ def test_flipped_bits_of_telemetry(
     if not is_hashed:
         (run / "telemetry.sha256").unlink()
     outcomes = flip_bits(run / FILE, lambda: read_all(run, verify=True), n_flips=1500, seed=1)
-    print("telemetry", "finished" if is_hashed else "of a killed process", dict(outcomes))
+    with capsys.disabled():
+        print("telemetry", "finished" if is_hashed else "of a killed process", dict(outcomes))
     assert not is_hashed or outcomes == {"refused": 1500}
 
     def command() -> int:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
+from esper.cli.output import (
+    print_columns,
+    print_json,
+    print_wrapped,
+    raw_stream,
+    require_writable,
+)
 from esper.cli.parsing import (
     Switch,
     UsageError,
@@ -24,7 +30,7 @@ from esper.cli.parsing import (
     required,
 )
 from esper.config.held_out_hosts import EVALUATION_HOSTS
-from esper.errors import RunError
+from esper.errors import RunError, escape_controls
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, require_no_link, shell_word
 from esper.training.signals import INTERRUPTED
@@ -73,9 +79,10 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         with suppress(OSError):
-            sys.stderr.write(f"\r{text.ljust(self._width)}\r")
+            line = escape_controls(text).ljust(self._width)
+            raw_stream(sys.stderr).write(f"\r{line}\r")
             sys.stderr.flush()
-        self._width = len(text)
+        self._width = len(escape_controls(text))
 
 
 def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from esper.cli.output import raw_stream
 from esper.cli.progress import (
     ProgressState,
     bars,
@@ -24,11 +25,17 @@ from esper.cli.progress import (
     score_text,
     trial_text,
 )
+from esper.errors import escape_controls
 from esper.formatting import many, number
 from esper.telemetry.records import EvaluationRecord, Record
 
 if TYPE_CHECKING:
     from esper.training.output import TrialProgress
+
+
+def _text(content: str, style: str = "") -> Text:
+    """Return a text without markup and control characters."""
+    return Text(escape_controls(content), style=style)
 
 
 _WIDE = 110
@@ -59,9 +66,9 @@ class RunPanel:
             parts.append(_rows([*learning, *controlling]))
         messages = list(state.messages)  # a copy, because another thread may append
         if messages:
-            parts += [Text(), *(Text(message, style="yellow") for message in messages)]
+            parts += [Text(), *(_text(message, style="yellow") for message in messages)]
         name = f" {state.name}" if state.name else ""
-        title = Text(f"esper{name}, task {state.config.task}", style="bold")
+        title = _text(f"esper{name}, task {state.config.task}", style="bold")
         yield Panel(
             Group(*parts),
             title=title,
@@ -84,7 +91,7 @@ def _progress(state: ProgressState) -> Table:
     for _ in range(3):
         grid.add_column(no_wrap=True)
     grid.add_row(
-        Text(phase if comparison is None else "comparing", style="bold"),
+        _text(phase if comparison is None else "comparing", style="bold"),
         ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
         f"{share:.0%}",
         f"{count(state.steps_per_second)} env-steps/s",
@@ -96,29 +103,29 @@ def _progress(state: ProgressState) -> Table:
 def _learning_rows(state: ProgressState, options: ConsoleOptions) -> list[Row]:
     """Return the results of the hosts."""
     row, trial = state.round, state.trial
-    ongoing = [] if trial is None else [("evaluating", Text(trial_text(trial), style="cyan"))]
+    ongoing = [] if trial is None else [("evaluating", _text(trial_text(trial), style="cyan"))]
     compared = _comparison_rows(state)
     if not state.has_begun:
-        ongoing = [("", Text("loading PyTorch"))]
+        ongoing = [("", _text("loading PyTorch"))]
     if row is None:
-        return [*compared, *ongoing] or [("", Text("collecting the first round"))]
-    line = Text(number(row.ep_rew_mean), style="bold green")
+        return [*compared, *ongoing] or [("", _text("collecting the first round"))]
+    line = _text(number(row.ep_rew_mean), style="bold green")
     if not options.ascii_only:
         line.append(f"  {bars(state.returns, _MOST_BARS)}", style="green")
     rows = [
         ("return", line),
-        ("score", Text(score_text(row))),
-        ("parameters", Text(parameter_text(row))),
-        ("FLOPs", Text(f"{number(row.flops_mean, 2)} of the reference run")),
+        ("score", _text(score_text(row))),
+        ("parameters", _text(parameter_text(row))),
+        ("FLOPs", _text(f"{number(row.flops_mean, 2)} of the reference run")),
     ]
     if state.evaluation is not None:
-        rows.append(("held-out", Text(_held_out(state.evaluation))))
+        rows.append(("held-out", _text(_held_out(state.evaluation))))
     return [*rows, *compared, *ongoing]
 
 
 def _comparison_rows(state: ProgressState) -> list[Row]:
     arms = [f"{arm} {final.ep_rew_mean:.3f}" for arm, final in state.finals.items()]
-    return [("comparison", Text(f"return of {', '.join(arms)}"))] if arms else []
+    return [("comparison", _text(f"return of {', '.join(arms)}"))] if arms else []
 
 
 def _held_out(row: EvaluationRecord) -> str:
@@ -131,18 +138,18 @@ def _controller_rows(state: ProgressState) -> list[Row]:
     """Return the controller's actions and its latest update."""
     rows: list[Row] = []
     if state.round is not None:
-        rows.append(("ops", Text(f"{op_text(state.round)} per episode")))
+        rows.append(("ops", _text(f"{op_text(state.round)} per episode")))
     update = state.update
     if update is not None:
         text = f"KL {number(update.approx_kl, 4)}, entropy {number(update.entropy, 2)}"
         if state.n_updates:
             text += f", {state.n_early_stops} of {state.n_updates} stopped early"
-        rows.append(("update", Text(text)))
+        rows.append(("update", _text(text)))
         explained = number(update.explained_variance, 2)
-        rows.append(("critic", Text(f"explained variance {explained}")))
+        rows.append(("critic", _text(f"explained variance {explained}")))
     if state.n_restored:
         text = f"{many(state.n_restored, 'host')} rolled back, last: {state.last_restored}"
-        rows.append(("governor", Text(text, style="yellow")))
+        rows.append(("governor", _text(text, style="yellow")))
     return rows
 
 
@@ -187,7 +194,9 @@ class LiveView:
         self._state = state
         self._live = Live(
             RunPanel(state),
-            console=Console(file=cast(TextIO, _Screen(sys.stdout))) if console is None else console,
+            console=Console(file=cast(TextIO, _Screen(raw_stream(sys.stdout))))
+            if console is None
+            else console,
             refresh_per_second=_REFRESHES_PER_SECOND,
         )
         self._live.start(refresh=True)

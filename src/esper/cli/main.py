@@ -11,6 +11,7 @@ from typing import NamedTuple, TextIO
 
 from esper.cli.output import (
     discard_output,
+    escaped_output,
     flush_or_discard_output,
     is_output_broken,
     one_line,
@@ -83,11 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if argv is not None:
-        return _run_and_report(args, ends_ignoring=True)
+        with escaped_output():
+            return _run_and_report(args, ends_ignoring=True)
     if not prepare_streams():
         return _report_broken_output("it is closed")
     try:
-        return _run_and_report(args, ends_ignoring=False)
+        with escaped_output():
+            return _run_and_report(args, ends_ignoring=False)
     finally:
         flush_or_discard_output()
 

@@ -10,11 +10,12 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
-from esper.errors import StorageError
+from esper.errors import StorageError, escape_controls
 
 _ESCAPE_UNENCODABLE = "esper_escape_unencodable"
 
@@ -37,6 +38,56 @@ def prepare_streams() -> bool:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_ESCAPE_UNENCODABLE)
     return has_output
+
+
+class EscapedStream:
+    """A text stream that shows control characters instead of passing them to the terminal.
+
+    Commands print strings of runs, controllers and tasks, which others may have written.
+    """
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write a text with its control characters escaped."""
+        self.raw.write(escape_controls(text))
+        return len(text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def raw_stream(stream: Any) -> TextIO:
+    """Return the stream behind an escaped one, for output that moves the cursor."""
+    return stream.raw if isinstance(stream, EscapedStream) else stream
+
+
+@contextmanager
+def escaped_output() -> Generator[None]:
+    """Escape control characters in everything that is printed within the context."""
+    kept = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, EscapedStream(raw_stream(one))) for one in kept)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = kept
+
+
+@contextmanager
+def raw_output() -> Generator[None]:
+    """Print without escaping within the context, for text with colours of our own."""
+    kept = sys.stdout
+    sys.stdout = raw_stream(kept)
+    try:
+        yield
+    finally:
+        sys.stdout = kept
 
 
 def flush_or_discard_output() -> None:
@@ -129,8 +180,8 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def one_line(text: object) -> str:
-    """Return a text or the message of an error without line breaks."""
-    return " ".join(str(text).split())
+    """Return a text or the message of an error without line breaks and control characters."""
+    return escape_controls(" ".join(str(text).split()))
 
 
 def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> None:

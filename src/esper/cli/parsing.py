@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
+from esper.cli.output import raw_output
 from esper.config.schema import NONE, allowed_words, hints_of, is_section, shown
 from esper.errors import EsperError, did_you_mean
 
@@ -219,14 +220,15 @@ def _call_tyro(
     kind: type[Options], args: Sequence[str], command: str, *, add_help: bool = True
 ) -> Options:
     try:
-        options, _ = tyro.cli(
-            kind,
-            prog=f"esper {command}",
-            args=args,
-            return_unknown_args=True,
-            add_help=add_help,
-            console_outputs=add_help and "--help" in args,
-        )
+        with raw_output():  # the help has colours
+            options, _ = tyro.cli(
+                kind,
+                prog=f"esper {command}",
+                args=args,
+                return_unknown_args=True,
+                add_help=add_help,
+                console_outputs=add_help and "--help" in args,
+            )
         return options
     except SystemExit as ended:
         if not ended.code:

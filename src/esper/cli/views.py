@@ -23,6 +23,7 @@ from esper.cli.progress import (
     trial_text,
 )
 from esper.config.run import RunConfig
+from esper.errors import escape_controls
 from esper.formatting import UNKNOWN, many, number
 from esper.telemetry.records import (
     EvaluationRecord,
@@ -195,7 +196,7 @@ def json_line(event: str, facts: dict[str, Any]) -> str:
 def print_to_stderr(message: str) -> None:
     """Print a message on stderr without buffering, so that a signal handler may call this."""
     with suppress(OSError):  # the terminal may be closed
-        os.write(2, f"esper: {message}\n".encode())
+        os.write(2, f"esper: {escape_controls(message)}\n".encode())
 
 
 _SIMPLE_TERMINALS = ("dumb", "unknown")

@@ -178,6 +178,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.task, str) or not self.task:
             raise ConfigError(f"task is {self.task!r}; it must be the name of a task.")
+        if not self.task.isprintable():
+            raise ConfigError(f"task is {self.task!r}; it must not have control characters.")
         self._require_options()
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)

@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from esper.config.run import RunConfig
-from esper.errors import ConfigError, did_you_mean
+from esper.errors import ConfigError, did_you_mean, escape_controls
 
 NONE = "none"
 """The spelling of None, which TOML lacks."""
@@ -108,7 +108,8 @@ def string_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{shown(text)} is not valid Unicode.") from error
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04X}", escaped) + '"'
+    escaped = re.sub(r"[\t\n]", lambda found: f"\\u{ord(found[0]):04X}", escaped)
+    return f'"{escape_controls(escaped)}"'
 
 
 def key_text(key: str) -> str:

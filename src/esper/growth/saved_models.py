@@ -291,7 +291,8 @@ def _read_json(folder: Path) -> dict[str, Any]:
         growth = verified(growth)
     except ValueError as error:
         raise SavedModelError(f"{path} is damaged: {error}.") from error
-    for name in [growth.get("tensors"), *(growth.get("replaces") or [])]:
+    names: list[Any] = [growth.get("tensors"), *(growth.get("replaces") or [])]
+    for name in names:
         if not isinstance(name, str) or _TENSOR_FILE.fullmatch(name) is None:
             raise SavedModelError(
                 f"{path} names the tensor file {name!r}; such names are like "

@@ -26,6 +26,7 @@ from esper.reports.run_report.values import (
 )
 from esper.storage.files import write_atomic
 from esper.storage.run_folder import shell_word
+from esper.telemetry.damage import hash_file_of
 from esper.version import __version__
 
 if TYPE_CHECKING:
@@ -199,6 +200,13 @@ def _run_values(run: Run, name: str) -> RunValues:
             )
     except TelemetryError as error:
         raise ReportError(f"{run.path} has no records: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        if hash_file_of(run.folder.telemetry_file).exists():
+            raise  # the records are those that were written, so this is a bug
+        raise ReportError(
+            f"the records of {run.path} are damaged ({type(error).__name__}: {error}); restore a "
+            "copy of its telemetry."
+        ) from error
     if values["overview"]["task"] is None:
         raise ReportError(f"{run.path} has no records yet; try again later.")
     return values

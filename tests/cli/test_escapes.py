@@ -1,0 +1,126 @@
+"""Strings of runs, controllers and tasks never reach the terminal as commands to it."""
+
+import io
+import json
+import shutil
+import sqlite3
+import unicodedata
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import esper
+from esper.cli.live import LiveView
+from esper.cli.main import main
+from esper.cli.progress import ProgressState
+from esper.cli.views import print_to_stderr
+from esper.config.toml import read_toml
+from esper.errors import EsperError, UnknownTaskError
+from esper.tamiyo import save_controller
+from esper.training.comparison import read_summary, write_summary
+from tests.tamiyo.fresh_controllers import fresh_controller
+from tests.training.tiny import tiny_config
+
+EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\r\u202e\u2066\x7f[bold]loud[/bold]"
+SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J"
+
+
+def is_control(character: str) -> bool:
+    """Return whether Unicode calls a character a control or an invisible format character."""
+    return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf")
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> str:
+    """Run a command and return its output, which must be harmless."""
+    assert main(words) == code
+    told = capsys.readouterr()
+    both = told.out + told.err
+    assert [character for character in both if is_control(character)] == []
+    return both
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """Return a finished run with control characters in its name and its strings."""
+    folder = Path(shutil.copytree(finished_run, tmp_path / "runs" / f"run {EVIL.replace('/', '')}"))
+    summary = read_summary(folder / "summary.json")
+    write_summary(folder / "summary.json", replace(summary, sentences=(EVIL,), split=EVIL))
+    with closing(sqlite3.connect(folder / "telemetry.sqlite")) as connection:
+        connection.execute("UPDATE sessions SET message = ?", (EVIL,))
+        connection.execute("UPDATE runs SET name = ?, task = ?", (EVIL, EVIL))
+        connection.commit()
+    (folder / "telemetry.sha256").unlink()
+    return folder
+
+
+def test_a_runs_strings_are_shown_escaped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(["show", str(run)], capsys)
+    assert f": {SHOWN}" in shown
+    assert "[bold]loud[/bold]" in shown
+    assert SHOWN in printed(["runs", str(run.parent)], capsys)
+    assert SHOWN in printed(["resume", str(run)], capsys)
+    assert SHOWN in printed(["report", str(run), "--format", "md"], capsys)
+    printed(["report", str(run), "--format", "json"], capsys)
+    printed(["export-controller", str(run), "--out", "kept"], capsys)
+    for words in (["show", str(run), "--json"], ["runs", str(run.parent), "--json"]):
+        values = json.loads(printed(words, capsys))
+        one = values if isinstance(values, dict) else values[0]
+        assert one["name"] == run.name
+
+
+def test_a_controllers_strings_are_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    origin = {"task": "spirals", "task_options": {"batches_per_epoch": 1}, "comparison": [EVIL]}
+    evil = replace(fresh_controller(n_epochs=2), name=EVIL, origin=origin)
+    folder = str(save_controller(evil, tmp_path / "evil"))
+    printed(["grow", "--controller", folder], capsys)
+    few = ["--hosts", "2", "--tuning-runs", "2", "--arms", "wait"]
+    assert SHOWN in printed(["evaluate", folder, *few], capsys)
+    assert SHOWN in printed(["compare", folder, "wait", "--hosts", "2"], capsys)
+    save_controller(replace(evil, origin={"task": EVIL}), tmp_path / "evil")
+    assert "error" in printed(["grow", "--controller", folder], capsys, code=2)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--print-config"]])
+def test_a_settings_files_strings_are_shown_escaped(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("evil.toml").write_text(f"task = {json.dumps(EVIL)}\n")
+    assert "task is" in printed(["train", "--config", "evil.toml", *words], capsys, code=2)
+    text = f"task = '[bold]loud'\n[task_options]\nname = {json.dumps(EVIL)}\n"
+    Path("evil.toml").write_text(text)
+    code = 0 if words else 2
+    assert "[bold]loud" in printed(["train", "--config", "evil.toml", *words], capsys, code=code)
+
+
+def test_a_toml_file_keeps_control_characters_as_escapes() -> None:
+    config = tiny_config(task_options={"name": EVIL})
+    text = esper.config.toml.write_toml(config)
+    assert not any(map(is_control, text))
+    assert read_toml(text, source="here") == config
+
+
+def test_the_live_panel_escapes_and_interprets_no_markup(tmp_path: Path) -> None:
+    state = ProgressState(tiny_config(task="[bold]loud"))
+    state.name = EVIL
+    screen = io.StringIO()
+    view = LiveView(state, Console(file=screen, width=200))
+    view.tell(EVIL)
+    view.close()
+    drawn = screen.getvalue()
+    assert not any(map(is_control, drawn))
+    assert SHOWN in drawn
+    assert "task [bold]loud" in drawn
+
+
+def test_messages_escape_what_they_quote(capfd: pytest.CaptureFixture[str]) -> None:
+    assert str(EsperError(f"no {EVIL}", 3).args[0]).startswith(f"no {SHOWN}")
+    assert not any(map(is_control, str(UnknownTaskError(EVIL))))
+    assert str(EsperError("a\tb\nc")) == "a\tb\nc"
+    print_to_stderr(EVIL)
+    assert SHOWN in capfd.readouterr().err
