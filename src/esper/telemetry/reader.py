@@ -239,12 +239,16 @@ class RunTelemetry:
         todo = decoders(columns)
         stored = [c.stored_types if c.since <= self._version else _NULL for c in columns]
         sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {order}'
+        checked: set[tuple[type, ...]] = set()
         for row in self._iterate(sql, values):
+            types = tuple(map(type, row))
+            if types not in checked:  # most rows have the types of an earlier one
+                for value, allowed, column in zip(row, stored, columns, strict=True):
+                    if type(value) not in allowed:
+                        what = f"{kind.table}.{column.name} is {value!r}"
+                        raise self._damaged(f"{what[:80]} in a row")
+                checked.add(types)
             decoded = list(row)
-            for value, types, column in zip(decoded, stored, columns, strict=True):
-                if type(value) not in types:
-                    what = f"{kind.table}.{column.name} is {value!r}"
-                    raise self._damaged(f"{what[:80]} in a row")
             for index, decode in todo.items():
                 decoded[index] = decode(decoded[index])
             yield decoded
@@ -293,8 +297,9 @@ class RunTelemetry:
         except UnicodeDecodeError as error:  # in SQLite's own message about a damaged name
             raise self._damaged("a name or text is not UTF-8") from error
         except sqlite3.Error as error:
+            reason = " ".join(str(error).split())
             raise TelemetryError(
-                f"{self._path} cannot be read ({error}); it is damaged, locked or not a database."
+                f"{self._path} cannot be read ({reason}); it is damaged, locked or not a database."
             ) from error
 
 
