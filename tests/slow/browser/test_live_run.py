@@ -52,7 +52,7 @@ def test_numbers_and_charts_update_without_reloading(live: Live, visit: Visit) -
     after = [chart_picture(visitor, name) for name in ("return", "score", "parameters")]
     assert all(one != other for one, other in zip(pictures, after, strict=True))
     # The last point of a chart is the mean return that the run recorded for that round.
-    found = re.search(r"round: from .*? to (\S+) in round (\d+)", chart_words(visitor, "return"))
+    found = re.search(r"training: from .*? to (\S+) in round (\d+)", chart_words(visitor, "return"))
     assert found is not None
     assert int(found[2]) >= last
     rows = ask(live.run_dir, "SELECT ep_rew_mean FROM rounds WHERE round = ?", int(found[2]))
