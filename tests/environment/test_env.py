@@ -22,8 +22,9 @@ from esper.errors import (
     ShapeError,
     TaskError,
 )
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import HostSlots, slots
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.populations.stacked import StackedKeeper
 from tests.environment.worlds import TINY, choose, life_of_a_seed, make_env
 
 
@@ -100,18 +101,25 @@ def test_an_illegal_combination_counts_as_wait_and_is_flagged() -> None:
         assert info["op"] == (Op.GERMINATE if is_legal else Op.WAIT)
 
 
-def test_an_action_refused_by_a_gate_is_a_flagged_wait() -> None:
+def test_a_seed_that_must_not_start_is_a_flagged_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env()
     env.reset(seed=1)
     grow, go, *_ = life_of_a_seed(env.vector.slot_config)
-    for action in (grow, go, go):
-        *_, info = env.step(action)
+    *_, info = env.step(grow)
     assert info["was_refused"] is False
-    observation, *_, info = env.step(go)  # alpha is still on its way
+    with monkeypatch.context() as patch:
+        for keeper in (HostSlots, StackedKeeper):
+            patch.setattr(keeper, "find_start_problem", lambda *_: "not finite")
+        observation, *_, info = env.step(go)
     assert info["was_refused"] is True
     assert info["illegal_action"] is False
     assert info["op"] == Op.WAIT
     assert env.layout.host(observation[None], "was_refused")[0] == 1.0
+    for _ in range(2):
+        *_, info = env.step(go)
+    assert info["illegal_action"] is False
+    *_, info = env.step(go)  # alpha is still on its way
+    assert info["illegal_action"] is True
 
 
 def test_an_episode_terminates_after_its_epochs() -> None:

@@ -139,7 +139,9 @@ class Walk:
     def live_an_epoch(self) -> None:
         actions = list(self.legal_actions())
         if actions and self.rng.random() < 0.8:
-            self.slots.apply(actions[self.rng.integers(len(actions))])
+            # Rarely pruned, so that some seeds are old enough to be committed.
+            weights = np.array([0.2 if action.op == Op.PRUNE else 1.0 for action in actions])
+            self.slots.apply(actions[self.rng.choice(len(actions), p=weights / weights.sum())])
         self.optimizer.zero_grad()
         # Sometimes the loss is NaN, so that the governor takes part in the walk.
         scale = torch.nan if self.rng.random() < 0.05 else 1.0
@@ -168,7 +170,7 @@ def test_random_growth_leaves_nothing_behind(name: str) -> None:
     seen: set[Stage] = set()
     for seed in range(N_WALKS):
         walk = Walk(SMALL[name], seed)
-        for _ in range(8):
+        for _ in range(12):
             walk.live_an_epoch()
             seen |= {slot.stage for slot in walk.slots.values()}
         walk.slots.abandon_growing()

@@ -15,15 +15,19 @@ from esper.lifecycle.stages import Stage
 TWO = SlotConfig(("left", "right"))
 
 
-def state(stage: Stage, age: int = 3, at_rest: bool = True) -> SlotMaskState:
-    return SlotMaskState(stage, age, at_rest)
+def state(
+    stage: Stage, age: int = 3, at_rest: bool = True, is_gate_open: bool = True
+) -> SlotMaskState:
+    return SlotMaskState(stage, age, at_rest, is_gate_open)
 
 
-def stages_that_allow(op: Op, age: int = 3, at_rest: bool = True) -> set[str]:
+def stages_that_allow(
+    op: Op, age: int = 3, at_rest: bool = True, is_gate_open: bool = True
+) -> set[str]:
     return {
         stage.name.lower()
         for stage in Stage
-        if may_apply(op, "left", [state(stage, age, at_rest), None], TWO)
+        if may_apply(op, "left", [state(stage, age, at_rest, is_gate_open), None], TWO)
     }
 
 
@@ -41,6 +45,14 @@ def test_a_seed_whose_alpha_is_moving_cannot_be_pruned_or_retargeted() -> None:
     assert stages_that_allow(Op.PRUNE, at_rest=False) == set()
     assert stages_that_allow(Op.SET_ALPHA_TARGET, at_rest=False) == set()
     assert stages_that_allow(Op.FOSSILIZE, at_rest=False) == {"holding"}
+
+
+def test_a_closed_gate_or_a_moving_alpha_keeps_a_seed_in_its_stage() -> None:
+    assert stages_that_allow(Op.ADVANCE, at_rest=False) == {"germinated", "training"}
+    assert stages_that_allow(Op.ADVANCE, is_gate_open=False) == set()
+    assert stages_that_allow(Op.FOSSILIZE, is_gate_open=False) == set()
+    for op in (Op.WAIT, Op.FINISH, Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE):
+        assert stages_that_allow(op, is_gate_open=False) == stages_that_allow(op)
 
 
 def test_a_seed_of_age_zero_cannot_be_pruned() -> None:
@@ -76,7 +88,7 @@ def test_a_configuration_can_disable_slots_and_finishing() -> None:
 
 
 def test_state_codes_index_the_table_of_states() -> None:
-    combinations = itertools.product(Stage, (False, True), (False, True))
+    combinations = itertools.product(Stage, *[(False, True)] * 3)
     assert [state_code(*combination) for combination in combinations] == list(range(len(STATES)))
 
 

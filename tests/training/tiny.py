@@ -29,7 +29,7 @@ OP_LOGITS = {
     Op.FOSSILIZE: 4.0,
     Op.ADVANCE: 2.0,
     Op.PRUNE: 0.5,
-    Op.SET_ALPHA_TARGET: 1.0,
+    Op.SET_ALPHA_TARGET: 0.0,
     Op.FINISH: -2.5,
 }
 """Initial logits of the ops with which short episodes see every stage of a seed's life."""

@@ -92,6 +92,7 @@ class HostGroup:
             torch.from_numpy(arrays.age_epochs),
             torch.from_numpy(arrays.alpha_at_rest),
             self.slot_config,
+            torch.from_numpy(arrays.is_gate_open),
         )
 
     def reference_epoch_flops(self, host: int) -> float:

@@ -62,13 +62,6 @@ class SlotLife:
         """Whether the seed changes the host's output."""
         return self.has_seed and self.alpha > 0.0
 
-    @property
-    def mask_state(self) -> SlotMaskState | None:
-        """The state that legality depends on; None if dormant."""
-        if self.stage == Stage.DORMANT:
-            return None
-        return SlotMaskState(self.stage, self.age_epochs, self.schedule.is_at_rest)
-
     def enter(self, stage: Stage) -> None:
         """Move to ``stage``."""
         assert may_follow(self.stage, stage), f"{self.stage.name} cannot become {stage.name}"
@@ -183,7 +176,17 @@ class SlotLives:
     @property
     def mask_states(self) -> list[SlotMaskState | None]:
         """The state of each slot, as action masks read it."""
-        return [life.mask_state for life in self._lives.values()]
+        return [
+            None
+            if life.stage == Stage.DORMANT
+            else SlotMaskState(
+                life.stage,
+                life.age_epochs,
+                life.schedule.is_at_rest,
+                is_gate_open(life, self.growth_config),
+            )
+            for life in self._lives.values()
+        ]
 
     def is_legal(self, action: GrowthAction) -> bool:
         """Return whether the host's state allows the action."""
@@ -202,11 +205,14 @@ class SlotLives:
         Raises:
             IllegalActionError: If the host's state does not allow the action.
         """
-        if not self.is_legal(action):
+        reason = self._find_closed_gate(action)
+        if reason is None and not self.is_legal(action):
             raise IllegalActionError(self._explain_illegal(action))
         if action.op in (Op.WAIT, Op.FINISH):
             return Outcome(action, was_done=True)
-        reason = self._find_gate_problem(action, keeper)
+        is_start = action.op == Op.ADVANCE and self[action.slot].stage == Stage.GERMINATED
+        if is_start and reason is None:
+            reason = keeper.find_start_problem(action.slot)
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
@@ -314,7 +320,9 @@ class SlotLives:
         """Advance a seed as far as its gates allow, if the configuration asks for it."""
         life, advance = self[slot], GrowthAction(op=Op.ADVANCE, slot=slot)
         while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
-            if self._find_gate_problem(advance, keeper) is not None:
+            if self._find_closed_gate(advance) is not None:
+                return
+            if life.stage == Stage.GERMINATED and keeper.find_start_problem(slot) is not None:
                 return
             self._advance(life)
 
@@ -337,17 +345,23 @@ class SlotLives:
         elif life.stage_epochs >= self.growth_config.embargo_epochs:
             life.enter(Stage.RESETTING)
 
-    def _find_gate_problem(self, action: GrowthAction, keeper: SeedKeeper) -> str | None:
-        """Return why a gate blocks an action, or None if no gate does."""
-        life, config = self[action.slot], self.growth_config
-        if action.op == Op.ADVANCE and life.stage == Stage.GERMINATED:
-            return keeper.find_start_problem(action.slot)
-        if action.op == Op.ADVANCE and life.stage == Stage.TRAINING:
-            return _find_shortfall("trained", life.stage_epochs, config.min_training_epochs)
-        if action.op == Op.ADVANCE and not life.schedule.is_at_rest:
+    def _find_closed_gate(self, action: GrowthAction) -> str | None:
+        """Return why a seed cannot leave its stage yet, or None if the action may be tried.
+
+        Masks do not offer such an action; one that is taken anyway is a wait.
+        """
+        if action.op not in (Op.ADVANCE, Op.FOSSILIZE):
+            return None
+        life = self[action.slot]
+        leaving = ADVANCEABLE_STAGES if action.op == Op.ADVANCE else {Stage.HOLDING}
+        if life.stage not in leaving:
+            return None
+        if not is_gate_open(life, self.growth_config):
+            least = least_epochs(life.stage, self.growth_config)
+            stage = life.stage.name.lower()
+            return f"{stage} for {life.stage_epochs} of at least {least} epochs"
+        if life.stage == Stage.BLENDING and not life.schedule.is_at_rest:
             return _describe_ramp(life)
-        if action.op == Op.FOSSILIZE:
-            return _find_shortfall("held", life.stage_epochs, config.min_holding_epochs)
         return None
 
     def _explain_illegal(self, action: GrowthAction) -> str:
@@ -384,5 +398,15 @@ def _describe_ramp(life: SlotLife) -> str:
     return f"alpha is {life.alpha:.3g} on its way to {life.schedule.target:g}"
 
 
-def _find_shortfall(what: str, epochs: int, least: int) -> str | None:
-    return None if epochs >= least else f"{what} for {epochs} of at least {least} epochs"
+def least_epochs(stage: Stage, config: GrowthConfig) -> int:
+    """Return how many epochs a seed spends in a stage before it may leave it."""
+    needed = {
+        Stage.TRAINING: config.min_training_epochs,
+        Stage.HOLDING: config.min_holding_epochs,
+    }
+    return needed.get(stage, 0)
+
+
+def is_gate_open(life: SlotLife, config: GrowthConfig) -> bool:
+    """Return whether a seed has spent enough epochs in its stage to leave it."""
+    return life.stage_epochs >= least_epochs(life.stage, config)

@@ -1,8 +1,8 @@
 """Which ops are legal for a slot in a given state.
 
 Action masks and the slots that execute actions both use these rules. What a slot's own state allows
-is a pure function of (stage, at least one epoch old, alpha at rest), tabulated once over all such
-states. Germinating also depends on the host's other slots.
+is a pure function of (stage, gate open, at least one epoch old, alpha at rest), tabulated once over
+all such states. Germinating also depends on the host's other slots.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class SlotMaskState:
     stage: Stage
     age_epochs: int
     alpha_at_rest: bool
+    is_gate_open: bool = True
+    """False if the seed is known to have spent too few epochs in its stage to leave it."""
     code: int = field(init=False, repr=False, compare=False)
     """Index of the state in :data:`STATES`."""
 
@@ -37,42 +39,51 @@ class SlotMaskState:
             raise SlotError(f"stage is {self.stage!r}; it must be one of {stages}.")
         if self.age_epochs < 0:
             raise SlotError(f"age_epochs is {self.age_epochs!r}; it must be at least 0.")
-        code = state_code(self.stage, self.age_epochs >= 1, self.alpha_at_rest)
+        code = state_code(self.stage, self.is_gate_open, self.age_epochs >= 1, self.alpha_at_rest)
         object.__setattr__(self, "code", code)
 
 
-def state_code(stage: int, is_aged: bool, alpha_at_rest: bool) -> int:
-    """Return the code of a slot state, ``4 * stage + 2 * is_aged + alpha_at_rest``."""
-    return 4 * stage + 2 * bool(is_aged) + bool(alpha_at_rest)
+def state_code(stage: int, is_gate_open: bool, is_aged: bool, alpha_at_rest: bool) -> int:
+    """Return the code of a slot state: its position in :data:`STATES`."""
+    return 8 * stage + 4 * bool(is_gate_open) + 2 * bool(is_aged) + bool(alpha_at_rest)
 
 
-STATES: tuple[tuple[Stage, bool, bool], ...] = tuple(
-    (stage, is_aged, at_rest)
+STATES: tuple[tuple[Stage, bool, bool, bool], ...] = tuple(
+    (stage, is_gate_open, is_aged, at_rest)
     for stage in Stage
+    for is_gate_open in (False, True)
     for is_aged in (False, True)
     for at_rest in (False, True)
 )
-"""Every (stage, at least one epoch old, alpha at rest), ordered by code."""
+"""Every (stage, gate open, at least one epoch old, alpha at rest), ordered by code."""
 
-DORMANT_CODE = state_code(Stage.DORMANT, False, True)
+DORMANT_CODE = state_code(Stage.DORMANT, True, False, True)
 """The code of an empty slot."""
 
 
-def does_state_allow(op: Op, stage: Stage, *, is_aged: bool, alpha_at_rest: bool) -> bool:
-    """Return whether a slot's own state allows an op, regardless of the other slots."""
+def does_state_allow(
+    op: Op, stage: Stage, *, is_gate_open: bool = True, is_aged: bool, alpha_at_rest: bool
+) -> bool:
+    """Return whether a slot's own state allows an op, regardless of the other slots.
+
+    Advancing and fossilizing pass a gate. Whether a new seed's output is finite turns out when it
+    is tried; what is known before, too few epochs in a stage or an alpha that is still moving, is
+    illegal here.
+    """
     match op:
         case Op.WAIT | Op.FINISH:
             return True
         case Op.GERMINATE:
             return stage == Stage.DORMANT
         case Op.ADVANCE:
-            return stage in ADVANCEABLE_STAGES
+            is_still = alpha_at_rest or stage != Stage.BLENDING
+            return stage in ADVANCEABLE_STAGES and is_gate_open and is_still
         case Op.SET_ALPHA_TARGET:
             return stage in RETARGETABLE_STAGES and alpha_at_rest
         case Op.PRUNE:
             return stage in LIVE_STAGES and is_aged and alpha_at_rest
         case Op.FOSSILIZE:
-            return stage == Stage.HOLDING
+            return stage == Stage.HOLDING and is_gate_open
 
 
 def may_host_germinate(stages: Sequence[Stage], seed_limit: int | None) -> bool:
@@ -103,8 +114,10 @@ def may_apply(
             "slots."
         )
     codes = [DORMANT_CODE if state is None else state.code for state in slot_states]
-    stage, is_aged, at_rest = STATES[codes[index]]
-    if not does_state_allow(op, stage, is_aged=is_aged, alpha_at_rest=at_rest):
+    stage, is_gate_open, is_aged, at_rest = STATES[codes[index]]
+    if not does_state_allow(
+        op, stage, is_gate_open=is_gate_open, is_aged=is_aged, alpha_at_rest=at_rest
+    ):
         return False
     if op == Op.FINISH:
         return slot_config.allow_finish

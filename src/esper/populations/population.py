@@ -19,7 +19,7 @@ from esper.errors import ConfigError, IllegalActionError, SlotError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.modules import seeded
-from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
+from esper.growth.slot_lives import Outcome, SlotLife, SlotLives, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations.host_data import (
@@ -55,6 +55,8 @@ class SlotArrays:
     alpha_target: Floats
     """Target of the current ramp, or of the first one if it has not started."""
     alpha_at_rest: NDArray[np.bool_]
+    is_gate_open: NDArray[np.bool_]
+    """False where a seed has spent too few epochs in its stage to leave it."""
     ramp_epochs_left: Integers
     """Epochs until alpha reaches its target."""
     blueprint: Integers
@@ -73,13 +75,21 @@ class SlotArrays:
             alpha=np.zeros(shape),
             alpha_target=np.zeros(shape),
             alpha_at_rest=np.ones(shape, np.bool_),
+            is_gate_open=np.ones(shape, np.bool_),
             ramp_epochs_left=np.zeros(shape, np.int64),
             blueprint=np.full(shape, NO_BLUEPRINT, np.int64),
             style=np.zeros(shape, np.int64),
             curve=np.zeros(shape, np.int64),
         )
 
-    def write(self, host: int, slot: str, life: SlotLife, slot_config: SlotConfig) -> None:
+    def write(
+        self,
+        host: int,
+        slot: str,
+        life: SlotLife,
+        slot_config: SlotConfig,
+        growth_config: GrowthConfig,
+    ) -> None:
         """Write the state of one slot of one host."""
         at = host, slot_config.slot_index(slot)
         schedule = life.schedule
@@ -90,6 +100,7 @@ class SlotArrays:
         self.alpha[at] = life.alpha
         self.alpha_target[at] = schedule.target if has_ramped else life.alpha_target
         self.alpha_at_rest[at] = schedule.is_at_rest
+        self.is_gate_open[at] = is_gate_open(life, growth_config)
         self.ramp_epochs_left[at] = max(0, schedule.n_epochs - schedule.epoch)
         self.blueprint[at] = (
             slot_config.blueprint_index(life.blueprint) if life.has_seed else NO_BLUEPRINT
@@ -476,12 +487,12 @@ class Population(ABC):
 
     def _follow(self, host: int, lives: SlotLives) -> None:
         """Keep the slot arrays in sync with a host's lives."""
-        lives.on_change = partial(self._on_slot_change, host)
+        lives.on_change = partial(self._on_slot_change, host, lives)
         for slot, life in lives.items():
-            self._on_slot_change(host, slot, life)
+            self._on_slot_change(host, lives, slot, life)
 
-    def _on_slot_change(self, host: int, slot: str, life: SlotLife) -> None:
-        self._slot_arrays.write(host, slot, life, self.slot_config)
+    def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
+        self._slot_arrays.write(host, slot, life, self.slot_config, lives.growth_config)
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
         return {

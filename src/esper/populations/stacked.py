@@ -210,8 +210,8 @@ class StackedPopulation(Population):
         positions = [ordered.index(host) for host in hosts]
         return losses[positions], metrics[positions]
 
-    def _on_slot_change(self, host: int, slot: str, life: SlotLife) -> None:
-        super()._on_slot_change(host, slot, life)
+    def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
+        super()._on_slot_change(host, lives, slot, life)
         self.vector_hosts.forget(host)
         self._changed.add(host)
 

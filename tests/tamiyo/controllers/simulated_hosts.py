@@ -76,7 +76,8 @@ class SimulatedHosts:
 
     def masks(self) -> ActionMasks:
         arrays = (self.arrays.stage, self.arrays.age_epochs, self.arrays.alpha_at_rest)
-        return compute_array_masks(*map(torch.from_numpy, arrays), self.config)
+        gates = torch.from_numpy(self.arrays.is_gate_open)
+        return compute_array_masks(*map(torch.from_numpy, arrays), self.config, gates)
 
     def step(self, rows: np.ndarray) -> None:
         """Perform an action and an epoch on each host."""
@@ -110,7 +111,7 @@ class SimulatedHosts:
         return [life.stage for _, life in self.lives[host].items()]
 
     def _note(self, host: int, slot: str, life: SlotLife) -> None:
-        self.arrays.write(host, slot, life, self.config)
+        self.arrays.write(host, slot, life, self.config, self.lives[host].growth_config)
 
 
 def _fill(kind: type[Any], shape: tuple[int, ...], known: dict[str, Any]) -> Any:

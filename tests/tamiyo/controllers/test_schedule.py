@@ -77,7 +77,7 @@ def test_the_oldest_seed_comes_first() -> None:
     ]
 
 
-def test_a_refused_seed_is_tried_again_without_delaying_others() -> None:
+def test_a_refused_seed_is_tried_again_and_a_held_one_delays_no_other() -> None:
     hosts = SimulatedHosts(SLOTS)
     hosts.keeper.n_refusals = 2
     log = hosts.run(grow_once(LAYOUT), 5)
@@ -91,10 +91,10 @@ def test_a_refused_seed_is_tried_again_without_delaying_others() -> None:
     log = held.run(FixedSchedule(LAYOUT, plantings), 18)
     assert log[4:9] == [
         "advance a",
-        "fossilize a?",
+        "wait",
         "germinate b",
-        "fossilize a?",
         "advance b",
+        "fossilize a",
     ]
     assert held.stages() == [Stage.FOSSILIZED, Stage.FOSSILIZED]
 

@@ -47,7 +47,7 @@ def is_legal(actions: np.ndarray, states: States, config: SlotConfig) -> np.ndar
         "set_alpha_target": ((stage == 3) | (stage == 4)) & at_rest,
         "prune": (stage >= 1) & (stage <= 4) & (age >= 1) & at_rest,
         "fossilize": stage == 4,
-        "advance": (stage >= 1) & (stage <= 3),
+        "advance": (stage == 1) | (stage == 2) | ((stage == 3) & at_rest),
         "finish": np.full(len(host), config.allow_finish),
     }
     table = np.stack([answers[op.name.lower()] for op in Op])

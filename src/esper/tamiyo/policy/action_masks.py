@@ -225,7 +225,11 @@ def compute_batch_masks(
 
 
 def compute_array_masks(
-    stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, slot_config: SlotConfig
+    stage: Tensor,
+    age_epochs: Tensor,
+    alpha_at_rest: Tensor,
+    slot_config: SlotConfig,
+    is_gate_open: Tensor | None = None,
 ) -> ActionMasks:
     """Return the masks of hosts whose slot states are kept as tensors, on the tensors' device.
 
@@ -234,18 +238,21 @@ def compute_array_masks(
         age_epochs: ``[B, S]`` integer, epochs since the seed germinated.
         alpha_at_rest: ``[B, S]`` bool, whether alpha has reached its target.
         slot_config: The hosts' slots.
+        is_gate_open: ``[B, S]`` bool, False where a seed is known to have spent too few epochs in
+            its stage to leave it; None for all open.
 
     Raises:
         TensorError: If a tensor has the wrong shape or dtype, or the devices differ.
         SlotError: If a stage does not exist, naming host and slot.
     """
-    _check_arrays(stage, age_epochs, alpha_at_rest, slot_config)
+    _check_arrays(stage, age_epochs, alpha_at_rest, is_gate_open, slot_config)
     tables = mask_tables(slot_config, stage.device)
     if stage.is_cpu:
         bad = ((stage < 0) | (stage >= len(Stage))).flatten().nonzero()
         if len(bad):
             _raise_bad_stage(int(bad[0]), stage, slot_config)
-    return _masks_of_codes(tables, 4 * stage + 2 * (age_epochs >= 1) + alpha_at_rest)
+    gates = 4 if is_gate_open is None else 4 * is_gate_open
+    return _masks_of_codes(tables, 8 * stage + gates + 2 * (age_epochs >= 1) + alpha_at_rest)
 
 
 class MaskTables:
@@ -263,16 +270,22 @@ class MaskTables:
         self.state_allows = table(
             [
                 [
-                    does_state_allow(op, stage, is_aged=is_aged, alpha_at_rest=at_rest)
+                    does_state_allow(
+                        op,
+                        stage,
+                        is_gate_open=is_gate_open,
+                        is_aged=is_aged,
+                        alpha_at_rest=at_rest,
+                    )
                     and (op != Op.FINISH or slot_config.allow_finish)
                     for op in Op
                 ]
-                for stage, is_aged, at_rest in STATES
+                for stage, is_gate_open, is_aged, at_rest in STATES
             ]
         )
         """``[C, O]``: the ops that a slot's state allows."""
-        self.is_live = table([stage in LIVE_STAGES for stage, _, _ in STATES])
-        self.is_blocking = table([stage in BLOCKING_STAGES for stage, _, _ in STATES])
+        self.is_live = table([stage in LIVE_STAGES for stage, *_ in STATES])
+        self.is_blocking = table([stage in BLOCKING_STAGES for stage, *_ in STATES])
         slots = slot_config.slot_ids
         self.is_germinable = table([slot_config.is_enabled(slot) for slot in slots])
         self.fits = table(
@@ -321,19 +334,28 @@ def _add_head_masks(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
     return ActionMasks(choices, slot_by_op, tables)
 
 
-def _check_arrays(stage: Tensor, age: Tensor, at_rest: Tensor, slot_config: SlotConfig) -> None:
+def _check_arrays(
+    stage: Tensor,
+    age: Tensor,
+    at_rest: Tensor,
+    is_gate_open: Tensor | None,
+    slot_config: SlotConfig,
+) -> None:
     shape, device = stage.shape, stage.device
     if len(shape) != 2 or shape[1] != slot_config.max_slots or shape[0] == 0:
         raise ShapeError(
             f"stage has shape {tuple(shape)}; it must be [batch, {slot_config.max_slots}] with at "
             "least one host."
         )
-    for name, tensor in (("stage", stage), ("age_epochs", age), ("alpha_at_rest", at_rest)):
+    given = {"stage": stage, "age_epochs": age, "alpha_at_rest": at_rest}
+    if is_gate_open is not None:
+        given["is_gate_open"] = is_gate_open
+    for name, tensor in given.items():
         if tensor.shape != shape:
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; stage has {tuple(shape)}.")
         if tensor.device != device:
             raise DeviceError(f"{name} is on {tensor.device}; stage is on {device}.")
-        if name == "alpha_at_rest":
+        if name in ("alpha_at_rest", "is_gate_open"):
             if tensor.dtype is not torch.bool:
                 raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be torch.bool.")
         elif tensor.dtype not in _INTEGERS:
