@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,8 +98,7 @@ def test_a_run_is_shown_within_eighty_columns(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("esper.cli.output.sys", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["show", str(finished_run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(": done, spirals, round 2 of 2, seed 0")

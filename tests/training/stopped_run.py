@@ -60,6 +60,9 @@ class Records:
     def flush(self) -> None:
         pass
 
+    def describes_run(self) -> bool:
+        return True
+
 
 class Checkpoints:
     """Stands in for a folder of checkpoints: keeps the last state."""

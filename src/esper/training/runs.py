@@ -243,10 +243,11 @@ def _run(
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
         writer, problem = _open_telemetry(folder.telemetry_file)
         stack.enter_context(writer)
-        if new_task is None and checkpoints.names() and not writer.position and not problem:
+        has_records = writer.position > 0
+        loaded = _load(checkpoints, writer) if new_task is None else None
+        if loaded is not None and _telemetry_position(loaded) and not has_records and not problem:
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
-        loaded = _load(checkpoints, writer) if new_task is None else None
         sinks = [stack.enter_context(_open_sink(name, folder)) for name in config.telemetry.sinks]
         output = RecordOutput(writer, [*watchers, *sinks])
         with _session(writer, loaded, config, folder, problem):
@@ -299,8 +300,13 @@ def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | No
         )
         return None
     loaded = checkpoints.latest()
-    writer.rewind(split(loaded.state)["progress"].facts["telemetry_position"])
+    writer.rewind(_telemetry_position(loaded))
     return loaded
+
+
+def _telemetry_position(loaded: Loaded) -> int:
+    """Return how many records had been written when a checkpoint was saved."""
+    return split(loaded.state)["progress"].facts["telemetry_position"]
 
 
 @contextmanager
