@@ -55,7 +55,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
             envs=counts,
             n_steps=counts,
             seed=st.integers(0, 2**64),
-            threads=counts,
+            threads=st.integers(1, 1024),
             budget=st.builds(Budget, n_epochs=counts, flop_price=not_negative),
             rewards=st.builds(RewardConfig, gamma=st.just(gamma), shaping=not_negative),
             policy=st.builds(PolicyConfig, lstm_size=counts, normalize_observations=st.booleans()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from esper.cli.parsing import Switch, optional, parse
+from esper.config.schema import shown
 from esper.errors import RunError
 from esper.invocation import program
 from esper.storage.run_folder import runs_folder
@@ -40,9 +42,9 @@ def run_dashboard(args: Sequence[str]) -> int:
     """Serve the dashboard until it is stopped by a signal."""
     options = parse(DashboardOptions, args, command="dashboard")
     place = runs_folder() if options.folder is None else Path(options.folder)
-    if not place.is_dir():
+    if not os.path.isdir(place):
         advice = "" if options.folder is not None else f" Start a run with {program()} train."
-        raise RunError(f"no folder {str(place)!r}; give the folder of your runs.{advice}")
+        raise RunError(f"no folder {shown(str(place))}; give the folder of your runs.{advice}")
 
     from esper.dashboard.server import serving
 

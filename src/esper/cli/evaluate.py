@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -264,7 +265,7 @@ def _folder_of(run: str) -> Path | None:
     try:
         return RunFolder.find(run).path
     except RunError:
-        return Path(run) if Path(run).is_dir() else None
+        return Path(run) if os.path.isdir(run) else None
 
 
 def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -> None:

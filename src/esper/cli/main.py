@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from esper.cli.output import (
     one_line,
     prepare_streams,
 )
+from esper.config.schema import shown
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.training.signals import INTERRUPTED, handling
 from esper.version import __version__
@@ -60,6 +63,8 @@ COMMANDS = {
 }
 """All commands, in the order of ``esper --help``."""
 
+_DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
 SUCCESS, FAILED, USAGE_ERROR, READER_GONE = 0, 1, 2, 141
 
 _EXAMPLES = """\
@@ -76,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     0: success. 1: runtime failure (a full disk, repeatedly rejected updates). 2: usage error.
-    130: interrupted and saved. 141: the reader of the output went away. Any other exception is a
-    bug in Esper and keeps its traceback.
+    130: interrupted and saved. 141: the reader of the output went away. A file that the system
+    refuses and a lack of memory are reported too; any other exception is a bug in Esper and keeps
+    its traceback.
 
     Args:
         argv: The arguments after ``esper``; None for those of the process.
@@ -87,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with escaped_output():
             return _run_and_report(args, ends_ignoring=True)
     if not prepare_streams():
-        return _report_broken_output("it is closed")
+        return _report_failure("cannot write the output: it is closed")
     try:
         with escaped_output():
             return _run_and_report(args, ends_ignoring=False)
@@ -114,11 +120,21 @@ def _run_and_report(args: list[str], *, ends_ignoring: bool) -> int:
     except BrokenPipeError:
         discard_output()
         return READER_GONE
-    except OSError as error:
-        if not is_output_broken():
+    except MemoryError as error:
+        return _report_failure(f"out of memory: {error or 'nothing more can be allocated'}")
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # PyTorch has no class for it
             raise
-        discard_output()
-        return _report_broken_output(error.strerror or str(error))
+        return _report_failure("out of memory; use smaller settings")
+    except OSError as error:
+        if is_output_broken():
+            discard_output()
+            return _report_failure(f"cannot write the output: {error.strerror or error}")
+        if error.filename is None:
+            raise
+        name = shown(os.fsdecode(error.filename))
+        _report_failure(f"cannot use {name}: {error.strerror or error}")
+        return FAILED if error.errno in _DISK_FAILURES else USAGE_ERROR
 
 
 def show_warning(
@@ -178,6 +194,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _report_broken_output(reason: str) -> int:
-    print(f"esper: error: cannot write the output: {reason}", file=sys.stderr)
+def _report_failure(reason: str) -> int:
+    print(f"esper: error: {one_line(reason)}", file=sys.stderr)
     return FAILED

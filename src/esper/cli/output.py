@@ -203,7 +203,7 @@ def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> N
 def existing_folder(path: Path) -> Path:
     """Return a path, or its nearest parent that exists."""
     absolute = path.expanduser().absolute()
-    return next(place for place in (absolute, *absolute.parents) if place.exists())
+    return next(place for place in (absolute, *absolute.parents) if os.path.exists(place))
 
 
 def require_writable(folder: Path) -> None:
@@ -213,7 +213,7 @@ def require_writable(folder: Path) -> None:
         StorageError: If it cannot.
     """
     place = existing_folder(folder)
-    if not place.is_dir():
+    if not os.path.isdir(place):
         raise StorageError(f"--out is {str(folder)!r}, but {place} is not a folder.")
     if not os.access(place, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write to {place}; choose another folder with --out.")

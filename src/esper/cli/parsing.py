@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType, UnionType
@@ -18,6 +17,7 @@ import tyro
 
 from esper.cli.output import raw_output
 from esper.config.schema import NONE, allowed_words, hints_of, is_section, shown
+from esper.config.toml import parse_toml
 from esper.errors import EsperError, did_you_mean
 
 Options = TypeVar("Options")
@@ -100,8 +100,8 @@ def read_table(name: str, pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"--{name.replace('_', '-')} has {pair!r}; it must be NAME=VALUE.")
         try:
-            table[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            table[key] = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             table[key] = text
     return table
 

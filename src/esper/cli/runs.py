@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,6 +15,7 @@ from esper.cli.launch import show_comparison
 from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import Switch, optional, parse
 from esper.cli.progress import count
+from esper.config.schema import shown
 from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder
@@ -58,7 +60,9 @@ def facts_of(folder: RunFolder, *, verify: bool = False) -> dict[str, Any]:
 def _has_results(folder: RunFolder) -> bool:
     """Return whether a run has written more than its settings."""
     file = folder.telemetry_file
-    return folder.summary_file.exists() or (file.exists() and file.stat().st_size > 0)
+    return os.path.exists(folder.summary_file) or (
+        os.path.exists(file) and os.path.getsize(file) > 0
+    )
 
 
 _HEADINGS = ("run", "state", "task", "rounds", "return", "score", "static")
@@ -78,8 +82,8 @@ class RunsOptions:
 def run_runs(args: Sequence[str]) -> int:
     """Print one line per run."""
     options = parse(RunsOptions, args, command="runs")
-    if options.folder is not None and not Path(options.folder).is_dir():
-        raise RunError(f"no folder {options.folder!r}; give the folder of your runs.")
+    if options.folder is not None and not os.path.isdir(options.folder):
+        raise RunError(f"no folder {shown(options.folder)}; give the folder of your runs.")
     folders = list_folders(options.folder)
     if options.json:
         print_json([facts_of(folder) for folder in folders])
@@ -213,9 +217,9 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
     }
     for number in picked:
         cells = [str(number)]
-        for name, (_, shown) in _SHOWN.items():
+        for name, (_, format_value) in _SHOWN.items():
             value = by_round.get(name, {}).get(number)
-            cells.append("" if value is None else shown(value))
+            cells.append("" if value is None else format_value(value))
         rows.append(tuple(cells))
     return rows
 

@@ -15,10 +15,21 @@ from esper.errors import ConfigError, TaskError, did_you_mean
 Choice = TypeVar("Choice")
 
 
-def require_int(name: str, value: object, *, least: int) -> None:
-    """Require an integer of at least ``least``; bool is not accepted."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+MOST_INT = 2**63 - 1
+"""The largest integer that files and tensors can hold."""
+
+
+def require_int(name: str, value: object, *, least: int, most: int = MOST_INT) -> None:
+    """Require an integer in ``[least, most]``; bool is not accepted."""
+    if (
+        not isinstance(value, Integral)
+        or isinstance(value, bool)
+        or not least <= int(value) <= most
+    ):
+        limit = f" and at most {most}" if isinstance(value, Integral) and int(value) > most else ""
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a whole number of at least {least}{limit}."
+        )
 
 
 def require_number(

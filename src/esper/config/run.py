@@ -19,6 +19,7 @@ from esper.config.learning import PolicyConfig, PPOConfig
 from esper.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
+MOST_THREADS = 1024
 SINKS = ("tensorboard", "wandb", "trackio")
 
 OptionValue = bool | int | float | str
@@ -184,8 +185,8 @@ class RunConfig:
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)
         require_int("n_steps", self.n_steps, least=1)
-        require_int("seed", self.seed, least=0)
-        require_int("threads", self.threads, least=1)
+        require_int("seed", self.seed, least=0, most=2**64)
+        require_int("threads", self.threads, least=1, most=MOST_THREADS)
         length = self.ppo.sequence_length or self.n_steps
         n_sequences = self.envs * -(-self.n_steps // length)
         if (self.ppo.n_minibatches or 1) > n_sequences:

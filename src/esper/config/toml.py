@@ -28,6 +28,30 @@ from esper.errors import ConfigError, did_you_mean
 
 Section = TypeVar("Section")
 _WIDTH = 98
+_MOST_CHARACTERS = 1_000_000
+
+
+_DEEP_KEY = re.compile(
+    r"""(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""",
+    re.ASCII | re.MULTILINE,
+)
+"""A dotted key of more than 64 parts; reading one takes the square of its length."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the values of a TOML text.
+
+    Raises:
+        ValueError: If it is not valid TOML, or too large or nested too deeply to be settings.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
+    if _DEEP_KEY.search(text):
+        raise ValueError("it is nested too deeply")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def read_toml(text: str, *, source: str) -> RunConfig:
@@ -41,11 +65,9 @@ def read_toml(text: str, *, source: str) -> RunConfig:
         ConfigError: If the text is not TOML, or a setting is unknown or has an invalid value.
     """
     try:
-        values = tomllib.loads(text)
+        values = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"{source} is not valid TOML: {_reason(error, text)}.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source} is not valid TOML: it is nested too deeply.") from error
     try:
         return _changed(RunConfig(), values, "")
     except ConfigError as error:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from esper.arrays import Flags
 from esper.config.checks import require_bool, require_int
 from esper.config.growth import RewardConfig
+from esper.config.memory import require_memory
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.options import (
@@ -43,6 +44,9 @@ from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
+
+LEAST_HOST_BYTES = 40_000.0
+"""Memory of the smallest host, its slots and its records."""
 
 
 class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
@@ -94,6 +98,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         require_bool("autoreset", autoreset)
         require_splits(purpose, final_split)
         require_limits(max_episode_steps, episode_seconds)
+        require_memory(LEAST_HOST_BYTES * num_envs, num_envs=num_envs)
         self.task = find_task(task, task_options)
         self.num_envs = num_envs
         self.rewards = find_rewards(reward)

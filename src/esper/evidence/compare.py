@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -58,7 +59,7 @@ def compare(
     if len(given) < 2:
         raise ConfigError(f"got {len(given)} to compare; name at least two controllers.")
     require_int("n_hosts", n_hosts, least=MIN_HOSTS)
-    are_files = [isinstance(one, (str, PathLike)) and Path(one).is_file() for one in given]
+    are_files = [isinstance(one, (str, PathLike)) and isfile(one) for one in given]
     if all(are_files):
         return compare_files([Path(fspath(cast("str", one))) for one in given], price)
     if any(are_files):

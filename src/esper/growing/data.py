@@ -95,6 +95,9 @@ def _pair(value: Any, name: str) -> tuple[Tensor, Tensor]:
 
 def _tensor(value: Any, name: str, part: str) -> Tensor:
     if isinstance(value, Tensor):
+        if value.is_meta or value.layout is not torch.strided:
+            kind = "on the meta device" if value.is_meta else "sparse"
+            raise BadDataError(f"{part} of {name} are {kind}; they must be a dense tensor.")
         return value
     try:
         return torch.as_tensor(np.asarray(value))

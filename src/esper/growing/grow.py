@@ -32,6 +32,7 @@ from esper.growing.slots import copy_model, copy_with_slots
 from esper.growing.timeline import OnStep, TimelineStep, run_episode
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
+from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.stages import Stage
 from esper.storage.files import replacing, write_atomic
@@ -194,6 +195,8 @@ def grow(
         ConfigError: If a setting is invalid.
         ControllerError: If there is no such controller.
     """
+    if not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")
     if isinstance(model, (Task, str)):
         _require_none(train_data=train_data, val_data=val_data, at=at, metric=metric)
         task = make_task(model, **options) if isinstance(model, str) else model
@@ -333,6 +336,7 @@ def _copy(model: nn.Module) -> nn.Module:
         raise ConfigError(
             f"model is a {type(model).__name__}; it must be a torch.nn.Module, or a task."
         )
+    require_growable(model)
     twin = copy_model(model)
     if not any(parameter.requires_grad for parameter in twin.parameters()):
         raise ConfigError(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import SlotError, did_you_mean
+from esper.errors import ConfigError, SlotError, did_you_mean
 from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
@@ -46,7 +46,11 @@ def add_slots(
 
     Raises:
         SlotError: If a name is unknown or a block cannot have a slot; the message says why.
+        ConfigError: If ``growth_config`` is not a GrowthConfig.
     """
+    if growth_config is not None and not isinstance(growth_config, GrowthConfig):
+        raise ConfigError(f"growth_config is {growth_config!r}; it must be a GrowthConfig.")
+    require_growable(model)
     model_given, model = model, unwrapped(model)
     if ATTRIBUTE in model.__dict__:
         present = ", ".join(slots(model))
@@ -124,14 +128,47 @@ def _have_equal_tensors(a: Any, b: Any) -> bool:
     )
 
 
+def require_growable(model: object) -> None:
+    """Reject what cannot be run with hooks: anything but a module that PyTorch runs in Python.
+
+    Raises:
+        SlotError: If it is no module, is compiled, or has parameters without memory.
+    """
+    if not isinstance(model, nn.Module):
+        raise SlotError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise SlotError(
+            f"model is a {type(model).__name__} with TorchScript in it; a slot cannot be put into "
+            "compiled code. Pass the module it was made from."
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise SlotError(
+                f"{name} of this {type(model).__name__} is on the meta device; load its weights "
+                "first (model.to_empty, then load_state_dict)."
+            )
+        if tensor.layout is not torch.strided:
+            raise SlotError(f"{name} of this {type(model).__name__} is sparse; use a dense tensor.")
+
+
 def _require_runs(model: nn.Module, sample_input: Any) -> None:
+    given: Any = sample_input
+    if isinstance(sample_input, Mapping):
+        given = tuple(cast(Any, sample_input).values())
+    for tensor in given if isinstance(given, (tuple, list)) else (given,):  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(tensor, Tensor) and 0 in tensor.shape:
+            raise SlotError(
+                f"sample_input has shape {list(tensor.shape)}; it needs at least one sample."
+            )
     try:
-        record_calls(model, {}, sample_input)
+        outputs = tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
     except Exception as error:
         raise SlotError(
             f"{type(model).__name__} fails on this sample_input ({_one_line(error)}); pass a "
             "tensor, a tuple of arguments or a mapping of keyword arguments."
         ) from error
+    if any(output.layout is not torch.strided or output.is_meta for output in outputs):
+        raise SlotError(f"{type(model).__name__} returns a sparse tensor; return a dense one.")
 
 
 def _one_line(error: Exception) -> str:
@@ -328,6 +365,7 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
     A block is a module with submodules and parameters. If the model has no usable block, its layers
     with parameters are proposed. The model is run with hooks and does not change.
     """
+    require_growable(model)
     modules = named_modules(model)
     sites = [
         site
@@ -344,7 +382,7 @@ def seed_costs(site: SlotSite) -> dict[str, SeedCost]:
     for name in fitting_blueprints(site, blueprint_names()):
         recipe = find_blueprint(name)
         with torch.random.fork_rng(devices=[]):
-            seed = recipe.build(site).eval()
+            seed = recipe.build_seed(site).eval()
         x = torch.zeros((1, *recipe.form.input_shape(site)[1:]))
         flops = count_flops(lambda seed=seed, x=x: seed(x))
         costs[name] = SeedCost(count_parameters(seed), flops)

@@ -274,13 +274,15 @@ def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
 
 def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / JSON_FILE
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise SavedModelError(f"there is no folder {folder}.")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise SavedModelError(f"{folder} holds no saved model: {JSON_FILE} is missing.")
     try:
         growth: Any = read_json(path)
         version = growth["format"]
+    except OSError as error:
+        raise SavedModelError(f"cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise SavedModelError(f"{path} is damaged: {error!r}") from error
     if version != FORMAT:
@@ -303,10 +305,13 @@ def _read_json(folder: Path) -> dict[str, Any]:
 
 def _read_tensors(folder: Path, growth: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / str(growth["tensors"])
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise SavedModelError(f"{path} is missing, but {JSON_FILE} refers to it.")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SavedModelError(f"cannot read {path}: {error.strerror or error}.") from error
     if digest != growth["sha256"]:
         raise SavedModelError(f"{path} is damaged: its contents do not match its sha256.")
     return load_file(path)

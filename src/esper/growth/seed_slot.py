@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.errors import ShapeError
+from esper.errors import EsperError, ShapeError, SlotError
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
@@ -111,7 +111,7 @@ class SeedSlot(nn.Module):
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
         recipe = find_blueprint(blueprint)
-        seed = recipe.build(self.site)
+        seed = recipe.build_seed(self.site)
         self.seed, self.form = seed.to(**self._tensor_options()), recipe.form
         self.seed.train(self.block.training)
         self.restyle(style)
@@ -150,7 +150,7 @@ class SeedSlot(nn.Module):
         mode = self.seed.training
         self.seed.eval()
         with torch.no_grad():
-            change = self.seed(probe)
+            change = self._run_seed(probe)
         self.seed.train(mode)
         return find_change_problem(change, self.site.output_shape)
 
@@ -164,7 +164,7 @@ class SeedSlot(nn.Module):
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
         gate = None if self.gate is None else self.gate(y)
-        delta = self.seed(source)
+        delta = self._run_seed(source)
         if delta.shape != y.shape:
             raise ShapeError(
                 f"the {self.life.blueprint} seed in slot {self.name!r} returns shape "
@@ -172,6 +172,21 @@ class SeedSlot(nn.Module):
                 f"for block outputs of shape {list(self.site.output_shape)}."
             )
         return effective_change(self.life.style, y, delta, gate)
+
+    def _run_seed(self, source: Tensor) -> Tensor:
+        assert self.seed is not None, "the slot is empty"
+        try:
+            return self.seed(source)
+        except EsperError:
+            raise
+        # A user's seed may raise anything.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            raise SlotError(
+                f"the {self.life.blueprint} seed in slot {self.name!r} raised "
+                f"{type(error).__name__} ({reason}) on an input of shape {list(source.shape)}; "
+                "fix its blueprint."
+            ) from error
 
     def _read_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         key = self.site.input_key

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
+
+import numpy as np
 
 from esper.errors import SlotError
 from esper.lifecycle.factored_actions import Op
@@ -34,12 +37,16 @@ class SlotMaskState:
     """Index of the state in :data:`STATES`."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.stage < len(Stage):
+        stage, age, at_rest = self.stage, self.age_epochs, self.alpha_at_rest
+        if not isinstance(stage, Integral) or not 0 <= stage < len(Stage):
             stages = ", ".join(f"{stage.value} {stage.name.lower()}" for stage in Stage)
             raise SlotError(f"stage is {self.stage!r}; it must be one of {stages}.")
-        if self.age_epochs < 0:
-            raise SlotError(f"age_epochs is {self.age_epochs!r}; it must be at least 0.")
-        code = state_code(self.stage, self.is_gate_open, self.age_epochs >= 1, self.alpha_at_rest)
+        if not isinstance(age, Integral) or age < 0:
+            raise SlotError(f"age_epochs is {age!r}; it must be a whole number of at least 0.")
+        for name, flag in (("alpha_at_rest", at_rest), ("is_gate_open", self.is_gate_open)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise SlotError(f"{name} is {flag!r}; it must be True or False.")
+        code = state_code(stage, self.is_gate_open, age >= 1, at_rest)
         object.__setattr__(self, "code", code)
 
 

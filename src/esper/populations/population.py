@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from esper.arrays import Floats, Integers
 from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError, IllegalActionError, SlotError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
-from esper.growth.modules import seeded
+from esper.growth.modules import count_parameters, seeded
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -181,6 +182,10 @@ class Population(ABC):
         self.governor_config = governor_config or GovernorConfig()
         self.template = self._build(build, specs[0].seed)
         """A host of the full design; every host has its size or is smaller."""
+        n_weights = count_parameters(self.template)
+        require_memory(
+            BYTES_PER_WEIGHT * n_weights * len(specs), hosts=len(specs), parameters=n_weights
+        )
         self.slot_config: SlotConfig = slots(self.template).slot_config
         self._data_check = DataCheck(self.template, self.objective)
         for host, spec in enumerate(specs):

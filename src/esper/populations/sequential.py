@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.arrays import Floats
+from esper.errors import EsperError, UnsupportedHostError
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import named_tensors, seeded, unchanged_buffers
@@ -158,7 +159,7 @@ class SequentialPopulation(Population):
         with seeded(order.noise_seed):
             for batch in batches:
                 held.optimizer.zero_grad()
-                outputs = held.model(inputs[batch])
+                outputs = self._run_model(host, inputs[batch])
                 loss = self.objective.losses(outputs, targets[batch]).mean()
                 report.flops[host] += cost
                 intervention = held.governor.step(loss)
@@ -169,7 +170,7 @@ class SequentialPopulation(Population):
                 seed_norms += _seed_gradient_norms(held.slots)
             if intervention is None:
                 last = inputs[batches[-1]], targets[batches[-1]]
-                intervention = held.governor.check_loss(self._loss(held.model, *last))
+                intervention = held.governor.check_loss(self._loss(host, *last))
         if intervention is None:
             intervention = held.governor.check_parameters()
         held.slots.tick()
@@ -180,10 +181,23 @@ class SequentialPopulation(Population):
         if intervention is not None:
             report.interventions[host] = intervention
 
-    def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-        """Return the loss of a model in training mode, whose buffers do not change."""
-        with torch.no_grad(), unchanged_buffers(model):
-            return self.objective.losses(model(inputs), targets).mean().item()
+    def _loss(self, host: int, inputs: Tensor, targets: Tensor) -> float:
+        """Return the loss of a host in training mode, whose buffers do not change."""
+        with torch.no_grad(), unchanged_buffers(self._hosts[host].model):
+            return self.objective.losses(self._run_model(host, inputs), targets).mean().item()
+
+    def _run_model(self, host: int, inputs: Tensor) -> Tensor:
+        try:
+            return self._hosts[host].model(inputs)
+        except EsperError:
+            raise
+        # A user's model may raise anything, at any time.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            raise UnsupportedHostError(
+                f"host {host} raised {type(error).__name__} ({reason}) on inputs of shape "
+                f"{list(inputs.shape)}; fix its forward()."
+            ) from error
 
     def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]
@@ -196,7 +210,7 @@ class SequentialPopulation(Population):
                     stack.enter_context(held.slots.switched_off(slot))
             for start in range(0, n, EVALUATION_BATCH):
                 batch = slice(start, start + EVALUATION_BATCH)
-                outputs = held.model(inputs[batch])
+                outputs = self._run_model(host, inputs[batch])
                 losses = self.objective.losses(outputs, targets[batch])
                 metrics = self.objective.metrics(outputs, targets[batch])
                 total_loss += sample_means(losses).sum().item()

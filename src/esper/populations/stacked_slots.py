@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from esper.errors import EsperError, SlotError
 from esper.growth.blending import effective_change
 from esper.growth.blueprints import SeedForm
 from esper.growth.slot_lives import SlotLife
@@ -40,6 +41,20 @@ class StackedSeed:
         self.rows = ActiveRows()
         self.module: nn.Module = template
         """Computes all seeds of :attr:`rows`."""
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return what each seed adds to its block's output."""
+        try:
+            return self.module(x)
+        except EsperError:
+            raise
+        # A user's seed may raise anything.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            raise SlotError(
+                f"a seed of type {type(self.template).__name__} raised {type(error).__name__} "
+                f"({reason}) on inputs of shape {list(x.shape)}; fix its blueprint."
+            ) from error
 
 
 @dataclass
@@ -133,7 +148,7 @@ class StackedSlot(nn.Module):
         from_y = torch.split(own_y, groups.sizes) if groups.reads_output else unused
         from_x = torch.split(own_x, groups.sizes) if groups.reads_input else unused
         delta = _join(
-            seed.module(by_y if seed.form == SeedForm.SERIAL else by_x)
+            seed.run(by_y if seed.form == SeedForm.SERIAL else by_x)
             for seed, by_y, by_x in zip(groups.seeds, from_y, from_x, strict=True)
         )
         change = delta

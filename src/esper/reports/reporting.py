@@ -146,7 +146,7 @@ def require_replaceable(path: Path) -> None:
         ReportError: If it would.
         StorageError: If the file cannot be read.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ReportError(f"{path} is a folder; choose a file for the report.")
     try:
         with path.open("rb") as file:
@@ -218,7 +218,7 @@ def _find_evidence(
     """Return the given evaluation, or those in or next to the folders of the runs."""
     if evaluation is not None:
         place = Path(evaluation)
-        return _read_evidence(place / DATA_FILE if place.is_dir() else place)
+        return _read_evidence(place / DATA_FILE if os.path.isdir(place) else place)
     if len(runs) == 1:
         found: list[FoundEvidence] = []
         for path in _evaluation_files(runs[0].path):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from esper.config.run import RunConfig
+from esper.config.schema import shown
 from esper.config.toml import read_toml_file, write_toml
 from esper.errors import RunError, StorageError, did_you_mean
 from esper.invocation import program
@@ -47,6 +48,8 @@ OWN_NAMES = (
     "trackio-id",
 )
 """Everything that training writes in a run folder."""
+
+_LONGEST_NAME = 255
 
 RUNS_VARIABLE = "ESPER_RUNS"
 """The environment variable that names the folder of all runs."""
@@ -77,7 +80,18 @@ class RunFolder:
     @property
     def holds_run(self) -> bool:
         """Whether the folder holds a run."""
-        return self.config_file.is_file()
+        return os.path.isfile(self.config_file)  # unlike Path.is_file, never raises
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this user may not look into the folder, so that it may hold a run."""
+        try:
+            self.config_file.stat()
+        except PermissionError:
+            return True
+        except (OSError, ValueError):
+            return False
+        return False
 
     @classmethod
     def create(cls, path: str | os.PathLike[str] | None, config: RunConfig) -> RunFolder:
@@ -94,7 +108,7 @@ class RunFolder:
         folder = cls(_unused_path(config) if path is None else path)
         folder.require_unused()
         folder.require_own_files()
-        folder._was_made = not folder.path.exists()
+        folder._was_made = not os.path.lexists(folder.path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             write_atomic(folder.config_file, write_toml(config))
@@ -117,7 +131,7 @@ class RunFolder:
                 f"{shell_word(self.path)}) or choose another folder."
             )
         for remains in (self.telemetry_file, self.checkpoints):
-            if remains.is_file() or (remains.is_dir() and any(remains.iterdir())):
+            if os.path.isfile(remains) or _has_entries(remains):
                 raise RunError(
                     f"{self.path} has the {remains.name} of a run but no {self.config_file.name}; "
                     "choose another folder."
@@ -138,7 +152,7 @@ class RunFolder:
         The folder is removed if it was created for the run and is now empty. A run with a
         checkpoint, or in use by another process, is left unchanged.
         """
-        if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+        if _has_entries(self.checkpoints):
             return
         with suppress(RunError, StorageError, OSError), self.locked():
             database = self.telemetry_file
@@ -160,11 +174,11 @@ class RunFolder:
         """
         path = Path(run)
         for folder in (cls(path), cls(runs_folder() / path)):
-            if folder.holds_run:
+            if folder.holds_run or folder.is_closed:
                 return folder
         known = [found.name for found in list_folders()]
-        hint = did_you_mean(path.name, known) or " List all runs with: esper runs"
-        raise RunError(f"there is no run {str(run)!r}.{hint}")
+        hint = did_you_mean(path.name[:_LONGEST_NAME], known) or " List all runs with: esper runs"
+        raise RunError(f"there is no run {shown(str(run))}.{hint}")
 
     def read_config(self) -> RunConfig:
         """Return the settings of the run."""
@@ -255,13 +269,37 @@ def shell_word(path: str | os.PathLike[str]) -> str:
 
 
 def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder]:
-    """Return the runs in a folder, oldest first."""
+    """Return the runs in a folder, oldest first; folders that may not be read come before them.
+
+    Raises:
+        RunError: If the folder itself may not be read.
+    """
     root = runs_folder() if parent is None else Path(parent)
     found: list[RunFolder] = []
-    with suppress(FileNotFoundError, NotADirectoryError):
+    try:
         found = [RunFolder(path) for path in root.iterdir()]
-    found = [folder for folder in found if folder.holds_run]
-    return sorted(found, key=lambda folder: (folder.config_file.stat().st_mtime, folder.name))
+    except PermissionError as error:
+        raise RunError(f"cannot read the folder {root}: {error.strerror}.") from error
+    except (OSError, ValueError):
+        pass  # there is no such folder
+    found = [folder for folder in found if folder.holds_run or folder.is_closed]
+    return sorted(found, key=lambda folder: (_changed_at(folder.config_file), folder.name))
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was changed; 0 if it may not be read or was removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _has_entries(path: Path) -> bool:
+    """Return whether a path is a folder that is not empty."""
+    try:
+        return any(path.iterdir())
+    except OSError:
+        return False
 
 
 def _remove_abandoned(root: Path) -> None:
@@ -281,7 +319,7 @@ def _unused_path(config: RunConfig) -> Path:
     task = re.sub(r"[^A-Za-z0-9_-]+", "-", config.task).strip("-") or "run"
     name = f"{task}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = runs_folder() / name, 1
-    while path.exists():
+    while os.path.lexists(path):
         number += 1
         path = runs_folder() / f"{name}-{number}"
     return path

@@ -14,7 +14,6 @@ from typing import Any
 from esper.errors import EsperError, TaskError, UnknownTaskError, did_you_mean
 from esper.tasks.task import Task
 from esper.tasks.user_code import (
-    FAILURES,
     call_with_options,
     describe,
     load_own_task,
@@ -137,7 +136,9 @@ def _load(name: str, entries: list[EntryPoint]) -> _Entry:
     (entry,) = entries
     try:
         loaded = entry.load()
-    except FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise TaskError(
             f"{_what(name)} cannot be loaded: {entry.value!r} raised {describe(error)}; fix or "
             "uninstall it."

@@ -19,9 +19,6 @@ from esper.errors import EsperError, SlotError, TaskError, UnknownTaskError, did
 from esper.growth.host_slots import slots
 from esper.growth.hosts import HostMaker
 
-FAILURES = (Exception, SystemExit)
-"""The exceptions of user code that are reported as task errors."""
-
 
 def describe(error: BaseException) -> str:
     """Return an exception's type and message on one line."""
@@ -65,9 +62,9 @@ def call_with_seed(what: str, function: Callable[[int], Any], seed: int) -> Any:
     """
     try:
         return function(seed)
-    except EsperError:
+    except (EsperError, KeyboardInterrupt):
         raise
-    except FAILURES as error:
+    except BaseException as error:
         raise TaskError(f"{what} raised {describe(error)} for seed {seed}.") from error
 
 
@@ -121,9 +118,9 @@ def call_with_options(task: str, make: Callable[..., object], options: Mapping[s
     _check_options(task, make, options)
     try:
         return make(**options)
-    except EsperError:
+    except (EsperError, KeyboardInterrupt):
         raise
-    except FAILURES as error:
+    except BaseException as error:
         where = f"{getattr(make, '__module__', '?')}.{getattr(make, '__qualname__', repr(make))}"
         raise TaskError(
             f"task {task!r}: {where} raised {describe(error)}; fix it or its options."
@@ -202,7 +199,9 @@ def _import(name: str, module_name: str) -> ModuleType:
             f"task {name!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's "
             "path; change to its folder or install it."
         ) from error
-    except FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _unimportable(name, module_name, error) from error
 
 

@@ -51,7 +51,7 @@ def open_run(directory: str | os.PathLike[str], *, verify: bool = False) -> RunT
         TelemetryError: If it is missing, damaged or of a newer version.
     """
     path = Path(directory) / FILE_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise TelemetryError(f"{path} does not exist; name the folder of a run.")
     if verify:
         require_unchanged(path)

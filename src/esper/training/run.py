@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
-from esper.errors import TelemetryError
+from esper.errors import ConfigError, RunError, TelemetryError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
@@ -83,6 +84,11 @@ class Run:
             return read_summary(self.folder.summary_file)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise RunError(
+                f"cannot read {self.folder.summary_file}: {error.strerror or error}; delete it and "
+                "resume the run."
+            ) from error
 
     def telemetry(self) -> RunTelemetry:
         """Open the run's telemetry, also while the run is running.
@@ -163,5 +169,14 @@ def load_run(run: str | os.PathLike[str]) -> Run:
 
 
 def list_runs(parent: str | os.PathLike[str] | None = None) -> list[Run]:
-    """Return the runs in a folder, oldest first; by default in the runs folder."""
-    return [Run(folder) for folder in list_folders(parent)]
+    """Return the runs in a folder, oldest first; by default in the runs folder.
+
+    A run whose settings cannot be read is left out with a warning.
+    """
+    found: list[Run] = []
+    for folder in list_folders(parent):
+        try:
+            found.append(Run(folder))
+        except ConfigError as error:
+            warnings.warn(f"{folder.path} is left out: {error}", stacklevel=2)
+    return found

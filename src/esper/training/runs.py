@@ -48,7 +48,7 @@ from esper.training.fixed_schedule import make_fixed
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
 from esper.training.run import Run
-from esper.training.setup import resolve_task
+from esper.training.setup import require_room, resolve_task
 from esper.training.signals import signals_ask
 from esper.training.state import Progress
 from esper.training.stopping import Stopped, StopRequest
@@ -190,6 +190,7 @@ def train(
                 config.task, config.task_options, source=source, allow_code=allow_code
             )
     config = override(config or load_preset(preset or DEFAULT_PRESET), settings)
+    require_room(config)
     with _torch_defaults(config.threads):
         config, task = resolve_task(config)
     folder = RunFolder.create(run_dir, config)
@@ -227,6 +228,7 @@ def resume(
     if found.state == "done" and found.summary is not None:
         return found
     found.require_trusted_task(allow_code=allow_code)
+    require_room(found.config)
     return _run(folder, found.config, watchers, stop or StopRequest())
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from esper.config.growth import Budget
+from esper.config.memory import require_memory
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.environment.draws import FinalSplit, Purpose
+from esper.environment.vector_env import LEAST_HOST_BYTES
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -37,6 +39,17 @@ def stream_seed(seed: int, stream: str) -> int:
     """Return the seed of one random stream; other runs and streams have different seeds."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def require_room(config: RunConfig) -> None:
+    """Reject settings whose hosts cannot fit into memory, before anything is made.
+
+    Raises:
+        ConfigError: Naming the setting, what it needs and what there is.
+    """
+    sizes = {"envs": config.envs, "evaluation.n_eval_episodes": config.evaluation.n_eval_episodes}
+    for name, n_hosts in sizes.items():
+        require_memory(LEAST_HOST_BYTES * n_hosts, **{name: n_hosts})
 
 
 def make_run_task(config: RunConfig) -> Task:

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from torch import nn
 
-from esper.errors import SlotError, did_you_mean
+from esper.errors import EsperError, SlotError, did_you_mean
 from esper.growth.sites import SlotSite, TensorKind
 
 ENTRY_POINT_GROUP = "esper.blueprints"
@@ -60,6 +60,30 @@ class Blueprint:
         if self.form == SeedForm.PARALLEL and site.why_no_parallel:
             return site.why_no_parallel
         return None
+
+    def build_seed(self, site: SlotSite) -> nn.Module:
+        """Build the seed for a site.
+
+        Raises:
+            SlotError: If the builder raises anything or does not return a module.
+        """
+        try:
+            seed: object = self.build(site)
+        except EsperError:
+            raise
+        # A user's builder may raise anything.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            raise SlotError(
+                f"blueprint {self.name!r} raised {type(error).__name__} ({reason}) when it was "
+                f"built for slot {site.name!r}; fix its builder."
+            ) from error
+        if not isinstance(seed, nn.Module):
+            raise SlotError(
+                f"blueprint {self.name!r} returned a {type(seed).__name__} for slot "
+                f"{site.name!r}; it must return a torch.nn.Module."
+            )
+        return seed
 
 
 _REGISTRY: dict[str, Blueprint] = {}

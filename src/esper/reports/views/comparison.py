@@ -102,7 +102,7 @@ def comparison_view(run_path: str | os.PathLike[str]) -> ComparisonView | None:
 
 
 def _read_summary(path: Path, problems: list[str]) -> Comparison | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     # This imports NumPy, and most runs have no summary yet.
     from esper.training.comparison import read_summary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -82,40 +84,48 @@ def estimate_advantages(
 
     Raises:
         ShapeError: If a tensor does not have the shape of ``rewards``, or that is not ``[E, T]``.
-        DtypeError: If the numbers are not all float32 or all float64, or a flag is not bool.
+        DtypeError: If an argument is no dense tensor, the numbers are not all float32 or all
+            float64, or a flag is not bool.
         DeviceError: If the tensors are not on one device.
         ConfigError: If ``gamma`` or ``gae_lambda`` is outside [0, 1].
 
     Reference: Schulman et al. (2016), equation 16.
     """
-    shape, dtype = rewards.shape, rewards.dtype
-    are_on_cpu = (
-        rewards.is_cpu
-        and values.is_cpu
-        and next_values.is_cpu
-        and terminated.is_cpu
-        and truncated.is_cpu
-    )
-    if not (
-        values.shape == next_values.shape == terminated.shape == truncated.shape == shape
-        and len(shape) == 2
-        and 0 not in shape
-        and values.dtype is next_values.dtype is dtype
-        and (dtype is torch.float32 or dtype is torch.float64)
-        and terminated.dtype is truncated.dtype is torch.bool
-        and (are_on_cpu or _share_a_device(rewards, values, next_values, terminated, truncated))
-        and 0.0 <= gamma <= 1.0
-        and 0.0 <= gae_lambda <= 1.0
-    ):
-        _raise_for(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
-    if _kernel is None or not are_on_cpu:
-        deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
-        advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
-        return advantages, advantages + values.detach()
+    try:
+        shape, dtype = rewards.shape, rewards.dtype
+        are_on_cpu = (
+            rewards.is_cpu
+            and values.is_cpu
+            and next_values.is_cpu
+            and terminated.is_cpu
+            and truncated.is_cpu
+        )
+        do_fit = (
+            values.shape == next_values.shape == terminated.shape == truncated.shape == shape
+            and len(shape) == 2
+            and 0 not in shape
+            and values.dtype is next_values.dtype is dtype
+            and (dtype is torch.float32 or dtype is torch.float64)
+            and terminated.dtype is truncated.dtype is torch.bool
+            and (are_on_cpu or _share_a_device(rewards, values, next_values, terminated, truncated))
+            and 0.0 <= gamma <= 1.0
+            and 0.0 <= gae_lambda <= 1.0
+        )
+        if not do_fit:
+            _raise_for(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+        if _kernel is None or not are_on_cpu:
+            deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
+            advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
+            return advantages, advantages + values.detach()
 
-    form = _DOUBLE if dtype is torch.float64 else 0
-    tensors = rewards, values, next_values, terminated, truncated
-    return _run_kernel(tensors, shape, form, gamma, gae_lambda)
+        form = _DOUBLE if dtype is torch.float64 else 0
+        tensors = rewards, values, next_values, terminated, truncated
+        return _run_kernel(tensors, shape, form, gamma, gae_lambda)
+    except (AttributeError, TypeError, RuntimeError):  # no tensor or number, or a sparse tensor
+        _require_tensors(rewards, values, next_values, terminated, truncated)
+        require_number("gamma", gamma, least=0.0, most=1.0)
+        require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
+        raise
 
 
 def _run_kernel(
@@ -176,10 +186,11 @@ def _raise_for(
     truncated: Tensor,
     gamma: float,
     gae_lambda: float,
-) -> None:
+) -> NoReturn:
     """Say which argument of :func:`estimate_advantages` is not what it must be."""
     require_number("gamma", gamma, least=0.0, most=1.0)
     require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
+    _require_tensors(rewards, values, next_values, terminated, truncated)
     if rewards.ndim != 2 or rewards.numel() == 0:
         raise ShapeError(
             f"rewards has shape {tuple(rewards.shape)}; [environments, steps], with at least one "
@@ -200,3 +211,16 @@ def _raise_for(
             devices = f"{tensor.device}; rewards is on {rewards.device}"
             raise DeviceError(f"{name} is on {devices} and all must be on one device.")
     raise AssertionError("the arguments were refused but no check says why")
+
+
+def _require_tensors(*given: object) -> None:
+    """Reject arguments of :func:`estimate_advantages` that are no dense tensors."""
+    names = ("rewards", "values", "next_values", "terminated", "truncated")
+    for name, tensor in zip(names, given, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(
+                f"{name} is a {type(tensor).__name__}; it must be a tensor, such as "
+                f"torch.as_tensor({name})."
+            )
+        if tensor.layout is not torch.strided:
+            raise DtypeError(f"{name} has layout {tensor.layout}; it must be dense.")

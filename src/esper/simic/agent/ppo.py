@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esper.config import PPOConfig
-from esper.errors import ActionSpecError, DtypeError, ShapeError
+from esper.config.checks import require_int
+from esper.errors import ActionSpecError, ConfigError, DtypeError, ShapeError
 from esper.simic.agent.flat_parameters import FlatParameters
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -42,7 +43,12 @@ class PPOAgent:
     """
 
     def __init__(
-        self, spec: ActionSpec, policy: Policy, config: PPOConfig | None = None, *, seed: int = 0
+        self,
+        spec: ActionSpec,
+        policy: Policy | None = None,
+        config: PPOConfig | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         """Take over a policy.
 
@@ -53,10 +59,17 @@ class PPOAgent:
             config: Settings of the update.
             seed: Decides the weights, the actions drawn and the order of minibatches.
         """
-        if not isinstance(policy, nn.Module):
+        if not isinstance(spec, ActionSpec):
+            raise ActionSpecError(
+                f"spec is {spec!r}; it must be an ActionSpec, such as policy.spec."
+            )
+        if not isinstance(policy, nn.Module) or not hasattr(policy, "spec"):
             raise ActionSpecError(
                 f"policy is {policy!r}; it must be a policy, such as RecurrentPolicy(spec, size)."
             )
+        if config is not None and not isinstance(config, PPOConfig):
+            raise ConfigError(f"config is {config!r}; it must be a PPOConfig.")
+        require_int("seed", seed, least=0)
         if policy.spec != spec:
             raise ActionSpecError(
                 f"the policy was built for heads {policy.spec.names} of sizes {policy.spec.sizes}; "

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from esper.arrays import Flags
 from esper.config.checks import require_int
-from esper.errors import DtypeError, RolloutError, ShapeError
+from esper.config.memory import require_memory
+from esper.errors import ActionSpecError, DtypeError, RolloutError, ShapeError
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
@@ -61,6 +62,11 @@ class TamiyoRolloutBuffer:
         if not isinstance(observation_size, ObservationSpec):
             require_int("observation_size", observation_size, least=1)
             observation_size = ObservationSpec.flat(observation_size)
+        if not isinstance(spec, ActionSpec):
+            raise ActionSpecError(f"spec is {spec!r}; it must be an ActionSpec.")
+        n_words = 2 * spec.n_discrete + spec.n_numbers + spec.n_heads + state_size + 3
+        n_bytes = 4 * n_words + spec.n_discrete * spec.n_choices + observation_size.n_bytes
+        require_memory(float(n_envs) * n_steps * n_bytes, n_envs=n_envs, n_steps=n_steps)
         self.n_envs, self.n_steps, self.spec = n_envs, n_steps, spec
         self.device = torch.device(device)
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.config.learning import NetworkConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.simic.policy.normalizers import ObservationNormalizer
 from esper.simic.policy.observations import (
@@ -130,7 +131,9 @@ class ImageEncoder(nn.Module):
             channels = n_out
             height = (height + 2 * padding - kernel) // stride + 1
             width = (width + 2 * padding - kernel) // stride + 1
-        flat = [nn.Flatten(), nn.Linear(channels * height * width, output_size), nn.ReLU()]
+        n_flat = channels * height * width
+        require_memory(BYTES_PER_WEIGHT * n_flat * output_size, image_size=output_size)
+        flat = [nn.Flatten(), nn.Linear(n_flat, output_size), nn.ReLU()]
         self.layers = nn.Sequential(*stack, *flat)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -153,6 +156,8 @@ class Towers(nn.Module):
         super().__init__()
         if not hidden_sizes:
             raise ConfigError("hidden_sizes is empty; it needs at least one width.")
+        n_weights = 2 * sum(a * b for a, b in pairwise((input_size, *hidden_sizes)))
+        require_memory(BYTES_PER_WEIGHT * n_weights, hidden_sizes=tuple(hidden_sizes))
         self.output_size = hidden_sizes[-1]
         self.activation = activation
         self._layers: list[Tensor] = []

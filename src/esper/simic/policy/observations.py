@@ -5,6 +5,7 @@ Shapes: ``B`` any number of observations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -92,6 +93,12 @@ class ObservationSpec:
     def single(self) -> ObservationLeaf | None:
         """The only leaf of an observation that is one tensor; None for several."""
         return self.leaves.get("")
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of one observation."""
+        leaves = self.leaves.values()
+        return sum(math.prod(leaf.shape) * _DTYPES[leaf.dtype].itemsize for leaf in leaves)
 
     def read(self, batch: Any) -> Observations:
         """Return a batch of observations, as a vector environment gives it, as tensors."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from esper.config.learning import NetworkConfig, PolicyConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.encoders import CategoryColumns
@@ -68,6 +69,9 @@ class RecurrentTrunk(HeadsPolicy):
         self, n_inputs: int, n_outputs: int, config: PolicyConfig | NetworkConfig
     ) -> None:
         """Create the layers, after any that precede them."""
+        feature_size, lstm_size = config.feature_size, config.lstm_size
+        n_weights = feature_size * n_inputs + lstm_size * (4 * (feature_size + lstm_size))
+        require_memory(BYTES_PER_WEIGHT * n_weights, feature_size=feature_size, lstm_size=lstm_size)
         self.lstm_size = config.lstm_size
         self.features = nn.Linear(n_inputs, config.feature_size)
         self.lstm = nn.LSTM(config.feature_size, config.lstm_size)

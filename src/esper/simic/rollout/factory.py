@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from esper.config.checks import require_int
+from esper.config.memory import require_memory
 from esper.errors import ConfigError, EsperError, UnsupportedEnvironmentError, did_you_mean
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.rollout.environments import (
@@ -19,6 +20,9 @@ from esper.simic.rollout.environments import (
     LocalEnvironments,
     VectorEnvironments,
 )
+
+_LEAST_ENV_BYTES = 2_000.0
+"""Memory of the smallest environment, its spaces and its generator."""
 
 EnvLike = str | Env | VectorEnv[Any, Any, Any] | Callable[[], Env]
 """An id for ``gymnasium.make``, an environment, a vector environment, or a class or function."""
@@ -47,6 +51,7 @@ def make_members(env: Any, n_envs: int | None) -> list[Env] | VectorEnv[Any, Any
                 f"such as lambda: {type(cast(Env, env).unwrapped).__name__}()."
             )
         return [cast(Env, env)]
+    require_memory(_LEAST_ENV_BYTES * (n_envs or 1), n_envs=n_envs)
     return [_make(env) for _ in range(n_envs or 1)]
 
 

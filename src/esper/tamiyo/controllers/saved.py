@@ -208,7 +208,7 @@ def load_shipped() -> SavedController:
 
 def holds_controller(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds a saved controller."""
-    return (Path(folder) / FACTS_FILE).is_file()
+    return os.path.isfile(Path(folder) / FACTS_FILE)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

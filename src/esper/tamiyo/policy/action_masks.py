@@ -203,24 +203,36 @@ def compute_batch_masks(
     Raises:
         SlotError: If there are no hosts, or a host has a wrong number of states.
     """
+    if not isinstance(slot_config, SlotConfig):
+        raise SlotError(f"slot_config is {slot_config!r}; it must be a SlotConfig.")
     n_slots = slot_config.max_slots
     if not batch_slot_states:
         raise SlotError("batch_slot_states is empty; it must have at least one host.")
-    for host, states in enumerate(batch_slot_states):
-        if len(states) != n_slots:
-            raise SlotError(
-                f"host {host} has {len(states)} slot states; "
-                f"the slot configuration has {n_slots} slots."
-            )
-    codes = bytearray(
-        [
-            DORMANT_CODE if state is None else state.code
-            for states in batch_slot_states
-            for state in states
-        ]
-    )
+    try:
+        for host, states in enumerate(batch_slot_states):
+            if len(states) != n_slots:
+                raise SlotError(
+                    f"host {host} has {len(states)} slot states; "
+                    f"the slot configuration has {n_slots} slots."
+                )
+        codes = bytearray(
+            [
+                DORMANT_CODE if state is None else state.code
+                for states in batch_slot_states
+                for state in states
+            ]
+        )
+    except (TypeError, AttributeError) as error:
+        raise SlotError(
+            f"the slot states are {batch_slot_states!r}; they must be a list for each host, of "
+            "SlotMaskState or None for each slot."
+        ) from error
     tensor = torch.frombuffer(codes, dtype=torch.uint8).view(-1, n_slots)
-    tables = mask_tables(slot_config, torch.device(device))
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(f"device is {device!r}; it must be one of PyTorch's.") from error
+    tables = mask_tables(slot_config, place)
     return _masks_of_codes(tables, tensor.to(tables.device))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import PolicyConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
@@ -56,6 +57,12 @@ class SlotPolicy(RecurrentTrunk):
         if config.normalize_observations:
             self.normalize_host = ObservationNormalizer(_N_HOST)
             self.normalize_slot = ObservationNormalizer(_N_SLOT, categories)
+        n_weights = config.embedding_size * (layout.n_blueprints + config.slot_size)
+        require_memory(
+            BYTES_PER_WEIGHT * n_weights,
+            embedding_size=config.embedding_size,
+            slot_size=config.slot_size,
+        )
         self.embed = CategoryColumns(categories, _N_SLOT, config.embedding_size)
         self.encode = nn.Linear(self.embed.output_size, config.slot_size)
         n_choices = sum(self.spec.sizes) - layout.n_slots

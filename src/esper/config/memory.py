@@ -1,0 +1,72 @@
+"""Memory that settings need, compared with what there is before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from esper.errors import ConfigError
+
+BYTES_PER_WEIGHT = 16.0
+"""A trained weight: its value, its gradient and the two moments of Adam."""
+
+_MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def require_memory(n_bytes: float, **settings: object) -> None:
+    """Reject settings that need more memory than there is.
+
+    Args:
+        n_bytes: A lower bound of what they need.
+        **settings: The settings that decide it, by name.
+
+    Raises:
+        ConfigError: If that much is not available, naming the settings and both amounts.
+    """
+    available = available_memory()
+    if n_bytes > available:
+        given = " and ".join(f"{name} is {value!r}" for name, value in settings.items())
+        raise ConfigError(
+            f"{given}; that needs at least {_amount(n_bytes)} of memory, but only "
+            f"{_amount(available)} is available. Use a smaller value."
+        )
+
+
+def available_memory() -> float:
+    """Return how many bytes this process can still allocate; infinite if that is unknown."""
+    found = [math.inf]
+    with suppress(OSError, KeyError, ValueError):
+        free = _kilobytes(_MEMINFO)
+        found.append(1024.0 * (free["MemAvailable"] + free["SwapFree"]))
+    if not _MEMINFO.exists():
+        with suppress(OSError, ValueError):
+            found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+        most = int((_CGROUP / "memory.max").read_text())
+        found.append(float(most - int((_CGROUP / "memory.current").read_text())))
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        used = 0
+        with suppress(OSError, KeyError, ValueError):
+            used = 1024 * _kilobytes(_STATUS)["VmSize"]
+        found.append(float(limit - used))
+    return max(0.0, min(found))
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Return the amounts in a file of lines such as ``MemAvailable:  123 kB``."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1:] == ["kB"]}
+
+
+def _amount(n_bytes: float) -> str:
+    """Return a number of bytes in words, such as ``16.2 GB``."""
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:,.1f} {unit}"
+    return f"{n_bytes / 1e6:,.1f} MB"
