@@ -10,7 +10,7 @@ KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test check coverage slow-test bench bench-learning evidence chromium clean
+.PHONY: train grow test fast-test check coverage slow-test bench bench-learning evidence chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -18,7 +18,10 @@ train: $(READY)  ## train a controller and say whether growth helped; ARGS="--ro
 grow: $(READY)  ## grow a model of your own on real data
 	$(BIN)/python examples/grow_your_own_model.py
 
-test: check  ## everything that must pass before a change lands
+test: $(READY)  ## everything that must pass before a change lands
+	@$(MAKE) --no-print-directory -j 2 check fast-test
+
+fast-test: $(READY)  ## the tests of `make test` without the checks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)  ## style, types, import directions, sizes
