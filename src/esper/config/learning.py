@@ -62,7 +62,7 @@ class NetworkConfig:
     normalize_observations: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.hidden_sizes, int) or not all(
+        if not isinstance(self.hidden_sizes, (tuple, list)) or not all(
             isinstance(size, int) for size in self.hidden_sizes
         ):
             raise ConfigError(

@@ -182,6 +182,7 @@ class RunConfig:
         if not self.task.isprintable():
             raise ConfigError(f"task is {self.task!r}; it must not have control characters.")
         self._require_options()
+        self._require_sections()
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)
         require_int("n_steps", self.n_steps, least=1)
@@ -201,6 +202,13 @@ class RunConfig:
             )
         make_numbers_plain(self)
 
+    def _require_sections(self) -> None:
+        """Reject sections that are of another class."""
+        for name, kind in _SECTIONS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name} is {value!r}; it must be a {kind.__name__}.")
+
     def _require_options(self) -> None:
         """Reject task options that a TOML file cannot hold."""
         if not isinstance(self.task_options, dict):
@@ -213,3 +221,15 @@ class RunConfig:
                     f"task_options.{name} is {value!r}; it must be a finite number, a string, or "
                     "true or false."
                 )
+
+
+_SECTIONS: dict[str, type] = {
+    "budget": Budget,
+    "rewards": RewardConfig,
+    "policy": PolicyConfig,
+    "ppo": PPOConfig,
+    "schedule": ScheduleConfig,
+    "evaluation": EvaluationConfig,
+    "checkpoints": CheckpointConfig,
+    "telemetry": TelemetryConfig,
+}

@@ -126,7 +126,7 @@ def shown(value: object) -> str:
 def _convert(value: object, kind: Any) -> Any:
     """Return a value converted to a plain type, or ``_MISMATCH``."""
     if kind is NoneType:
-        return None if value is None or value == NONE else _MISMATCH
+        return None if value is None or (isinstance(value, str) and value == NONE) else _MISMATCH
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
     if kind is bool or isinstance(value, bool):

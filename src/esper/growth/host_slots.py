@@ -260,6 +260,8 @@ class HostSlots(Mapping[str, SeedSlot]):
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
     """Return the slot configuration for these sites, with the blueprints that fit each."""
+    if seed_limit is not None:
+        require_int("seed_limit", seed_limit, least=0)
     return _slot_config_for(tuple(sites), seed_limit, blueprint_names())
 
 

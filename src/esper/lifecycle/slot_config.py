@@ -103,7 +103,10 @@ def _names(what: str, given: object) -> tuple[str, ...]:
     """Return names as a tuple; reject a single string, which would iterate over its letters."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise SlotError(f"{what} is {given!r}; it must be a tuple of names.")
-    names = tuple(cast(Iterable[object], given))
+    try:
+        names = tuple(cast(Iterable[object], given))
+    except TypeError as error:  # a tensor without axes
+        raise SlotError(f"{what} is {given!r}; it must be a tuple of names.") from error
     for name in names:
         if not isinstance(name, str):
             raise SlotError(f"{what} contains {name!r}; names must be strings.")

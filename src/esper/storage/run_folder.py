@@ -172,6 +172,8 @@ class RunFolder:
         Raises:
             RunError: If there is no such run.
         """
+        if not isinstance(run, (str, os.PathLike)):
+            raise RunError(f"run is {run!r}; it must be a run's folder or name.")
         path = Path(run)
         for folder in (cls(path), cls(runs_folder() / path)):
             if folder.holds_run or folder.is_closed:
@@ -274,6 +276,8 @@ def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder
     Raises:
         RunError: If the folder itself may not be read.
     """
+    if parent is not None and not isinstance(parent, (str, os.PathLike)):
+        raise RunError(f"the folder of runs is {parent!r}; it must be a path.")
     root = runs_folder() if parent is None else Path(parent)
     found: list[RunFolder] = []
     try:

@@ -121,7 +121,8 @@ def estimate_advantages(
         form = _DOUBLE if dtype is torch.float64 else 0
         tensors = rewards, values, next_values, terminated, truncated
         return _run_kernel(tensors, shape, form, gamma, gae_lambda)
-    except (AttributeError, TypeError, RuntimeError):  # no tensor or number, or a sparse tensor
+    # An argument is no tensor or number, or a tensor is sparse.
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         _require_tensors(rewards, values, next_values, terminated, truncated)
         require_number("gamma", gamma, least=0.0, most=1.0)
         require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)

@@ -70,6 +70,7 @@ class PPOAgent:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config is {config!r}; it must be a PPOConfig.")
         require_int("seed", seed, least=0)
+        seed = int(seed)
         if policy.spec != spec:
             raise ActionSpecError(
                 f"the policy was built for heads {policy.spec.names} of sizes {policy.spec.sizes}; "

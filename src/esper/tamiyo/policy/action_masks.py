@@ -206,9 +206,9 @@ def compute_batch_masks(
     if not isinstance(slot_config, SlotConfig):
         raise SlotError(f"slot_config is {slot_config!r}; it must be a SlotConfig.")
     n_slots = slot_config.max_slots
-    if not batch_slot_states:
-        raise SlotError("batch_slot_states is empty; it must have at least one host.")
     try:
+        if not batch_slot_states:
+            raise SlotError("batch_slot_states is empty; it must have at least one host.")
         for host, states in enumerate(batch_slot_states):
             if len(states) != n_slots:
                 raise SlotError(
@@ -222,7 +222,7 @@ def compute_batch_masks(
                 for state in states
             ]
         )
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise SlotError(
             f"the slot states are {batch_slot_states!r}; they must be a list for each host, of "
             "SlotMaskState or None for each slot."
@@ -230,7 +230,7 @@ def compute_batch_masks(
     tensor = torch.frombuffer(codes, dtype=torch.uint8).view(-1, n_slots)
     try:
         place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DeviceError(f"device is {device!r}; it must be one of PyTorch's.") from error
     tables = mask_tables(slot_config, place)
     return _masks_of_codes(tables, tensor.to(tables.device))

@@ -1,0 +1,93 @@
+"""Runs of ``esper train`` killed at system calls and resumed; a script of its test.
+
+    system_call_kills.py FOLDER N_KILLS
+
+Every process is a fork of this one, which has loaded PyTorch and the library that kills. Prints
+what happened as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # imported once here instead of in every process
+from tests.training.tiny import liveliness, run_digests
+
+from esper.cli.main import main
+
+_OPTIONS = (
+    "--task spirals --task-options batches_per_epoch=1 --rounds 2 --envs 2 --n-steps 4 "
+    "--budget.n-epochs 3 --policy.feature-size 4 --policy.lstm-size 2 --ppo.n-epochs 1 "
+    "--ppo.n-minibatches 1 --checkpoints.save-freq 3 --evaluation.eval-freq 1 "
+    "--evaluation.n-eval-episodes 1 --evaluation.n-final-episodes 2 --quiet"
+)
+OPTIONS = _OPTIONS.split()
+
+
+def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
+    """Run a command in a fork; return its exit code, or minus the signal, and its calls."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        library = ctypes.CDLL(None)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        code = 99
+        try:
+            library.kill_at_call(ctypes.c_long(fatal_call))
+            with liveliness():
+                code = main(list(words))
+            os.write(writer, str(library.kill_calls()).encode())
+        finally:
+            os._exit(code)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    told = os.read(reader, 100)
+    os.close(reader)
+    return os.waitstatus_to_exitcode(status), int(told or 0)
+
+
+def train(folder: Path, fatal_call: int = 0) -> tuple[int, int]:
+    return run(["train", *OPTIONS, "--run-dir", str(folder)], fatal_call)
+
+
+def carry_out(place: Path, n_kills: int) -> dict[str, Any]:
+    """Kill runs at random calls, resume them, and compare them with one that was left alone."""
+    # A run records the name of its folder, so all folders have the same name.
+    reference = place / "reference" / "run"
+    code, n_calls = train(reference)
+    assert code == 0, code
+    expected = run_digests(reference)
+    chance = random.Random(0)
+    found: dict[str, Any] = {"calls": n_calls, "kills": 0, "started_again": 0, "different": []}
+    for number, call in enumerate(sorted(chance.sample(range(1, n_calls + 1), n_kills))):
+        folder = place / str(call) / "run"
+        code, _ = train(folder, call)
+        assert code == -signal.SIGKILL, (call, code)
+        found["kills"] += 1
+        if not (folder / "config.toml").exists():
+            found["started_again"] += 1
+            code, _ = train(folder)
+        elif number % 4 == 0:  # once more, while it is being resumed
+            code, _ = run(["resume", str(folder), "--quiet"], chance.randint(1, 40))
+            found["kills"] += code == -signal.SIGKILL
+        if code != 0:
+            code, _ = run(["resume", str(folder), "--quiet"])
+        if code != 0 or run_digests(folder) != expected:
+            found["different"].append([call, code])
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(carry_out(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,46 @@
+"""A run killed at any system call that changes a file is resumed to the same result."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.slow import system_call_kills
+
+ROOT = Path(__file__).parents[2]
+N_KILLS = 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc builds the library that kills")
+def test_runs_killed_at_100_system_calls_end_as_if_left_alone(tmp_path: Path) -> None:
+    source, library = Path(__file__).with_name("kill_at_call.c"), tmp_path / "kill_at_call.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+    # In memory where possible: a killed process loses nothing that it wrote, flushed or not.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as place:
+        done = subprocess.run(
+            [sys.executable, system_call_kills.__file__, place, str(N_KILLS)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+                "OMP_NUM_THREADS": "1",
+                "LD_PRELOAD": str(library),
+            },
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(
+        f"{found['kills']} kills among {found['calls']} calls; {found['started_again']} runs had "
+        "no folder yet and were started again"
+    )
+    assert found["kills"] >= N_KILLS
+    assert found["different"] == []
+    assert found["started_again"] < N_KILLS / 10
