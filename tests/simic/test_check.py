@@ -21,6 +21,7 @@ from esper.errors import UnsupportedEnvironmentError
 from esper.simic import PPO, ActionSpec
 from esper.simic.check import check_env, main
 from esper.simic.rollout.contract import Finding
+from esper.simic.rollout.space_json import decode_space
 
 OPEN = 1
 
@@ -664,3 +665,22 @@ def test_the_command_runs_as_a_module(my_file: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1].startswith("my_file.py:make_env: 0 problem(s)")
+
+
+def test_spaces_that_would_be_restored_in_another_order_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Pair(Corridor):
+        observation_space = spaces.Dict(b=Corridor.observation_space, a=spaces.Discrete(2))
+
+        def observe(self) -> Any:
+            return {"b": super().observe(), "a": 0}
+
+    assert levels(check_env(Pair, n_steps=30))["exact resume"] == "ok"
+
+    def sort(values: dict[str, Any]) -> spaces.Space[Any]:
+        space = decode_space(values)
+        return spaces.Dict(dict(space)) if isinstance(space, spaces.Dict) else space
+
+    monkeypatch.setattr("esper.simic.check.decode_space", sort)
+    assert levels(check_env(Pair, n_steps=30))["exact resume"] == "problem"

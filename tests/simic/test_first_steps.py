@@ -332,3 +332,63 @@ def test_an_interrupted_run_is_resumed_exactly_and_its_model_can_be_used(
     model.predict(np.zeros(1, np.float32))
     before = model.num_timesteps
     assert model.learn(8).num_timesteps == before + 8
+
+
+# -- the order of a Dict --------------------------------------------------------------------------
+
+
+class Unsorted(gymnasium.Env[Any, Any]):
+    """Pays for the head that the part of the same name asks for; no name is in its place."""
+
+    observation_space = spaces.Dict(
+        target=spaces.Box(-1.0, 1.0, (2,), np.float32), clock=spaces.Box(0.0, 9.0, (2,), np.float32)
+    )
+    action_space = spaces.Dict(
+        turn=spaces.Discrete(3), jump=spaces.Discrete(3), drive=spaces.Box(-1.0, 1.0, (1,))
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        reward = float(action["turn"] == 2) - float(action["jump"] == 2) + float(action["drive"][0])
+        return self.observe(), reward, self.time == 5, False, {}
+
+    def observe(self) -> Any:
+        target = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"target": target, "clock": np.full(2, self.time, np.float32)}
+
+
+class Sorted(Unsorted):
+    action_space = spaces.Dict(dict(Unsorted.action_space))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["multi-input", "lstm"])
+def test_a_saved_model_keeps_the_order_of_a_dict(policy: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"n_envs": 2, "learning_rate": 0.03}
+    whole = small(Unsorted, policy, **settings).learn(64)
+    best = Evaluate(16, n_episodes=2, save_best=tmp_path / "best")
+    stop = [Checkpoint(tmp_path / "run"), best, lambda m: m.num_timesteps < 32]
+    cut = small(Unsorted, policy, **settings).learn(64, callbacks=stop)
+    observations = [Unsorted().reset(seed=seed)[0] for seed in range(8)]
+    cut.save(tmp_path / "model")
+    for given in (Unsorted, None):
+        loaded = PPO.load(tmp_path / "model", given)
+        assert list(loaded.observation_space) == ["target", "clock"]
+        assert loaded.agent.spec == cut.agent.spec
+        for one in observations:
+            action, expected = loaded.predict(one)[0], cut.predict(one)[0]
+            assert all(np.array_equal(action[name], expected[name]) for name in expected)
+    resumed = PPO.resume(tmp_path / "run", Unsorted).learn()
+    for name, weight in whole.policy.state_dict().items():
+        assert torch.equal(weight, resumed.policy.state_dict()[name])
+    assert PPO.load(tmp_path / "best").action_space == Unsorted.action_space
+
+
+def test_an_environment_with_its_heads_in_another_order_is_named(tmp_path: Path) -> None:
+    small(Unsorted).save(tmp_path / "model")
+    with pytest.raises(UnsupportedEnvironmentError, match=r"action space is Dict\('drive'"):
+        PPO.load(tmp_path / "model", Sorted)

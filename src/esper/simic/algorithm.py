@@ -52,7 +52,7 @@ from esper.simic.rollout.factory import (
     make_members,
     spaces_of,
 )
-from esper.simic.rollout.space_json import decode_space, encode_space
+from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
 from esper.simic.sb3_names import reject_unknown
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
@@ -714,7 +714,9 @@ class PPO:
         """Reject environments that have other spaces than the model was trained with."""
         for kind, now in zip(("observation", "action"), spaces_of(members), strict=True):
             then = getattr(self, f"{kind}_space")
-            if now != then:
+            # Observations are read by name; heads follow the order of the action space.
+            is_same = now == then if kind == "observation" else is_same_space(now, then)
+            if not is_same:
                 raise UnsupportedEnvironmentError(
                     f"the environment's {kind} space is {now}; the model was trained with {then}, "
                     "and needs an environment that has the same."

@@ -52,6 +52,7 @@ from esper.simic.rollout.contract import (
 from esper.simic.rollout.env_state import load_env_state, save_env_state
 from esper.simic.rollout.environments import Env
 from esper.simic.rollout.factory import EnvLike, declared_spec, make_members
+from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
 
 N_REPLAYED = 200
 """Steps that are repeated to compare them with what happened before."""
@@ -220,6 +221,11 @@ def _check_saving(env: Env, game: RandomGame, report: Report) -> None:
     if any(report.has_problem(check) for check in ("masks", "legal actions", "seeding", "reset")):
         return
     try:
+        for space in (env.observation_space, env.action_space):
+            restored = decode_space(json.loads(json.dumps(encode_space(space))))
+            if not is_same_space(restored, space):
+                report.problem("exact resume", f"{shorten(space)} is saved as {shorten(restored)}.")
+                return
         game.reset()
         for _ in range(3):
             game.step()

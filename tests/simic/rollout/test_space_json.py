@@ -8,7 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from esper.errors import CheckpointError, UnsupportedEnvironmentError
-from esper.simic.rollout.space_json import decode_space, encode_space
+from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
+
+BIT = spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
@@ -25,11 +27,36 @@ from esper.simic.rollout.space_json import decode_space, encode_space
         spaces.MultiBinary([2, 2]),
         spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Box(0.0, 1.0, (1,))}),
         spaces.Tuple([spaces.Discrete(2), spaces.Dict({"x": spaces.MultiBinary(1)})]),
+        spaces.Dict(b=spaces.Discrete(2), a=spaces.Discrete(3)),
+        spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Dict(d=BIT, c=BIT))]),
+        spaces.Tuple([spaces.Dict(z=BIT, y=BIT), BIT]),
     ],
     ids=str,
 )
 def test_a_space_is_the_same_after_a_round_trip(space: spaces.Space[Any]) -> None:
-    assert decode_space(json.loads(json.dumps(encode_space(space)))) == space
+    restored = decode_space(json.loads(json.dumps(encode_space(space))))
+    assert restored == space
+    assert names_of(restored) == names_of(space)
+    assert is_same_space(restored, space)
+
+
+def names_of(space: spaces.Space[Any]) -> list[Any]:
+    """Return the names of all parts in their order, nested as the space is."""
+    if isinstance(space, spaces.Dict):
+        return [[name, names_of(part)] for name, part in space.items()]
+    return [names_of(part) for part in space] if isinstance(space, spaces.Tuple) else []
+
+
+def test_spaces_differ_if_their_parts_are_in_another_order() -> None:
+    assert spaces.Dict(a=BIT, b=BIT) == spaces.Dict(b=BIT, a=BIT)
+    assert not is_same_space(spaces.Dict(a=BIT, b=BIT), spaces.Dict(b=BIT, a=BIT))
+    assert not is_same_space(spaces.Dict(a=BIT), spaces.Dict(a=spaces.Discrete(3)))
+
+
+def test_a_dict_space_that_was_saved_as_an_object_is_read() -> None:
+    bit = {"type": "Discrete", "n": 2, "start": 0}
+    restored = decode_space({"type": "Dict", "spaces": {"b": bit, "a": bit}})
+    assert names_of(restored) == names_of(spaces.Dict(b=BIT, a=BIT))
 
 
 def test_other_spaces_are_named() -> None:

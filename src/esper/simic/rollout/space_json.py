@@ -34,7 +34,8 @@ def encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"type": "MultiBinary", "shape": [int(n) for n in space.shape]}
     if isinstance(space, spaces.Dict):
         named = cast("dict[str, spaces.Space[Any]]", space.spaces)
-        parts = {str(name): encode_space(part) for name, part in named.items()}
+        # Pairs, because the order of the parts is the order of features and heads.
+        parts = [[str(name), encode_space(part)] for name, part in named.items()]
         return {"type": "Dict", "spaces": parts}
     if isinstance(space, spaces.Tuple):
         inner = cast("tuple[spaces.Space[Any], ...]", space.spaces)
@@ -60,10 +61,21 @@ def decode_space(values: dict[str, Any]) -> spaces.Space[Any]:
         shape = values["shape"]
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Dict":
-        return spaces.Dict({name: decode_space(part) for name, part in values["spaces"].items()})
+        parts = values["spaces"]
+        # Files of 0.2 pre-releases hold an object; its order is that of the space.
+        pairs = list(parts.items()) if isinstance(parts, dict) else parts
+        return spaces.Dict([(name, decode_space(part)) for name, part in cast(Any, pairs)])
     if kind == "Tuple":
         return spaces.Tuple([decode_space(part) for part in values["spaces"]])
     raise CheckpointError(f"a saved space has type {kind!r}, which is unknown.")
+
+
+def is_same_space(space: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    """Return whether spaces are equal and every ``Dict`` has its parts in the same order.
+
+    Gymnasium's comparison ignores the order.
+    """
+    return space == other and str(space) == str(other)
 
 
 def _bounds(values: np.ndarray[Any, Any]) -> Any:
