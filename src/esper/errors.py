@@ -215,3 +215,9 @@ def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the allowed name closest to ``name``, or ``""``."""
     nearest = difflib.get_close_matches(str(name), list(allowed), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def type_of(value: object) -> str:
+    """Return the name of a value's type with its article, such as ``"an ndarray"``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' or name == 'ndarray' else 'a'} {name}"

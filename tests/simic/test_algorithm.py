@@ -251,8 +251,8 @@ def test_heads_that_do_not_matter_are_declared_by_the_environment_or_the_user() 
     ("arguments", "message"),
     [
         ({"env": "CartPol-v1"}, "Did you mean 'CartPole-v1'"),
-        ({"env": 3}, "env is a int"),
-        ({"env": lambda: 3}, "returned a int"),
+        ({"env": 3}, "env is an int"),
+        ({"env": lambda: 3}, "returned an int"),
         ({"env": partial(Countdown, bad=1)}, "without arguments"),
         ({"env": Picks(), "n_envs": 2}, "n_envs is 2"),
         ({"env": SyncVectorEnv([Picks] * 2), "n_envs": 3}, "n_envs is 3"),
@@ -720,7 +720,7 @@ def test_an_environment_that_cannot_be_saved_is_told_of_and_resumed_with_new_epi
             self.handle = object()
 
     model = PPO(Opaque, n_envs=2, n_steps=16)
-    with pytest.warns(EsperWarning, match=r"Opaque\.handle is a object.*new episodes"):
+    with pytest.warns(EsperWarning, match=r"Opaque\.handle is an object.*new episodes"):
         model.learn(96, callbacks=[Checkpoint(tmp_path / "run", 32), StopAt(32)])
     with pytest.warns(EsperWarning, match="new episodes are started"):
         resumed = PPO.resume(tmp_path / "run", Opaque)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,84 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     make_model().learn(64, callbacks=Tracker("tensorboard", tmp_path / "run"))
     assert any("tfevents" in file.name for file in (tmp_path / "run").rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["csv", "tensorboard"])
+def test_metrics_of_another_run_are_left_alone(name: str, tmp_path: Path) -> None:
+    if name == "tensorboard":
+        pytest.importorskip("tensorboardX")
+    model = make_model().learn(32, callbacks=Tracker(name, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="run holds metrics of another run"):
+        make_model().learn(32, callbacks=Tracker(name, tmp_path / "run"))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    model.learn(32, callbacks=Tracker(name, tmp_path / "run"))
+
+
+def test_the_best_model_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    def best() -> Evaluate:
+        return Evaluate(32, n_episodes=1, save_best=tmp_path / "best")
+
+    model = make_model(seed=3).learn(32, callbacks=[best(), Checkpoint(tmp_path / "run")])
+    with pytest.raises(ConfigError, match="best holds a model of another run"):
+        make_model().learn(32, callbacks=best())
+    assert PPO.load(tmp_path / "best").seed == 3
+    model.learn(32, callbacks=best())
+    PPO.resume(tmp_path / "run", Picks).learn(32, callbacks=best())
+
+
+# -- what callbacks return ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [False, np.bool_(False)])
+@pytest.mark.parametrize("hook", ["function", "on_step", "on_rollout_end", "on_update_end"])
+def test_false_stops_training_from_every_hook(hook: str, answer: Any) -> None:
+    class Stop(Callback):
+        pass
+
+    if hook != "function":
+        setattr(Stop, hook, lambda self, model: answer)
+    callback: Any = (lambda model: answer) if hook == "function" else Stop()
+    assert make_model().learn(128, callbacks=callback).num_timesteps == 32
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), None])
+def test_true_and_nothing_continue(answer: Any) -> None:
+    assert make_model().learn(64, callbacks=lambda model: answer).num_timesteps == 64
+
+
+@pytest.mark.parametrize("answer", [0, "", 1.0, []])
+def test_other_answers_of_a_callback_are_named(answer: Any) -> None:
+    class Watch(Callback):
+        def on_step(self, model: PPO) -> Any:
+            return answer
+
+    def watch(model: PPO) -> Any:
+        return answer
+
+    for callback, name in ((Watch(), "Watch.on_step"), (watch, "watch")):
+        with pytest.raises(ConfigError, match=re.escape(f"{name} returned {answer!r}")):
+            make_model().learn(64, callbacks=callback)
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("_on_step", "on_step"),
+        ("_on_rollout_end", "on_rollout_end"),
+        ("_on_training_start", "on_start"),
+        ("_on_training_end", "on_end"),
+        ("on_training_start", "on_start"),
+    ],
+)
+def test_methods_of_stable_baselines3_are_named(method: str, instead: str) -> None:
+    watch = type("Watch", (Callback,), {method: lambda self: True})()
+    with pytest.raises(
+        ConfigError, match=rf"Watch has a method {method},.* {instead}\(self, model"
+    ):
+        make_model().learn(64, callbacks=watch)
+
+
+def test_a_function_without_an_argument_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"<lambda>.* one argument"):
+        make_model().learn(64, callbacks=lambda: True)  # type: ignore[arg-type,misc]

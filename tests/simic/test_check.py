@@ -145,6 +145,13 @@ class WrongDtype(Corridor):
         return super().observe().astype(np.float64)
 
 
+class FloatBytes(Corridor):
+    observation_space = spaces.Box(0, 255, (3,), np.uint8)
+
+    def observe(self) -> Any:
+        return np.full(3, 0.5)
+
+
 class NotAnArray(Corridor):
     def observe(self) -> Any:
         return super().observe().tolist()
@@ -342,8 +349,7 @@ class CannotBeMade(Corridor):
     ("env", "check", "message"),
     [
         (WrongShape, "observations", r"has shape \(2,\).*\(3,\) at the first reset"),
-        (WrongDtype, "observations", "has dtype float64; the space has float32"),
-        (NotAnArray, "observations", "is a list; a NumPy array is needed"),
+        (FloatBytes, "observations", "has dtype float64; the space has uint8"),
         (OutOfBounds, "observations", r"is 1\.5 at \[1\], outside -1\.0 to 1\.0, at step"),
         (NotANumber, "observations", "inf, which is not finite"),
         (MissingKey, "observations", "is a dict with other keys"),
@@ -357,7 +363,7 @@ class CannotBeMade(Corridor):
         (MaskUnknownHead, "masks", "no head 'doors'"),
         (MaskOfLogits, "masks", "at the first reset.*holds -inf for head 'head_0'"),
         (MaskUnread, "masks", "action_mask, which is not read"),
-        (MaskAttribute, "masks", "action_masks of the environment is a ndarray"),
+        (MaskAttribute, "masks", "action_masks of the environment is an ndarray"),
         (MasksDisagree, "masks", r"differs from action_masks\(\) at the first reset"),
         (MaskMethodFails, "masks", r"raised RuntimeError: not ready \(test_check\.py, line \d+\)"),
         (ConditionWithoutChoice, "masks", "head 'head_1' .* when 'head_0' is 1, which is legal"),
@@ -493,10 +499,12 @@ class WideContinuous(Continuous):
         (lambda: TimeLimit(Endless(), 100), "episodes", "its time limit is 100 steps"),
         (TerminatesAtLimit, "episodes", "exactly 7 steps.*truncated=True"),
         (LargeNumbers, "observation scale", r"feature 1 .*normalize_observations=True"),
+        (WrongDtype, "observations", "has dtype float64 and the space float32"),
+        (NotAnArray, "observations", "is a list and not a NumPy array"),
         (FixedStart, "seeding", "same first observation"),
         (NeverIllegal, "masks", "nothing was ever illegal"),
         (NeverIllegal, "rewards", "all 0 during 60 random steps"),
-        (HoldsAnObject, "exact resume", r"HoldsAnObject\.simulator is a object.*state_dict"),
+        (HoldsAnObject, "exact resume", r"HoldsAnObject\.simulator is an object.*state_dict"),
         (HidesItsState, "exact resume", "another reward at step 1.*state_dict"),
         (ReusesItsArray, "observations", "the same array .* return a copy"),
         (Slow, "speed", "AsyncVectorEnv"),
@@ -608,14 +616,14 @@ def test_the_command_prints_a_line_for_each_check_and_a_summary(
     assert main([target, "--steps", "50"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert all(line.split(" ")[0] in ("ok", "note") for line in lines)
-    assert last.startswith(f"{target}: 0 problem(s), ")
+    assert last.startswith(f"{target}: 0 problems, ")
 
 
 def test_the_command_takes_an_id_that_a_module_registers(
     my_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["my_module:Mine-v0", "--steps", "50"]) == 0
-    assert "0 problem(s)" in capsys.readouterr().out
+    assert "0 problems" in capsys.readouterr().out
 
 
 def test_a_problem_is_exit_code_1(my_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -623,7 +631,7 @@ def test_a_problem_is_exit_code_1(my_file: Path, capsys: pytest.CaptureFixture[s
     assert main([f"{my_file}:MyEnv"]) == 1
     printed = capsys.readouterr().out
     assert "problem  rewards: the reward is a str at step 1; a number is needed." in printed
-    assert "1 problem(s)" in printed.splitlines()[-1]
+    assert "1 problem, " in printed.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -664,7 +672,7 @@ def test_the_command_runs_as_a_module(my_file: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("my_file.py:make_env: 0 problem(s)")
+    assert done.stdout.splitlines()[-1].startswith("my_file.py:make_env: 0 problems")
 
 
 def test_spaces_that_would_be_restored_in_another_order_are_a_problem(

@@ -19,6 +19,8 @@ from esper.errors import (
     CheckpointError,
     ConfigError,
     DtypeError,
+    EsperError,
+    ShapeError,
     UnsupportedEnvironmentError,
 )
 from esper.simic import (
@@ -196,6 +198,13 @@ def test_a_minibatch_larger_than_a_rollout_is_warned_of() -> None:
         (lambda m: Evaluate(eval_freq=3), "'eval_freq'.*every="),
         (lambda m: Checkpoint(save_freq=3, save_path="x"), "'save_freq'.*every="),
         (lambda m: Checkpoint(), "folder is missing"),
+        (lambda m: Checkpoint(1000, "runs"), "folder is 1000"),
+        (lambda m: Evaluate("CartPole-v1", 1000), r"Evaluate\('CartPole-v1', 1000\).*env="),
+        (lambda m: NetworkConfig(net_arch=[64]), "'net_arch'.*hidden_sizes="),
+        (lambda m: NetworkConfig(hiden_sizes=(64,)), "'hiden_sizes'.*Did you mean 'hidden_sizes'"),
+        (lambda m: small(normalize_observations=True), r"NetworkConfig\(normalize_observations="),
+        (lambda m: small(learning_rate=lambda f: None), r"learning_rate\(1\) is None"),
+        (lambda m: small(clip_range=lambda: 0.2), "clip_range is a function"),
     ],
 )
 def test_arguments_of_stable_baselines3_are_answered_with_what_to_write(
@@ -216,6 +225,88 @@ def test_attributes_and_imports_of_stable_baselines3_are_answered_too() -> None:
         from esper.simic import EvalCallback  # type: ignore[attr-defined]  # noqa: F401
 
 
+@pytest.mark.parametrize("name", [field.name for field in fields(NetworkConfig)])
+def test_settings_of_the_network_are_sent_to_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}'; write network=NetworkConfig\({name}="):
+        small(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("learning_rate", r"model\.set_rates\(learning_rate="),
+        ("gamma", r"PPO\(\.\.\., gamma="),
+        ("logger", r"model\.log"),
+    ],
+)
+def test_an_attribute_that_nothing_reads_cannot_be_set(name: str, advice: str) -> None:
+    model = small()
+    with pytest.raises(AttributeError, match=rf"{name} cannot be set to 0\.5.*{advice}"):
+        setattr(model, name, 0.5)
+    model.note = "anything else can"  # type: ignore[attr-defined]
+
+
+class Odd(Line):
+    """Breaks the contract at its second step, or at its reset."""
+
+    given: Any = None
+
+    def step(self, action: int) -> Any:
+        result = super().step(action)
+        return self.given(result) if self.time == 2 else result
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda r: (*r[:3], r[4]), "environment 1 returned 4 values at step 2;"),
+        (lambda r: (r[0], None, *r[2:]), "environment 1 gave the reward None at step 2;"),
+        (lambda r: (r[0], np.ones(1), *r[2:]), r"environment 1 .* array\(\[1\.\]\) at step 2;"),
+        (lambda r: (r[0], "a lot", *r[2:]), "environment 1 gave the reward 'a lot'"),
+        (lambda r: (np.zeros(3), *r[1:]), r"environment 1, step 2: .* \(3,\); .* \(1,\)"),
+        (lambda r: (None, *r[1:]), r"environment 1, step 2: .* \(\);"),
+        (lambda r: ({}, *r[1:]), "environment 1, step 2: .* a dict"),
+    ],
+)
+def test_a_step_that_breaks_the_contract_names_environment_and_step(
+    given: Any, message: str
+) -> None:
+    envs = iter([Line(), type("Odd", (Odd,), {"given": staticmethod(given)})()])
+    with pytest.raises(EsperError, match=message):
+        small(lambda: next(envs), n_envs=2).learn(16)
+
+
+def test_an_environment_without_a_seed_or_a_space_is_named() -> None:
+    class NoSeed(Line):
+        def reset(self) -> Any:  # type: ignore[override]
+            return super().reset()
+
+    class NoObservationSpace(gymnasium.Env[Any, Any]):
+        action_space = spaces.Discrete(2)
+
+    with pytest.raises(UnsupportedEnvironmentError, match=r"environment 0 takes no seed"):
+        small(NoSeed).learn(8)
+    with pytest.raises(
+        UnsupportedEnvironmentError, match="observation_space of NoObservationSpace"
+    ):
+        small(NoObservationSpace)
+
+
+def test_what_reset_returns_is_no_observation() -> None:
+    with pytest.raises(DtypeError, match=r"observation is a tuple .*reset\(\)"):
+        small().predict(Line().reset(seed=0))
+    with pytest.raises(ShapeError, match="without a part 'target'"):
+        small(Unsorted).predict(np.zeros(2))
+    with pytest.raises(ShapeError, match="differ in shape"):
+        small().predict([[1.0], [1.0, 2.0]])
+
+
+def test_a_suggestion_is_made_once() -> None:
+    with pytest.raises(UnsupportedEnvironmentError) as caught:
+        small("CartPol-v1")
+    assert str(caught.value).count("Did you mean") == 1
+
+
 def test_what_is_not_a_saved_model_is_named(tmp_path: Path) -> None:
     for load in (PPO.load, PPO.resume):
         with pytest.raises(CheckpointError, match="no folder nope"):
@@ -228,7 +319,7 @@ def test_what_is_not_a_saved_model_is_named(tmp_path: Path) -> None:
 def test_a_state_that_is_not_a_tensor_is_named() -> None:
     model = small(policy="lstm")
     _, state = model.predict(np.zeros(1))
-    with pytest.raises(DtypeError, match="state is a ndarray"):
+    with pytest.raises(DtypeError, match="state is an ndarray"):
         model.predict(np.zeros(1), state.numpy())  # type: ignore[arg-type]
 
 
@@ -309,7 +400,7 @@ class InterruptUpdate(Callback):
 
 @pytest.mark.parametrize("where", ["the first rollout", "a rollout", "an update"])
 def test_an_interrupted_run_is_resumed_exactly_and_its_model_can_be_used(
-    where: str, tmp_path: Path
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Interrupted.n_steps, Interrupted.at = (
         0,
@@ -322,6 +413,10 @@ def test_an_interrupted_run_is_resumed_exactly_and_its_model_can_be_used(
         callbacks.append(InterruptUpdate())
     with pytest.raises(KeyboardInterrupt):
         model.learn(48, callbacks=callbacks)
+    n_steps = {"the first rollout": 0}.get(where, 24)
+    shown = capsys.readouterr().out
+    assert f"after {n_steps} steps to {tmp_path / 'run'}" in shown
+    assert f"PPO.resume({str(tmp_path / 'run')!r}, env)" in shown
     resumed = PPO.resume(tmp_path / "run", Line)
     assert resumed.num_timesteps == {"the first rollout": 0}.get(where, 24)
     for name, weight in resumed.policy.state_dict().items():

@@ -75,6 +75,7 @@ def test_a_csv_file_holds_a_row_for_each_update_whether_resumed_or_not(tmp_path:
     assert [int(row.pop("step")) for row in rows] == [32, 64, 96, 128, 160]
     shown = [{name: float(text) for name, text in row.items() if text} for row in rows]
     assert shown == list(seen.values())
-    # Another run that starts in the same folder does not continue the file.
-    PPO("CartPole-v1", n_steps=16, n_epochs=1).learn(16, callbacks=Tracker("csv", tmp_path / "run"))
-    assert [row["step"] for row in read_csv(tmp_path / "run")] == ["16"]
+    # Another run does not touch the file.
+    with pytest.raises(ConfigError, match="run holds metrics of another run"):
+        PPO("CartPole-v1", n_steps=16).learn(16, callbacks=Tracker("csv", tmp_path / "run"))
+    assert len(read_csv(tmp_path / "run")) == 5

@@ -72,6 +72,28 @@ def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choic
     raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(words)}.{hint}")
 
 
+def reject_unknown(
+    function: str, given: Iterable[str], allowed: Iterable[str], hints: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for the first given argument that a function does not have.
+
+    Args:
+        function: Its name.
+        given: Arguments by name.
+        allowed: Those that it has.
+        hints: What to do instead, for names that users bring from other libraries.
+    """
+    names = list(allowed)
+    for name in given:
+        if name in hints:
+            raise ConfigError(f"{function} has no argument {name!r}; {hints[name]}.")
+        if name not in names:
+            raise ConfigError(
+                f"{function} has no argument {name!r}.{did_you_mean(name, names)} It has "
+                f"{', '.join(names)}."
+            )
+
+
 def make_numbers_plain(settings: Any) -> None:
     """Convert NumPy numbers in frozen settings to Python numbers, which every file can hold."""
     for field in fields(settings):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
-from esper.config.checks import require_bool, require_choice, require_int, require_number
+from esper.config.checks import (
+    reject_unknown,
+    require_bool,
+    require_choice,
+    require_int,
+    require_number,
+)
 from esper.errors import ConfigError
 
 
@@ -36,6 +42,24 @@ class PolicyConfig:
         require_bool("normalize_observations", self.normalize_observations)
 
 
+_POLICY_KWARGS = {
+    "net_arch": "write hidden_sizes=(64, 64)",
+    "activation_fn": "write activation='relu' or 'tanh'",
+    "squash_output": "write squash=True",
+    "lstm_hidden_size": "write lstm_size=",
+    "n_lstm_layers": "leave it out: the LSTM has one layer",
+    "shared_lstm": "leave it out: policy and value share the LSTM",
+    "enable_critic_lstm": "leave it out: policy and value share the LSTM",
+    "ortho_init": "leave it out: weights are always drawn so",
+    "normalize_images": "leave it out: uint8 images are always scaled to 0 to 1",
+    "features_extractor_class": "pass a network of your own as PPO(policy=...)",
+    "features_extractor_kwargs": "pass a network of your own as PPO(policy=...)",
+    "optimizer_class": "leave it out: the optimizer is Adam",
+    "optimizer_kwargs": "leave it out: the optimizer is Adam",
+}
+"""Settings that Stable-Baselines3 has in ``policy_kwargs``, and what to do instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """The network that :class:`esper.simic.PPO` builds for an environment.
@@ -60,6 +84,11 @@ class NetworkConfig:
     squash: bool = False
     log_std_init: float = 0.0
     normalize_observations: bool = False
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Reject unknown settings, with what to write for those of Stable-Baselines3."""
+        reject_unknown("NetworkConfig", settings, cls.__dataclass_fields__, _POLICY_KWARGS)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden_sizes, (tuple, list)) or not all(

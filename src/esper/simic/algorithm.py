@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
@@ -33,10 +34,11 @@ from esper.errors import (
     NonFiniteError,
     ShapeError,
     UnsupportedEnvironmentError,
+    type_of,
 )
 from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
-from esper.simic.callbacks import Callback, CallbackLike, as_callbacks
+from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationSpec
@@ -175,6 +177,21 @@ class PPO:
             advice = f" Use {near}." if near else ""
             raise AttributeError(f"PPO has no attribute {name!r}.{advice}", name=name, obj=self)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Python would create the attribute, and nothing would read it.
+            instead = sb3_names.ATTRIBUTES.get(name)
+            if name in PPOConfig.__dataclass_fields__:
+                instead = f"PPO(..., {name}=...) for a new model"
+                if name in SCHEDULED:
+                    instead = f"model.set_rates({name}=...)"
+            if instead is not None:
+                raise AttributeError(
+                    f"{name} cannot be set to {value!r} on a model. Use {instead}.",
+                    name=name,
+                    obj=self,
+                )
+            super().__setattr__(name, value)
+
     @property
     def policy(self) -> Policy:
         """The policy: an ``nn.Module`` that acts and values."""
@@ -235,8 +252,7 @@ class PPO:
         try:
             if sum(p.numel() for p in self.agent.policy.parameters()) < SMALL_NETWORK:
                 torch.set_num_threads(1)  # more threads would wait for each other
-            for callback in active:
-                callback.on_start(self)
+            notify(active, "on_start", self)
             while not self.is_done:
                 self._run_round(collector, buffer, active, watches_steps)
         except KeyboardInterrupt:
@@ -331,14 +347,12 @@ class PPO:
             # Some environments may have taken the step and others not: the next call starts anew.
             self._collector = None
             raise
-        for callback in callbacks:
-            callback.on_rollout_end(self)
+        notify(callbacks, "on_rollout_end", self)
         self.agent.set_rates(**self._current_rates())
         report = self._update(buffer)
         self._describe(episodes, report, time.perf_counter() - started)
         buffer.reset()
-        for callback in callbacks:
-            callback.on_update_end(self)
+        notify(callbacks, "on_update_end", self)
 
     def _collect(
         self, collector: VectorCollector, buffer: TamiyoRolloutBuffer, callbacks: list[Callback]
@@ -353,8 +367,7 @@ class PPO:
                 episodes.lengths += step.episode_lengths[step.dones].tolist()
             if callbacks:
                 self.last_step = step
-                for callback in callbacks:
-                    callback.on_step(self)
+                notify(callbacks, "on_step", self)
         collector.finish(buffer)
         return episodes
 
@@ -374,7 +387,7 @@ class PPO:
     def _current_rates(self) -> dict[str, float]:
         span = max(1, self.total_timesteps - self._first_timestep)
         remaining = min(1.0, max(0.0, (self.total_timesteps - self.num_timesteps) / span))
-        return {name: rate_at(rate, remaining) for name, rate in self._rates.items()}
+        return {name: rate_at(name, rate, remaining) for name, rate in self._rates.items()}
 
     def _describe(self, episodes: CollectedEpisodes, report: UpdateReport, seconds: float) -> None:
         """Set :attr:`metrics`, under the names of Stable-Baselines3."""
@@ -431,6 +444,7 @@ class PPO:
         """
         known = ("observation", "state", "masks", "episode_start", "deterministic")
         reject_unknown("predict", unknown, known)
+        self._reject_reset_result(observation)
         policy, spec = self.agent.policy, self._observation_spec
         batch = spec.batch_of(observation)
         observations = spec.read_list([observation]) if batch is None else spec.read(observation)
@@ -439,7 +453,7 @@ class PPO:
             state = torch.zeros(n, policy.state_size)
         if not isinstance(cast(Any, state), Tensor):
             raise DtypeError(
-                f"state is a {type(state).__name__}; pass the torch.Tensor that the last call "
+                f"state is {type_of(state)}; pass the torch.Tensor that the last call "
                 "returned, or None at the start of an episode."
             )
         if state.shape != (n, policy.state_size):
@@ -466,6 +480,20 @@ class PPO:
         if batch is None:
             return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state
         return self._codec.batch(decision.actions.numpy(), numbers), decision.next_state
+
+    def _reject_reset_result(self, observation: Any) -> None:
+        """Reject what ``env.reset()`` returns, given as the observation."""
+        parts = cast("tuple[Any, ...]", observation)
+        if (
+            isinstance(observation, tuple)
+            and not isinstance(self.observation_space, spaces.Tuple)
+            and len(parts) == 2
+            and isinstance(parts[1], dict)
+        ):
+            raise DtypeError(
+                "observation is a tuple of an observation and a dict, which reset() returns; pass "
+                "its first part: observation, info = env.reset()."
+            )
 
     def make_environments(self, env: Any = None, *, n_envs: int | None = None) -> Environments:
         """Return new environments of the kind the model is trained on, or from ``env``."""
@@ -558,6 +586,7 @@ class PPO:
             )
         model._load_training(saved["training"])
         model.resumed_from = Path(path).resolve()
+        model.folders.add(("checkpoints", model.resumed_from))
         return model
 
     def save_environments(self) -> Any:
@@ -617,6 +646,8 @@ class PPO:
         self.last_step: CollectedStep | None = None
         self.resumed_from: Path | None = None
         """The folder of checkpoints that the model continues from."""
+        self.folders: set[tuple[str, Path]] = set()
+        """What callbacks of this run write, and the folders in which they do."""
 
     def _attach(self, members: list[Env] | VectorEnv[Any, Any, Any]) -> None:
         """Train on environments, which have the model's spaces."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, cast
 
+import numpy as np
+
 from esper.config.checks import require_int
 from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.simic import sb3_names
+from esper.simic.policy.factory import POLICIES
 from esper.simic.sb3_names import reject_unknown
+from esper.simic.schedules import takes_one_argument
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.telemetry.sinks import make_tracker, require_tracker
+from esper.telemetry.sinks import has_run, make_tracker, require_tracker
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -23,18 +29,19 @@ class Callback:
 
     Each gets the model: read ``model.num_timesteps``, ``model.metrics`` and ``model.agent``; call
     ``model.log(name, value)``, ``model.set_rates(learning_rate=...)`` or ``model.stop()``.
+    Returning False from any but the last two is the same as ``model.stop()``.
     """
 
-    def on_start(self, model: PPO) -> None:
+    def on_start(self, model: PPO) -> bool | None:
         """Training starts."""
 
-    def on_step(self, model: PPO) -> None:
+    def on_step(self, model: PPO) -> bool | None:
         """All environments took a step; ``model.last_step`` has it."""
 
-    def on_rollout_end(self, model: PPO) -> None:
+    def on_rollout_end(self, model: PPO) -> bool | None:
         """A rollout is complete and about to be learned from."""
 
-    def on_update_end(self, model: PPO) -> None:
+    def on_update_end(self, model: PPO) -> bool | None:
         """The policy was updated; ``model.metrics`` describes rollout and update."""
 
     def on_interrupt(self, model: PPO) -> None:
@@ -57,10 +64,53 @@ class FunctionCallback(Callback):
     def __init__(self, function: Callable[[PPO], Any]) -> None:
         self._function = function
 
-    def on_update_end(self, model: PPO) -> None:
-        """Call the function; False stops training."""
-        if self._function(model) is False:
+    def __str__(self) -> str:
+        """Return the name of the function."""
+        return str(getattr(self._function, "__name__", self._function))
+
+    def on_update_end(self, model: PPO) -> bool | None:
+        """Return what the function returns."""
+        return self._function(model)
+
+
+def notify(callbacks: Iterable[Callback], hook: str, model: PPO) -> None:
+    """Call one method of each callback; False stops training after the current update.
+
+    Raises:
+        ConfigError: If one returns anything but True, False and None.
+    """
+    for callback in callbacks:
+        answer = getattr(callback, hook)(model)
+        if answer is None:
+            continue
+        if not isinstance(answer, (bool, np.bool_)):
+            name = str(callback)
+            if not isinstance(callback, FunctionCallback):
+                name = f"{type(callback).__name__}.{hook}"
+            raise ConfigError(
+                f"the callback {name} returned {answer!r}; return False to stop training, and True "
+                "or nothing to continue."
+            )
+        if not answer:
             model.stop()
+
+
+def _claim_folder(model: PPO, folder: Path, kind: str, held: str | None) -> None:
+    """Reject a folder that holds files of a kind from another run; remember it as the model's.
+
+    Args:
+        model: The model that is about to write to the folder.
+        folder: Where.
+        kind: What it writes.
+        held: What the folder holds of that kind already; None for nothing.
+    """
+    place = (kind, folder.resolve())
+    if held is not None and place not in model.folders:
+        raise ConfigError(
+            f"{folder} holds {held} of another run; choose another folder, delete it, or continue "
+            "that run with PPO.resume(folder of its checkpoints)."
+        )
+    model.folders.add(place)
 
 
 class _Periodic(Callback):
@@ -104,7 +154,7 @@ class Evaluate(_Periodic):
     def __init__(
         self,
         every: int = 10_000,
-        *,
+        *others: Never,
         n_episodes: int = 10,
         env: Any = None,
         save_best: str | Path | None = None,
@@ -124,6 +174,12 @@ class Evaluate(_Periodic):
         """
         known = ("every", "n_episodes", "env", "save_best", "deterministic", "seed")
         reject_unknown("Evaluate", unknown, known)
+        if others or not isinstance(cast(Any, every), (int, np.integer)):
+            given = ", ".join(repr(one) for one in (every, *others))
+            raise ConfigError(
+                f"Evaluate({given}): the only argument without a name is the number of steps "
+                "between evaluations; write Evaluate(10_000, n_episodes=10, env=...)."
+            )
         super().__init__(every)
         self.n_episodes, self.env = n_episodes, env
         self.deterministic, self.seed = deterministic, seed
@@ -131,6 +187,13 @@ class Evaluate(_Periodic):
         self.best_mean = -math.inf
         self.results: list[tuple[int, Evaluated]] = []
         """Environment steps and outcome of each evaluation."""
+
+    def on_start(self, model: PPO) -> None:
+        """Reject a folder with the best model of another run."""
+        super().on_start(model)
+        if self.save_best is not None:
+            holds_model = bool(CheckpointFolder(self.save_best).names()) and not model.resumed_from
+            _claim_folder(model, self.save_best, "best", "a model" if holds_model else None)
 
     def on_update_end(self, model: PPO) -> None:
         """Evaluate if it is time to."""
@@ -189,23 +252,18 @@ class Checkpoint(_Periodic):
         reject_unknown("Checkpoint", unknown, ("folder", "every", "keep_last"))
         if folder is None:
             raise ConfigError("folder is missing; pass where checkpoints are saved.")
+        if not isinstance(cast(Any, folder), (str, os.PathLike)):
+            raise ConfigError(f"folder is {folder!r}; it comes first: Checkpoint(folder, every).")
         super().__init__(every)
         self.folder, self.keep_last = Path(folder), keep_last
-        self._used_by: dict[int, Path] = {}
         self._state: dict[str, Any] = {}
         """As training was after the last update."""
 
     def on_start(self, model: PPO) -> None:
         """Reject a folder of another run, and warn at once of what cannot be saved."""
         super().on_start(model)
-        folder = self.folder.resolve()
-        names = CheckpointFolder(folder).names()
-        if names and folder not in (model.resumed_from, self._used_by.get(id(model))):
-            raise ConfigError(
-                f"{self.folder} holds checkpoints of another run ({names[-1]}); choose another "
-                "folder, or continue that run with PPO.resume(folder)."
-            )
-        self._used_by[id(model)] = folder
+        names = CheckpointFolder(self.folder).names()
+        _claim_folder(model, self.folder, "checkpoints", "checkpoints" if names else None)
         model.warn_of_functions()
         try:
             model.save_environments()
@@ -224,8 +282,16 @@ class Checkpoint(_Periodic):
             self._save(model)
 
     def on_interrupt(self, model: PPO) -> None:
-        """Save what training was after the last update."""
+        """Save what training was after the last update, and say how to continue."""
+        if not self._state:
+            return
         self._save(model)
+        env = "" if model.settings()["env"] else ", env"
+        own = "" if model.policy_name in POLICIES else f", policy={model.policy_name}"
+        print(
+            f"Saved the state after {self._state['num_timesteps']:,} steps to {self.folder}; "
+            f"continue with PPO.resume({str(self.folder)!r}{env}{own}).learn()."
+        )
 
     def on_end(self, model: PPO) -> None:
         """Forget the state."""
@@ -258,7 +324,9 @@ class Tracker(Callback):
         self._tracker: Any = None
 
     def on_start(self, model: PPO) -> None:
-        """Open the tracker."""
+        """Open the tracker; reject a folder with the metrics of another run."""
+        holds_run = has_run(self.name, self.folder) and not model.resumed_from
+        _claim_folder(model, self.folder, self.name, "metrics" if holds_run else None)
         # The metrics of the last update were sent before a checkpoint was saved.
         self._tracker = make_tracker(
             self.name,
@@ -294,8 +362,15 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
     found: list[Callback] = []
     for one in many:
         if isinstance(one, Callback):
+            _reject_sb3_methods(one)
             found.append(one)
         elif callable(one) and not isinstance(one, type):
+            if not takes_one_argument(one):
+                name = getattr(one, "__name__", repr(one))
+                raise ConfigError(
+                    f"callbacks has {name}, which does not take one argument; a function of the "
+                    "model is needed, such as lambda model: model.num_timesteps < 1000."
+                )
             found.append(FunctionCallback(one))
         else:
             raise ConfigError(
@@ -303,3 +378,13 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
             )
     order = (Evaluate, Tracker, Checkpoint)
     return sorted(found, key=lambda one: [isinstance(one, kind) for kind in reversed(order)])
+
+
+def _reject_sb3_methods(callback: Callback) -> None:
+    """Reject methods of Stable-Baselines3's callbacks, which nothing would call."""
+    for name, instead in sb3_names.CALLBACK_METHODS.items():
+        if hasattr(callback, name):
+            raise ConfigError(
+                f"{type(callback).__name__} has a method {name}, which is never called; write "
+                f"{instead}(self, model)."
+            )

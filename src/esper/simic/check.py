@@ -45,6 +45,7 @@ from esper.simic.rollout.contract import (
     Outcome,
     RandomGame,
     Report,
+    count,
     describe_error,
     is_same,
     shorten,
@@ -405,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sum(finding.level == level for finding in findings) for level in ("problem", "note")
     )
     n_ok = len(findings) - problems - notes
-    print(f"{chosen.target}: {problems} problem(s), {notes} note(s), {n_ok} ok")
+    print(f"{chosen.target}: {count(problems, 'problem')}, {count(notes, 'note')}, {n_ok} ok")
     return 1 if problems else 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from esper.errors import ConfigError, did_you_mean
+from esper.config import checks
+from esper.config.learning import NetworkConfig
 
 _NO_PICKLES = "leave it out: nothing is pickled"
 _EVALUATE = "write callbacks=Evaluate(every, n_episodes=, env=)"
@@ -30,6 +31,10 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "stats_window_size": "leave it out: metrics are means over the last 100 episodes",
         "monitor_wrapper": "leave it out: returns and lengths are always counted",
         "_init_setup_model": "leave it out",
+        **{
+            name: f"write network=NetworkConfig({name}=...)"
+            for name in NetworkConfig.__dataclass_fields__
+        },
     },
     "learn": {
         "callback": "write callbacks=",
@@ -107,6 +112,19 @@ ATTRIBUTES = {
 }
 """Attributes and methods of a model."""
 
+CALLBACK_METHODS = {
+    "_on_step": "on_step",
+    "_on_rollout_end": "on_rollout_end",
+    "_on_rollout_start": "on_start or on_update_end",
+    "_on_training_start": "on_start",
+    "_on_training_end": "on_end",
+    "_init_callback": "on_start",
+    "on_rollout_start": "on_start or on_update_end",
+    "on_training_start": "on_start",
+    "on_training_end": "on_end",
+}
+"""Methods of a callback."""
+
 EXPORTS = {
     "MaskablePPO": "PPO, which reads masks by itself",
     "RecurrentPPO": 'PPO(env, "lstm")',
@@ -130,11 +148,5 @@ EXPORTS = {
 
 
 def reject_unknown(function: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise ConfigError for the first of the given arguments, which ``function`` does not have."""
-    names = list(allowed)
-    for name in given:
-        hint = ARGUMENTS[function].get(name)
-        advice = f" Instead, {hint}." if hint else did_you_mean(name, names)
-        raise ConfigError(
-            f"{function} has no argument {name!r}; it has {', '.join(names)}.{advice}"
-        )
+    """Raise ConfigError for the first given argument that a function of ours does not have."""
+    checks.reject_unknown(function, given, allowed, ARGUMENTS[function])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from esper.config.checks import require_choice, require_number
+from esper.errors import ConfigError
 
 Rate = float | Callable[[float], float]
 """A constant, or a function of the share of training that is left, from 1 to 0."""
@@ -62,6 +64,31 @@ def cosine(start: float, end: float = 0.0) -> Schedule:
     return Schedule(start, end, "cosine")
 
 
-def rate_at(rate: Rate, remaining: float) -> float:
-    """Return a rate when a share of training from 1 to 0 is left."""
-    return float(rate(remaining)) if callable(rate) else float(rate)
+def rate_at(name: str, rate: Rate, remaining: float) -> float:
+    """Return a rate when a share of training from 1 to 0 is left.
+
+    Raises:
+        ConfigError: If it is a function that does not return a number.
+    """
+    if not callable(rate):
+        return float(rate)
+    if not takes_one_argument(rate):
+        raise ConfigError(
+            f"{name} is a function that does not take one argument; it gets the share of training "
+            "that is left, from 1 to 0."
+        )
+    require_number(f"{name}({remaining:g})", value := rate(remaining), least=0.0)
+    return float(value)
+
+
+def takes_one_argument(function: Callable[..., Any]) -> bool:
+    """Return whether a function can be called with one argument, as far as Python can tell."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions do not tell
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True

@@ -53,7 +53,9 @@ def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
     known = [field.name for field in fields(PPOConfig)]
     reject_unknown("PPO", [name for name in settings if name not in known], [*_OTHERS, *known])
     first: dict[str, Any] = {
-        name: rate_at(cast(Any, value), 1.0) if name in SCHEDULED and callable(value) else value
+        name: rate_at(name, cast(Any, value), 1.0)
+        if name in SCHEDULED and callable(value)
+        else value
         for name, value in settings.items()
     }
     config = PPOConfig(**first)

@@ -93,6 +93,12 @@ def make_tracker(
     return _TRACKERS[name](Path(folder), settings, first_step)
 
 
+def has_run(name: str, folder: str | Path) -> bool:
+    """Return whether a folder holds what the tracker of a name wrote for a run."""
+    place = Path(folder) / _TRACKERS[name].place
+    return any(place.iterdir()) if place.is_dir() else place.exists()
+
+
 def make_sink(name: str, run_dir: Path, config_text: str) -> Sink:
     """Create the sink that sends a run's records to the tracker of a name.
 
@@ -139,9 +145,11 @@ class TensorBoardTracker:
     Resumed training hides the points that it is about to write again.
     """
 
+    place = "tensorboard"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
         self._package = _import_tracker("tensorboardX", "tensorboard")
-        self._folder = folder / "tensorboard"
+        self._folder = folder / self.place
         self._settings = settings
         self._writer: Any = None
         self.first_step = first_step
@@ -182,13 +190,15 @@ class WandbTracker:
     are not duplicated.
     """
 
+    place = "wandb-id"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
         wandb = _import_tracker("wandb", "wandb")
         self.first_step = first_step
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
-            id=_run_id(folder / "wandb-id", first_step),
+            id=_run_id(folder / self.place, first_step),
             resume="allow",
             dir=str(folder),
             config=dict(settings),
@@ -210,6 +220,8 @@ class TrackioTracker:
     appear twice, with the same values.
     """
 
+    place = "trackio-id"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
         self._trackio = _import_tracker("trackio", "trackio")
         self.first_step = first_step
@@ -217,7 +229,7 @@ class TrackioTracker:
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=PROJECT,
-                name=f"{folder.name}-{_run_id(folder / 'trackio-id', first_step)}",
+                name=f"{folder.name}-{_run_id(folder / self.place, first_step)}",
                 resume="allow",
                 config=dict(settings),
                 embed=False,
@@ -241,8 +253,10 @@ class CsvTracker:
     Resumed training removes the rows that it is about to write again.
     """
 
+    place = "progress.csv"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
-        self._path = folder / "progress.csv"
+        self._path = folder / self.place
         self.first_step = first_step
         self._columns: list[str] = []
         self._rows: list[dict[str, str]] = []

@@ -210,7 +210,7 @@ def test_only_tensors_of_the_right_kind_are_stored() -> None:
     flags = {"rewards": never, "dones": never, "truncated": never}
     with pytest.raises(DtypeError, match=r"actions has dtype torch\.float32"):
         buffer.add(torch.zeros(2, 1), replace(decision(2), actions=torch.zeros(2, 3)), **flags)
-    with pytest.raises(DtypeError, match="observations is a ndarray"):
+    with pytest.raises(DtypeError, match="observations is an ndarray"):
         buffer.add(np.zeros((2, 1)), decision(2), **flags)  # type: ignore[arg-type]
-    with pytest.raises(DtypeError, match="last_values is a ndarray"):
+    with pytest.raises(DtypeError, match="last_values is an ndarray"):
         buffer.finish(np.zeros(2))  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_an_attribute_that_cannot_be_saved_is_named() -> None:
     env = Countdown()
     env.parts = {"inner": [object()]}  # type: ignore[attr-defined]
     with pytest.raises(
-        UnsupportedEnvironmentError, match=r"Countdown\.parts\['inner'\]\[0\] is a object"
+        UnsupportedEnvironmentError, match=r"Countdown\.parts\['inner'\]\[0\] is an object"
     ):
         save_env_state(TimeLimit(env, 5))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.arrays import Flags
 from esper.config.checks import require_int
 from esper.config.memory import require_memory
-from esper.errors import ActionSpecError, DtypeError, RolloutError, ShapeError
+from esper.errors import ActionSpecError, DtypeError, RolloutError, ShapeError, type_of
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
@@ -447,7 +447,7 @@ def _time_first(view: Tensor) -> Tensor:
 def _require_fit(name: str, given: Tensor, place: Tensor) -> None:
     """Refuse what cannot be stored in ``place`` as it is."""
     if not isinstance(given, Tensor):
-        raise DtypeError(f"{name} is a {type(given).__name__}; a torch.Tensor is needed.")
+        raise DtypeError(f"{name} is {type_of(given)}; a torch.Tensor is needed.")
     if given.shape != place.shape:
         shape, needed = tuple(given.shape), list(place.shape)
         raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from esper.errors import ShapeError, UnsupportedEnvironmentError
+from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 
 Observations = Tensor | dict[str, Tensor]
 """``[B, ...]``, or such a tensor for each name of a ``Dict`` or ``Tuple`` space."""
@@ -121,7 +121,13 @@ class ObservationSpec:
         """Return the batch size of an observation as an environment gives it; None for one."""
         name, leaf = next(iter(self.leaves.items()))
         value = observation if name == "" else _part(observation, name)
-        shape = np.shape(value)
+        try:
+            shape = np.shape(value)
+        except ValueError as error:
+            raise ShapeError(
+                f"the observation is {type_of(value)} whose parts differ in shape; an array of "
+                f"shape {leaf.shape} is needed."
+            ) from error
         n_axes = len(shape) - len(leaf.shape)
         if n_axes not in (0, 1):
             raise ShapeError(
@@ -142,7 +148,25 @@ class ObservationSpec:
             if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != leaf.shape:
                 shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
                 where = f"observations[{name!r}]" if name else "observations"
-                raise ShapeError(f"{where} has shape {shape}; [batch, *{leaf.shape}] is needed.")
+                needed = ", ".join(map(str, ("batch size", *leaf.shape)))
+                raise ShapeError(f"{where} has shape {shape}; ({needed}) is needed.")
+
+    def misfit(self, observation: Any) -> str | None:
+        """Return in words why one observation does not fit the space; None if it does.
+
+        Raises:
+            ShapeError: If a part is missing.
+        """
+        for name, leaf in self.leaves.items():
+            value = observation if name == "" else _part(observation, name)
+            part = f" {name!r}" if name else ""
+            try:
+                shape = tuple(leaf.read([value]).shape[1:])
+            except (TypeError, ValueError):
+                return f"the observation{part} is {type_of(value)} that is no array of numbers"
+            if shape != leaf.shape:
+                return f"the observation{part} has shape {shape}; the space has {leaf.shape}"
+        return None
 
     def zeros(self, *batch: int, device: torch.device | str = "cpu") -> Observations:
         """Return observations ``[*batch, ...]`` of zeros."""
@@ -171,11 +195,15 @@ def batch_size(observations: Observations) -> int:
 
 
 def _part(observation: Any, name: str) -> Any:
-    key: Any = name if isinstance(observation, Mapping) else int(name)
+    is_named = isinstance(observation, Mapping) or not name.isdigit()
+    key: Any = name if is_named else int(name)
     try:
         return cast(Any, observation)[key]
-    except LookupError as error:
-        raise ShapeError(f"the observation has no part {name!r}, as the space has.") from error
+    except (LookupError, TypeError) as error:
+        raise ShapeError(
+            f"the observation is {type_of(cast(object, observation))} without a part {name!r}, "
+            "which the observation space has."
+        ) from error
 
 
 def _leaf(space: spaces.Space[Any], name: str) -> ObservationLeaf:

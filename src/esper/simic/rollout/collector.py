@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.errors import UnsupportedEnvironmentError
+from esper.errors import UnsupportedEnvironmentError, type_of
 from esper.simic.agent import Decision, PPOAgent, TamiyoRolloutBuffer
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import (
@@ -242,7 +242,7 @@ def _adapt(envs: VectorEnv[Any, Any, Any] | Environments, agent: PPOAgent) -> En
         envs = VectorEnvironments(envs, agent.spec, squash=squash, device=agent.device)
     if not isinstance(envs, Environments):
         raise UnsupportedEnvironmentError(
-            f"envs is a {type(envs).__name__}; a Gymnasium vector environment is needed, such as "
+            f"envs is {type_of(envs)}; a Gymnasium vector environment is needed, such as "
             "SyncVectorEnv([make_env] * 8)."
         )
     expected = agent.policy.observation_size

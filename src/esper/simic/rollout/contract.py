@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from esper.errors import EsperError
+from esper.errors import EsperError, type_of
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import ChoiceMasks, as_choice_masks
@@ -109,6 +109,8 @@ class RandomGame:
         self._length = 0
         self._given: Any = None
         self._reuses_arrays = False
+        self._converted: str | None = None
+        """How observations differ in type from the space, in words."""
         self._info: dict[str, Any] = {}
         self._draw = _ActionDrawer(env.action_space, spec, seed)
         self._masks = _MaskWatch(env, spec, report)
@@ -167,7 +169,7 @@ class RandomGame:
     def summarize(self) -> None:
         """Report what was found to be right."""
         steps = f"{self.n_steps} random steps"
-        self.report.ok("reset", f"worked {1 + len(self.episodes)} time(s)")
+        self.report.ok("reset", f"worked {count(1 + len(self.episodes), 'time')}")
         if self._reuses_arrays:
             self.report.note(
                 "observations",
@@ -175,6 +177,8 @@ class RandomGame:
                 "SyncVectorEnv may keep an episode's last observation while the next one is "
                 "written to it.",
             )
+        elif self._converted is not None:
+            self.report.note("observations", f"{self._converted}, so each is converted.")
         else:
             self.report.ok("observations", f"in the observation space during {steps}")
         self._masks.summarize(steps)
@@ -234,6 +238,8 @@ class RandomGame:
         wrong = _misfit(self.env.observation_space, observation, "the observation")
         if wrong is not None:
             self.report.problem("observations", f"{wrong} {self.where}.")
+        elif self._converted is None:
+            self._converted = _conversion(self.env.observation_space, observation, "observation")
         is_mutable = isinstance(observation, (np.ndarray, dict))
         self._reuses_arrays |= is_mutable and observation is self._given
         self._given = observation
@@ -420,13 +426,14 @@ def _misfit(space: spaces.Space[Any], value: Any, name: str) -> str | None:
         return next((wrong for part in each if (wrong := _misfit(*part)) is not None), None)
     if not isinstance(space, spaces.Box):
         return None if space.contains(value) else f"{name} is {shorten(value)}, outside {space}"
-    if not isinstance(value, (np.ndarray, np.generic)):
-        return f"{name} is {_kind(value)}; a NumPy array is needed"
-    if value.shape != space.shape:
-        return f"{name} has shape {value.shape}; the space has {space.shape}"
-    if value.dtype != space.dtype:
-        return f"{name} has dtype {value.dtype}; the space has {space.dtype}"
-    array: NDArray[Any] = np.asarray(cast(Any, value))
+    try:
+        array: NDArray[Any] = np.asarray(value)
+    except ValueError:
+        return f"{name} is {_kind(value)} whose parts differ in shape; a NumPy array is needed"
+    if array.shape != space.shape:
+        return f"{name} has shape {array.shape}; the space has {space.shape}"
+    if not np.can_cast(array.dtype, cast(Any, space.dtype), "same_kind"):
+        return f"{name} has dtype {array.dtype}; the space has {space.dtype}"
     if not np.isfinite(array).all():
         return f"{name} holds {array[~np.isfinite(array)].flat[0]}, which is not finite,"
     outside = (array < space.low) | (array > space.high)
@@ -434,6 +441,21 @@ def _misfit(space: spaces.Space[Any], value: Any, name: str) -> str | None:
         at = tuple(int(i) for i in np.argwhere(outside)[0])
         low, high = space.low[at], space.high[at]
         return f"{name} is {array[at]} at {list(at)}, outside {low} to {high},"
+    return None
+
+
+def _conversion(space: spaces.Space[Any], value: Any, name: str) -> str | None:
+    """Return in words which ``Box`` a fitting value is no array of, or of another dtype."""
+    for key, part, one in _parts(space, value) or ():
+        wrong = _conversion(part, one, f"{name}[{key!r}]")
+        if wrong is not None:
+            return wrong
+    if not isinstance(space, spaces.Box):
+        return None
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return f"the {name} is {_kind(value)} and not a NumPy array"
+    if value.dtype != space.dtype:
+        return f"the {name} has dtype {value.dtype} and the space {space.dtype}"
     return None
 
 
@@ -470,7 +492,12 @@ def _kind(value: Any) -> str:
         return f"an array of shape {value.shape}"
     if isinstance(value, tuple):
         return f"a tuple of {len(cast('tuple[Any, ...]', value))}"
-    return f"a {type(value).__name__}"
+    return type_of(value)
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things, such as ``"1 note"`` and ``"2 notes"``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def shorten(value: Any) -> str:

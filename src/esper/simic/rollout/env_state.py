@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from esper.errors import UnsupportedEnvironmentError
+from esper.errors import UnsupportedEnvironmentError, type_of
 
 _BIT_GENERATORS = {
     kind.__name__: kind
@@ -103,7 +103,7 @@ def _encode(value: Any, where: str) -> Any:
             "$dict": [[_encode(k, where), _encode(v, f"{where}[{k!r}]")] for k, v in held.items()],
         }
     raise UnsupportedEnvironmentError(
-        f"{where} is a {kind.__name__}, which cannot be saved; give the environment "
+        f"{where} is {type_of(held)}, which cannot be saved; give the environment "
         "state_dict() and load_state_dict() that return and take plain values and arrays."
     )
 

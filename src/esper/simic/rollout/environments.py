@@ -19,9 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from esper.arrays import Flags
-from esper.errors import (
-    UnsupportedEnvironmentError,
-)
+from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.masks import PolicyMasks, join_masks
 from esper.simic.policy.observations import Observations, ObservationSpec
@@ -127,17 +125,10 @@ class LocalEnvironments(Environments):
         """Start new episodes; environment i gets ``seed + i``."""
         self._masks.steps = -1
         results = [
-            env.reset(seed=None if seed is None else seed + i) for i, env in enumerate(self.envs)
+            self._reset_one(i, None if seed is None else seed + i) for i in range(self.n_envs)
         ]
-        for env, result in enumerate(results):
-            if type(result) is not tuple or len(result) != 2:
-                kind = type(cast(Any, result)).__name__
-                raise UnsupportedEnvironmentError(
-                    f"reset() of environment {env} returned a {kind}; Gymnasium's reset returns "
-                    "an observation and a dict (info)."
-                )
         infos = [info for _, info in results]
-        return self.observation_spec.read_list([o for o, _ in results]), self._read_masks(infos)
+        return self._read_observations([o for o, _ in results]), self._read_masks(infos)
 
     def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
         """Step each environment, and reset those whose episode ended."""
@@ -148,8 +139,15 @@ class LocalEnvironments(Environments):
         final: list[Any] | None = None
         chosen = self.codec.each(actions, numbers)
         for i, env in enumerate(self.envs):
-            observation, reward, terminated, truncated, info = env.step(chosen[i])
-            rewards[i] = reward
+            result = env.step(chosen[i])
+            if len(result) != 5:
+                raise UnsupportedEnvironmentError(
+                    f"step() of environment {i} returned {len(cast(Any, result))} values at "
+                    f"{self._now}; Gymnasium's step returns observation, reward, terminated, "
+                    "truncated and info."
+                )
+            observation, reward, terminated, truncated, info = result
+            rewards[i] = reward if isinstance(reward, float) else self._read_reward(i, reward)
             if terminated or truncated:
                 ends[0, i], ends[1, i] = terminated, truncated and not terminated
                 if ends[1, i]:
@@ -160,15 +158,14 @@ class LocalEnvironments(Environments):
                 info = {**info, "final_info": last}
             observations.append(observation)
             infos.append(info)
-        spec = self.observation_spec
         if final is not None:
             final = [observations[i] if one is None else one for i, one in enumerate(final)]
         return EnvStep(
-            observations=spec.read_list(observations),
+            observations=self._read_observations(observations),
             rewards=rewards,
             terminated=ends[0],
             truncated=ends[1],
-            final=None if final is None else spec.read_list(final),
+            final=None if final is None else self._read_observations(final),
             masks=self._read_masks(infos),
             info=infos,
         )
@@ -192,6 +189,58 @@ class LocalEnvironments(Environments):
         self._masks.kind, self._masks.steps = state["masks"]
         for env, saved in zip(self.envs, state["envs"], strict=True):
             load_env_state(env, saved)
+
+    def _reset_one(self, number: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        """Reset one environment with a seed."""
+        try:
+            result: Any = self.envs[number].reset(seed=seed)
+        except TypeError as error:
+            if "'seed'" not in str(error):
+                raise
+            raise UnsupportedEnvironmentError(
+                f"reset() of environment {number} takes no seed ({error}); define it as "
+                "reset(self, *, seed=None, options=None) and call super().reset(seed=seed)."
+            ) from error
+        if type(result) is not tuple or len(cast("tuple[Any, ...]", result)) != 2:
+            raise UnsupportedEnvironmentError(
+                f"reset() of environment {number} returned {type_of(cast(object, result))}; "
+                "Gymnasium's reset returns an observation and a dict (info)."
+            )
+        return cast("tuple[Any, dict[str, Any]]", result)
+
+    def _read_reward(self, number: int, reward: Any) -> float:
+        """Return the reward of one environment as a number."""
+        try:
+            if np.ndim(reward) == 0:
+                return float(reward)
+        except (TypeError, ValueError):
+            pass
+        raise UnsupportedEnvironmentError(
+            f"environment {number} gave the reward {reward!r} at {self._now}; it must be a number, "
+            "such as float(reward)."
+        )
+
+    def _read_observations(self, observations: list[Any]) -> Observations:
+        """Return observations as tensors; an error says whose is wrong, and when."""
+        spec = self.observation_spec
+        try:
+            tensors = spec.read_list(observations)
+            spec.require_fit(tensors)
+        except (ShapeError, TypeError, ValueError):
+            for number, one in enumerate(observations):
+                try:
+                    wrong = spec.misfit(one)
+                except ShapeError as error:
+                    wrong = str(error).rstrip(".")
+                if wrong is not None:
+                    raise ShapeError(f"environment {number}, {self._now}: {wrong}.") from None
+            raise
+        return tensors
+
+    @property
+    def _now(self) -> str:
+        """The reset or step that is being taken, in words."""
+        return "the first reset" if self._masks.steps < 0 else f"step {self._masks.steps + 1}"
 
     def read_masks(self) -> Any:
         """Return what is legal now, if the environments say so by a method."""

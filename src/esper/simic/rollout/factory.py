@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from esper.config.checks import require_int
 from esper.config.memory import require_memory
-from esper.errors import ConfigError, EsperError, UnsupportedEnvironmentError, did_you_mean
+from esper.errors import ConfigError, EsperError, UnsupportedEnvironmentError, did_you_mean, type_of
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.rollout.environments import (
     Env,
@@ -71,11 +71,23 @@ def declared_spec(env: Env | VectorEnv[Any, Any, Any]) -> ActionSpec | None:
 def spaces_of(
     members: list[Env] | VectorEnv[Any, Any, Any],
 ) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return the observation space and the action space of one of the environments."""
-    if isinstance(members, list):
-        return members[0].observation_space, members[0].action_space
-    single = cast(Any, members)
-    return single.single_observation_space, single.single_action_space
+    """Return the observation space and the action space of one of the environments.
+
+    Raises:
+        UnsupportedEnvironmentError: If one is missing.
+    """
+    first: Any = members[0] if isinstance(members, list) else members
+    found: list[Any] = []
+    for kind in ("observation_space", "action_space"):
+        name = kind if isinstance(members, list) else f"single_{kind}"
+        space = getattr(first, name, None)
+        if not isinstance(space, spaces.Space):
+            raise UnsupportedEnvironmentError(
+                f"the {name} of {type(first.unwrapped).__name__} is {space!r}; set it to a space "
+                "of gymnasium.spaces in the class or in __init__."
+            )
+        found.append(space)
+    return found[0], found[1]
 
 
 def adapt(
@@ -99,17 +111,19 @@ def _make(env: Any) -> Env:
             return gymnasium.make(env, disable_env_checker=True)
         except gymnasium.error.Error as error:
             near = "" if env in gymnasium.registry else did_you_mean(env, gymnasium.registry)
+            # Gymnasium has suggestions of its own, without a version.
+            reason = str(error).partition(" Did you mean")[0] if near else error
             raise UnsupportedEnvironmentError(
-                f"env is {env!r}, which Gymnasium cannot make: {error}{near}"
+                f"env is {env!r}, which Gymnasium cannot make: {reason}{near}"
             ) from error
     if type(env).__module__.startswith("stable_baselines3."):
         raise UnsupportedEnvironmentError(
-            f"env is a {type(env).__name__} of Stable-Baselines3; pass the environment's id or a "
+            f"env is {type_of(env)} of Stable-Baselines3; pass the environment's id or a "
             "function that makes one, and n_envs=."
         )
     if not callable(env):
         raise UnsupportedEnvironmentError(
-            f"env is a {type(env).__name__}; an id such as 'CartPole-v1', an environment, a class "
+            f"env is {type_of(env)}; an id such as 'CartPole-v1', an environment, a class "
             "or function that makes one, or a vector environment is needed."
         )
     try:
@@ -122,6 +136,6 @@ def _make(env: Any) -> Env:
         ) from error
     if not isinstance(made, gymnasium.Env):
         raise UnsupportedEnvironmentError(
-            f"env() returned a {type(made).__name__}; a gymnasium.Env is needed."
+            f"env() returned {type_of(made)}; a gymnasium.Env is needed."
         )
     return cast(Env, made)

@@ -13,7 +13,13 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from esper.errors import EsperError, EsperWarning, RolloutError, UnsupportedEnvironmentError
+from esper.errors import (
+    EsperError,
+    EsperWarning,
+    RolloutError,
+    UnsupportedEnvironmentError,
+    type_of,
+)
 from esper.simic.policy.masks import ChoiceMasks
 from esper.simic.policy.observations import ObservationSpec
 from esper.simic.rollout.actions import MaskReader
@@ -84,7 +90,7 @@ def mask_method(env: Env) -> Callable[[], Any] | None:
     method = env.get_wrapper_attr("action_masks")
     if not callable(method):
         raise UnsupportedEnvironmentError(
-            f"action_masks of the environment is a {type(method).__name__}; it must be a method, "
+            f"action_masks of the environment is {type_of(method)}; it must be a method, "
             "because it is asked at every step."
         )
     return method
