@@ -125,10 +125,6 @@ class NoSpace(Dropout):
         super().__init__(Line.observation_space)
 
 
-class WrongSize(Dropout):
-    output_size = 9
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -148,7 +144,6 @@ class WrongSize(Dropout):
         ({"policy": Dropout, "network": NetworkConfig(activation="relu")}, "activation is 'relu'"),
         ({"nenvs": 3}, r"'nenvs'.*'n_envs'"),
         ({"policy": NoSpace}, "takes the observation space"),
-        ({"policy": WrongSize}, "WrongSize failed"),
         (
             {"policy": Dropout, "network": NetworkConfig(normalize_observations=True)},
             "normalize_observations",
@@ -487,3 +482,92 @@ def test_an_environment_with_its_heads_in_another_order_is_named(tmp_path: Path)
     small(Unsorted).save(tmp_path / "model")
     with pytest.raises(UnsupportedEnvironmentError, match=r"action space is Dict\('drive'"):
         PPO.load(tmp_path / "model", Sorted)
+
+
+# -- small things ---------------------------------------------------------------------------------
+
+
+def test_a_whole_number_of_steps_may_be_a_float() -> None:
+    assert small().learn(1.6e1).num_timesteps == 16
+    with pytest.raises(ConfigError, match=r"total_timesteps is 10\.5"):
+        small().learn(10.5)
+
+
+def test_one_episode_has_no_interval() -> None:
+    result = evaluate(small(), n_episodes=1)
+    assert np.isnan(result.low)
+    assert np.isnan(result.high)
+    assert "over 1 episode," in str(result)
+    assert "[" not in str(result)
+    assert "over 2 episodes" in str(evaluate(small(), n_episodes=2))
+
+
+def test_a_model_without_an_environment_says_so(tmp_path: Path) -> None:
+    small().save(tmp_path / "model")
+    assert repr(PPO.load(tmp_path / "model")).startswith("PPO(None, 'mlp'")
+
+
+def test_one_checkpoint_is_not_a_folder_of_them(tmp_path: Path) -> None:
+    small().learn(8, callbacks=Checkpoint(tmp_path / "run"))
+    for load in (PPO.load, PPO.resume):
+        with pytest.raises(CheckpointError, match=rf"is one checkpoint.* {tmp_path / 'run'}\."):
+            load(tmp_path / "run" / "step-000000008", Line)
+
+
+def test_a_complete_run_says_how_to_go_on(tmp_path: Path) -> None:
+    small().learn(8, callbacks=Checkpoint(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"complete: 8 steps.*learn\(100_000\)"):
+        PPO.resume(tmp_path / "run", Line).learn()
+    assert PPO.resume(tmp_path / "run", Line).learn(8).num_timesteps == 16
+
+
+class Sized(nn.Module):
+    def __init__(self, space: spaces.Space[Any], width: int = 8, declared: int = 8) -> None:
+        super().__init__()
+        self.output_size = declared
+        self.layer = nn.Linear(1, width)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.layer(observations)
+
+
+def test_a_function_may_make_the_network(tmp_path: Path) -> None:
+    def make(space: spaces.Space[Any]) -> nn.Module:
+        return Sized(space, 24, 24)
+
+    model = small(policy=make).learn(8)
+    assert model.policy_name == "Sized"
+    model.save(tmp_path / "model")
+    loaded = PPO.load(tmp_path / "model", policy=make)
+    observation = np.ones(1, np.float32)
+    assert loaded.predict(observation)[0] == model.predict(observation)[0]
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda space: Sized(space, 7), r"Sized returned \(2, 7\).*output_size is 8"),
+        (lambda space: Sized(space, 8, 9), r"Sized returned \(2, 8\).*output_size is 9"),
+    ],
+)
+def test_features_of_the_wrong_size_are_named(network: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(policy=network)
+
+
+def test_a_prediction_without_masks_is_warned_of_once(tmp_path: Path) -> None:
+    model = small(Masked).learn(8)
+    model.save(tmp_path / "model")
+    for one in (model, PPO.load(tmp_path / "model")):
+        one.predict(np.zeros(1), masks=np.ones(2))
+        with pytest.warns(EsperWarning, match="no masks"):
+            one.predict(np.zeros(1))
+        one.predict(np.zeros(1))
+    small().learn(8).predict(np.zeros(1))
+
+
+def test_the_progress_bar_ends_with_the_steps_that_were_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small().learn(9, progress=True)
+    assert "16/9 steps" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
@@ -66,6 +66,7 @@ from esper.simic.settings import (
     require_cpu,
     split_rates,
 )
+from esper.storage.checkpoint import step_of
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
@@ -90,7 +91,7 @@ class PPO:
     def __init__(
         self,
         env: EnvLike,
-        policy: PolicyName | nn.Module | type[nn.Module] | None = None,
+        policy: PolicyName | nn.Module | Callable[[Any], nn.Module] | None = None,
         *,
         n_envs: int | None = None,
         n_steps: int | None = None,
@@ -108,8 +109,8 @@ class PPO:
             env: An id for ``gymnasium.make``, an environment, a class or function that makes one,
                 or a vector environment.
             policy: ``"mlp"``, ``"lstm"``, ``"cnn"``, ``"multi-input"``, or a network of your own
-                (see :mod:`esper.simic.policy.networks`), or a class that makes one from the
-                observation space. By default what fits the observations: ``"mlp"`` for vectors,
+                (see :mod:`esper.simic.policy.networks`), or a class or function that makes one from
+                the observation space. By default what fits the observations: ``"mlp"`` for vectors,
                 ``"cnn"`` for images, ``"multi-input"`` for a ``Dict``.
             n_envs: Environments to step side by side, made from an id, class or function; by
                 default 1.
@@ -161,7 +162,7 @@ class PPO:
 
     def __repr__(self) -> str:
         """Return what the model is and how far it is trained."""
-        env = self._env if isinstance(self._env, str) else _name_of(self._env)
+        env = self._env if isinstance(self._env, str | None) else _name_of(self._env)
         n_parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         return (
             f"PPO({env!r}, {self.policy_name!r}, n_envs={self.n_envs}, n_steps={self.n_steps}, "
@@ -214,7 +215,7 @@ class PPO:
 
     def learn(
         self,
-        total_timesteps: int | None = None,
+        total_timesteps: float | None = None,
         *,
         callbacks: CallbackLike | Sequence[CallbackLike] | None = None,
         progress: bool = False,
@@ -309,20 +310,26 @@ class PPO:
         """The settings of the update, with rates as they are now."""
         return self.agent.config
 
-    def _start_learning(self, total_timesteps: int | None) -> None:
+    def _start_learning(self, total_timesteps: float | None) -> None:
         if self._environments is None:
             raise UnsupportedEnvironmentError(
                 "the model was loaded without an environment; pass one: PPO.load(path, env=...)."
             )
         if total_timesteps is None:
             if self.num_timesteps >= self.total_timesteps:
+                done = "total_timesteps is missing"
+                if self.resumed_from is not None:
+                    done = f"the run is complete: {self.num_timesteps:,} steps are done"
                 raise ConfigError(
-                    "total_timesteps is missing; pass the number of environment steps to train for."
+                    f"{done}; pass the number of further environment steps to train for, such as "
+                    "learn(100_000)."
                 )
             return
+        if isinstance(total_timesteps, float) and total_timesteps.is_integer():
+            total_timesteps = int(total_timesteps)
         require_int("total_timesteps", total_timesteps, least=1)
         self._first_timestep = self.num_timesteps
-        self.total_timesteps = self.num_timesteps + total_timesteps
+        self.total_timesteps = self.num_timesteps + int(total_timesteps)
 
     def _require_collector(self) -> tuple[VectorCollector, TamiyoRolloutBuffer]:
         assert self._environments is not None, "checked when learning starts"
@@ -330,6 +337,7 @@ class PPO:
             self._collector = VectorCollector(
                 self._environments, self.agent, seed=self.seed, reward_normalizer=self._rewards
             )
+        self._has_masks = self._collector.has_masks
         return self._collector, self.agent.make_buffer(self.n_envs, self.n_steps)
 
     def _run_round(
@@ -435,7 +443,8 @@ class PPO:
         Args:
             observation: As an environment gives it, or a batch.
             state: The recurrent state from the last call; None at the start of an episode.
-            masks: The legal choices, in any form that environments may give them.
+            masks: The legal choices, in any form that environments may give them; a model that was
+                trained with masks warns once if there are none.
             episode_start: Whether an episode starts here: one flag, or one for each of a batch.
             deterministic: Take the most likely action instead of drawing one.
 
@@ -464,6 +473,12 @@ class PPO:
         if episode_start is not None:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
+        if masks is None and self._has_masks and not self._is_warned_of_masks:
+            self._is_warned_of_masks = True
+            self.warn(
+                "predict got no masks, but the model was trained with masks, so it may choose an "
+                "illegal action; pass masks=."
+            )
         if masks is not None:
             reader = self._mask_reader
             is_batch = batch is not None and isinstance(masks, Mapping)
@@ -543,7 +558,7 @@ class PPO:
         path: str | os.PathLike[str],
         env: EnvLike | None = None,
         *,
-        policy: nn.Module | type[nn.Module] | None = None,
+        policy: nn.Module | Callable[[Any], nn.Module] | None = None,
         device: str | torch.device = "cpu",
         **unknown: Never,
     ) -> Self:
@@ -565,7 +580,7 @@ class PPO:
         path: str | os.PathLike[str],
         env: EnvLike | None = None,
         *,
-        policy: nn.Module | type[nn.Module] | None = None,
+        policy: nn.Module | Callable[[Any], nn.Module] | None = None,
     ) -> Self:
         """Return a model as its last checkpoint left it; ``learn()`` then continues exactly.
 
@@ -641,7 +656,7 @@ class PPO:
         self._saved_callbacks: list[Any] | None = None
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
         self.num_timesteps, self.total_timesteps, self._first_timestep = 0, 0, 0
-        self._is_stopped = False
+        self._is_stopped, self._has_masks, self._is_warned_of_masks = False, False, False
         self.metrics: dict[str, float] = {}
         self.last_step: CollectedStep | None = None
         self.resumed_from: Path | None = None
@@ -669,6 +684,7 @@ class PPO:
         return {
             "settings": self.settings(),
             "num_timesteps": self.num_timesteps,
+            "has_masks": self._has_masks,
             "observation_space": encode_space(self.observation_space),
             "action_space": encode_space(self.action_space),
             "action_spec": {
@@ -737,6 +753,7 @@ class PPO:
         model._add_reward_normalizer(settings["normalize_rewards"])
         model.agent.load_state_dict(saved["agent"])
         model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
+        model._has_masks = saved.get("has_masks", False)
         if model._rewards is not None and saved["rewards"] is not None:
             model._rewards.load_state_dict(saved["rewards"])
         return model
@@ -792,6 +809,11 @@ def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
             f"{wrong}; pass the folder that model.save() or Checkpoint wrote. Files of "
             "Stable-Baselines3 cannot be loaded."
         )
+    folder = Path(path).resolve()
+    if step_of(folder.name) is not None and not CheckpointFolder(folder).names():
+        raise CheckpointError(
+            f"{path} is one checkpoint; pass the folder it is in, {folder.parent}."
+        )
     return to_nested(CheckpointFolder(path).latest().state)
 
 
@@ -799,7 +821,7 @@ def _name_of(env: Any) -> str:
     """Return the name of an environment, class or function for a message."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return type(cast(Any, env).unwrapped).__name__
-    return "None" if env is None else getattr(env, "__name__", type(env).__name__)
+    return getattr(env, "__name__", type(env).__name__)
 
 
 PPO.__init__.__doc__ = (PPO.__init__.__doc__ or "").replace("{settings}", describe_settings())

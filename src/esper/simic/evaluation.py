@@ -31,10 +31,10 @@ class Evaluated:
     """``[n_episodes]`` steps of each episode."""
 
     low: float
-    """Lower end of the 95% confidence interval of the mean return."""
+    """Lower end of the 95% confidence interval of the mean return; NaN for one episode."""
 
     high: float
-    """Upper end of the 95% confidence interval of the mean return."""
+    """Upper end of the 95% confidence interval of the mean return; NaN for one episode."""
 
     @property
     def mean(self) -> float:
@@ -54,6 +54,8 @@ class Evaluated:
     def __str__(self) -> str:
         """Return the mean with its interval."""
         n = len(self.returns)
+        if n == 1:
+            return f"return {self.mean:.4g} over 1 episode, which is too few for an interval"
         return f"mean return {self.mean:.4g} [{self.low:.4g}, {self.high:.4g}] over {n} episodes"
 
 
@@ -116,5 +118,8 @@ def evaluate(
         policy.train(was_training)  # type: ignore[attr-defined]
         if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
             environments.close()
-    interval = mean_interval(returns)
-    return Evaluated(np.array(returns), np.array(lengths), interval.low, interval.high)
+    low, high = float("nan"), float("nan")
+    if n_episodes > 1:
+        interval = mean_interval(returns)
+        low, high = interval.low, interval.high
+    return Evaluated(np.array(returns), np.array(lengths), low, high)

@@ -59,7 +59,7 @@ class ProgressBar(Callback):
         mean = model.metrics.get("rollout/ep_rew_mean")
         self._bar.update(
             self._task,
-            completed=min(model.num_timesteps, model.total_timesteps),
+            completed=model.num_timesteps,
             mean="-" if mean is None else f"{mean:.4g}",
             speed=f"{model.metrics['time/fps']:,.0f}",
         )

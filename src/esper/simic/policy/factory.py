@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
 from esper.config.learning import NetworkConfig
-from esper.errors import ConfigError, did_you_mean
+from esper.errors import ConfigError, did_you_mean, type_of
 from esper.simic import sb3_names
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.actor_critic import ActorCriticPolicy
@@ -63,22 +63,23 @@ def make_policy(
             "normalize_observations is on, but the network is your own; normalise observations in "
             "it, or use gymnasium.wrappers.NormalizeObservation."
         )
-    if isinstance(policy, type):
+    if callable(policy) and not isinstance(policy, nn.Module):
         try:
             policy = policy(observation_space)
         except TypeError as error:
             raise ConfigError(
-                f"policy(observation_space) failed: {error}. The class of a network takes the "
-                "observation space; pass an instance otherwise."
+                f"policy(observation_space) failed: {error}. A class or function that makes a "
+                "network takes the observation space; pass an instance otherwise."
             ) from error
     if not isinstance(policy, nn.Module):
         raise ConfigError(
             f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, an nn.Module, or a "
-            "class that makes one from the observation space."
+            "class or function that makes one from the observation space."
         )
     made = ActorCriticPolicy(spec, observation_spec, policy, generator=generator, **heads)
     try:
         with torch.no_grad():
+            _require_size(policy, observation_spec.zeros(2), torch.zeros(2, made.state_size))
             made.value(observation_spec.zeros(2), torch.zeros(2, made.state_size))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -86,6 +87,19 @@ def make_policy(
             "esper.simic.policy.networks says what a network takes and returns."
         ) from error
     return type(policy).__name__, made
+
+
+def _require_size(network: nn.Module, observations: Any, state: Tensor) -> None:
+    """Reject a network whose features have another size than it declares."""
+    result: Any = network(observations, state)[0] if state.shape[1] else network(observations)
+    size = cast(Any, network).output_size
+    for features in cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type_of(features)
+        if shape != (2, size):
+            raise ConfigError(
+                f"forward of {type(network).__name__} returned {shape} for two observations, but "
+                f"output_size is {size}; features of shape (2, {size}) are needed."
+            )
 
 
 def _require_name(policy: str) -> None:

@@ -96,6 +96,11 @@ class VectorCollector:
         self._lengths = np.zeros(n_envs, dtype=np.int64)
         self.stopwatch = Stopwatch()
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the environments say what is legal."""
+        return self._masks is not None
+
     def collect(self, buffer: TamiyoRolloutBuffer) -> CollectedEpisodes:
         """Empty the buffer and fill it with new steps; return the episodes that ended."""
         buffer.reset()
