@@ -473,28 +473,34 @@ class PPO:
         if episode_start is not None:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
-        if masks is None and self._has_masks and not self._is_warned_of_masks:
-            self._is_warned_of_masks = True
-            self.warn(
-                "predict got no masks, but the model was trained with masks, so it may choose an "
-                "illegal action; pass masks=."
-            )
-        if masks is not None:
-            reader = self._mask_reader
-            is_batch = batch is not None and isinstance(masks, Mapping)
-            each: list[Any] = [masks] if batch is None else list(cast(Any, masks))
-            masks = reader.read_batch(masks) if is_batch else reader.read_each(each)
+        legal = self._read_masks(masks, is_batch=batch is not None)
         module = cast(nn.Module, policy)
         was_training = module.training
         module.train(False)
         decision = policy.act(
-            observations, masks, state, None if deterministic else self._generator
+            observations, legal, state, None if deterministic else self._generator
         )
         module.train(was_training)
         numbers = None if decision.numbers is None else decision.numbers.numpy()
         if batch is None:
             return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state
         return self._codec.batch(decision.actions.numpy(), numbers), decision.next_state
+
+    def _read_masks(self, masks: Any, *, is_batch: bool) -> Any:
+        """Return masks given to :meth:`predict` as the policy reads them; warn once of none."""
+        if masks is None:
+            if self._has_masks and not self._is_warned_of_masks:
+                self._is_warned_of_masks = True
+                warnings.warn(
+                    "predict got no masks, but the model was trained with masks, so it may choose "
+                    "an illegal action; pass masks=.",
+                    EsperWarning,
+                    stacklevel=4,  # the caller of predict, which is decorated
+                )
+            return None
+        if is_batch and isinstance(masks, Mapping):
+            return self._mask_reader.read_batch(masks)
+        return self._mask_reader.read_each(list(masks) if is_batch else [masks])
 
     def _reject_reset_result(self, observation: Any) -> None:
         """Reject what ``env.reset()`` returns, given as the observation."""
