@@ -195,6 +195,7 @@ def test_a_minibatch_larger_than_a_rollout_is_warned_of() -> None:
         (lambda m: Checkpoint(), "folder is missing"),
         (lambda m: Checkpoint(1000, "runs"), "folder is 1000"),
         (lambda m: Evaluate("CartPole-v1", 1000), r"Evaluate\('CartPole-v1', 1000\).*env="),
+        (lambda m: Evaluate(1.5), r"every is 1\.5"),
         (lambda m: NetworkConfig(net_arch=[64]), "'net_arch'.*hidden_sizes="),
         (lambda m: NetworkConfig(hiden_sizes=(64,)), "'hiden_sizes'.*Did you mean 'hidden_sizes'"),
         (lambda m: small(normalize_observations=True), r"NetworkConfig\(normalize_observations="),

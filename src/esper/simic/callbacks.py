@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, cast
 
@@ -174,7 +175,7 @@ class Evaluate(_Periodic):
         """
         known = ("every", "n_episodes", "env", "save_best", "deterministic", "seed")
         reject_unknown("Evaluate", unknown, known)
-        if others or not isinstance(cast(Any, every), (int, np.integer)):
+        if others or not isinstance(cast(Any, every), Real):
             given = ", ".join(repr(one) for one in (every, *others))
             raise ConfigError(
                 f"Evaluate({given}): the only argument without a name is the number of steps "
