@@ -344,7 +344,7 @@ def train_seed(model: nn.Module, x: Any, parameters: list[nn.Parameter]) -> None
 def test_seeds_can_grow_in_all_slots_at_once(name: str, tmp_path: Path) -> None:
     model, x = make(name)
     slots = esper.slots(esper.add_slots(model, list(CASES[name].at), x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     esper.OptimizerKeeper(model, optimizer)
     for slot in slots:
         slots.germinate(slot, fitting_blueprints(slots[slot].site, esper.blueprint_names())[-1])

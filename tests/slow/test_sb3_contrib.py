@@ -109,7 +109,7 @@ def look(env: Any, action: NDArray[np.int64]) -> tuple[tuple[Stage, ...], bool, 
     assert isinstance(env, GrowthEnv)
     config = env.vector.slot_config
     lives = env.vector.growth.population.lives(0)
-    states = [lives[slot].mask_state for slot in config.slot_ids]
+    states = lives.mask_states
     chosen = dict(zip(HEAD_NAMES, action.tolist(), strict=True))
     op, slot = Op(chosen["op"]), config.slot_ids[chosen["slot"]]
     does_fit = op != Op.GERMINATE or config.does_fit(config.blueprints[chosen["blueprint"]], slot)

@@ -260,7 +260,7 @@ MANY = {
     "saving, first call": [in_save(3, 1)],
     "saving, half way": [in_save(3, 8)],
     "saving, near the end": [in_save(3, 16)],
-    "saving the best": [at_call(CheckpointFolder, "_retain", 3)],
+    "saving the best": [at_call(CheckpointFolder, "_remove_old", 3)],
     "in the comparison": [at_record("evaluations", purpose="final", arm="wait")],
     "in the summary": [in_summary()],
     "after the summary": [at_call(TelemetryWriter, "end_session")],

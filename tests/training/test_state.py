@@ -10,6 +10,8 @@ from tests.training.stopped_run import Leaf, StoppedRun, make_trainer
 from tests.training.tiny import state_digest, tiny_config
 
 EVERY_STEP = "every step sets it before anything reads it"
+UNUSED_OPTION = "updates call the fused step, which does not read it"
+SETTING = "a missing one counts as the setting, which runs do not change"
 NOT_MISSED = {
     "envs/records/train_loss": EVERY_STEP,
     "envs/records/previous_validation_loss": EVERY_STEP,
@@ -28,6 +30,15 @@ NOT_MISSED = {
     "envs/elapsed/*": "wall time, for a limit that runs do not have",
     "buffer/bootstrap_values": "for truncated steps, which a run does not have",
     "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",
+    "agent/nested/optimizer/param_groups/0/amsgrad": UNUSED_OPTION,
+    "agent/nested/optimizer/param_groups/0/capturable": UNUSED_OPTION,
+    "agent/nested/optimizer/param_groups/0/decoupled_weight_decay": UNUSED_OPTION,
+    "agent/nested/optimizer/param_groups/0/differentiable": UNUSED_OPTION,
+    "agent/nested/optimizer/param_groups/0/foreach": UNUSED_OPTION,
+    "agent/nested/optimizer/param_groups/0/maximize": UNUSED_OPTION,
+    "agent/nested/rates/clip_range": SETTING,
+    "agent/nested/rates/ent_coef": SETTING,
+    "agent/nested/rates/learning_rate": SETTING,
     "tally/n_steps": "divided by seconds, which differ anyway",
 }
 """What may be missing from a state without an effect, and why."""
