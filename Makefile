@@ -10,7 +10,7 @@ KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test fast-test check coverage slow-test bench bench-learning evidence chromium clean
+.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning evidence chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -37,6 +37,9 @@ coverage: $(READY)  ## branch coverage of the tests by package; core packages ne
 
 slow-test: $(SLOW_READY) chromium coverage  ## coverage, then tests that take minutes or need other libraries or a browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -rs -n 2 --dist worksteal
+
+soak: $(READY)  ## memory, open files and telemetry over 500 rounds, as docs/images/soak.png; a few minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
 bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for a part of it
 	$(BENCH_VENV)/bin/python benchmarks/run.py $(BENCH)
