@@ -70,15 +70,19 @@ def carry_out(place: Path, n_kills: int) -> dict[str, Any]:
     expected = run_digests(reference)
     chance = random.Random(0)
     found: dict[str, Any] = {"calls": n_calls, "kills": 0, "started_again": 0, "different": []}
-    for number, call in enumerate(sorted(chance.sample(range(1, n_calls + 1), n_kills))):
+    points = chance.sample(range(1, n_calls + 1), n_calls)
+    while found["kills"] < n_kills:
+        call = points.pop()
         folder = place / str(call) / "run"
         code, _ = train(folder, call)
-        assert code == -signal.SIGKILL, (call, code)
-        found["kills"] += 1
+        if code == -signal.SIGKILL:
+            found["kills"] += 1
+        else:  # telemetry is written by another thread, so the number of calls differs a little
+            assert code == 0, (call, code)
         if not (folder / "config.toml").exists():
             found["started_again"] += 1
             code, _ = train(folder)
-        elif number % 4 == 0:  # once more, while it is being resumed
+        elif code != 0 and found["kills"] % 4 == 0:  # once more, while it is being resumed
             code, _ = run(["resume", str(folder), "--quiet"], chance.randint(1, 40))
             found["kills"] += code == -signal.SIGKILL
         if code != 0:
