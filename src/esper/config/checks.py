@@ -18,6 +18,9 @@ Choice = TypeVar("Choice")
 MOST_INT = 2**63 - 1
 """The largest integer that files and tensors can hold."""
 
+MOST_SEED = 2**64 - 1
+"""The largest seed of a torch generator."""
+
 
 def require_int(name: str, value: object, *, least: int, most: int = MOST_INT) -> None:
     """Require an integer in ``[least, most]``; bool is not accepted."""
@@ -30,6 +33,11 @@ def require_int(name: str, value: object, *, least: int, most: int = MOST_INT) -
         raise ConfigError(
             f"{name} is {value!r}; it must be a whole number of at least {least}{limit}."
         )
+
+
+def require_seed(value: object, name: str = "seed") -> None:
+    """Require a seed that torch and numpy accept."""
+    require_int(name, value, least=0, most=MOST_SEED)
 
 
 def require_number(

@@ -12,6 +12,7 @@ from esper.config.checks import (
     require_choice,
     require_int,
     require_number,
+    require_seed,
 )
 from esper.config.growth import Budget, RewardConfig
 from esper.config.held_out_hosts import MOST_TRIAL_HOSTS
@@ -186,7 +187,7 @@ class RunConfig:
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)
         require_int("n_steps", self.n_steps, least=1)
-        require_int("seed", self.seed, least=0, most=2**64)
+        require_seed(self.seed)
         require_int("threads", self.threads, least=1, most=MOST_THREADS)
         length = self.ppo.sequence_length or self.n_steps
         n_sequences = self.envs * -(-self.n_steps // length)

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from esper.arrays import Floats, Integers
-from esper.config.checks import require_int
+from esper.config.checks import require_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError, UnsupportedEnvironmentError
@@ -98,7 +98,7 @@ def run_episodes(
             automatically.
         ConfigError: If the seed or the controller is invalid.
     """
-    require_int("seed", seed, least=0)
+    require_seed(seed)
     can_act = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
     if not can_act or isinstance(controller, type):
         raise ConfigError(

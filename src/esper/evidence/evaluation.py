@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 import torch
 
-from esper.config.checks import require_int
+from esper.config.checks import require_int, require_seed
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
 from esper.evidence.arms import ARMS, OTHER_MODE, choose_arms, make_arm
 from esper.evidence.host_runs import HostRuns
@@ -270,7 +270,7 @@ def host_numbers(
     """Return the numbers of an evaluation's hosts, which are reserved for this use."""
     first = options.get("seed")
     if first is not None:
-        require_int("seed", first, least=0)
+        require_seed(first)
     return numbers.take(first, n_hosts)
 
 

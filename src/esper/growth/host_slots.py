@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
-from esper.config.checks import require_int
+from esper.config.checks import require_int, require_seed
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
@@ -46,7 +46,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         seed_limit: int | None = None,
         seed: int = 0,
     ) -> None:
-        require_int("seed", seed, least=0)
+        require_seed(seed)
         self.model = model
         self.seed = seed
         self.n_germinated = 0

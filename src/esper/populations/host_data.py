@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import require_number, require_seed
 from esper.errors import ConfigError, ShapeError
 from esper.growth.dry_run import evaluation_mode
 from esper.growth.sites import describe
@@ -79,7 +79,7 @@ class HostSpec:
     its tensors must fit in the leading corner of the design's."""
 
     def __post_init__(self) -> None:
-        require_int("seed", self.seed, least=0)
+        require_seed(self.seed)
         if self.learning_rate is not None:
             require_number("learning_rate", self.learning_rate, above=0.0)
 

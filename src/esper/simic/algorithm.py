@@ -24,7 +24,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from esper.config.checks import require_choice, require_int
+from esper.config.checks import require_choice, require_int, require_seed
 from esper.config.learning import NetworkConfig, PPOConfig
 from esper.errors import (
     CheckpointError,
@@ -130,7 +130,7 @@ class PPO:
 
                 {settings}
         """
-        require_int("seed", 0 if seed is None else seed, least=0)
+        require_seed(0 if seed is None else seed)
         if isinstance(env, str) and env in sb3_names.POLICIES:
             given = repr(policy) if isinstance(policy, str) else "env"
             raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.config.checks import make_numbers_plain, require_int
+from esper.config.checks import make_numbers_plain, require_int, require_seed
 from esper.config.growth import Budget, GrowthConfig, PopulationConfig
 from esper.errors import TaskError
 from esper.growth.hosts import HostMaker
@@ -149,7 +149,7 @@ class Task:
             BadDataError: If the data are invalid.
             TaskError: If the task's function fails.
         """
-        require_int("seed", seed, least=0)
+        require_seed(seed)
         if self.draw is None:
             return self._fixed
         drawn = call_with_seed(f"draw of task {self.name!r}", self.draw, seed)

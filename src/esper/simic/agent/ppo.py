@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esper.config import PPOConfig
-from esper.config.checks import require_int
+from esper.config.checks import require_seed
 from esper.errors import ActionSpecError, ConfigError, DtypeError, ShapeError
 from esper.simic.agent.flat_parameters import FlatParameters
 from esper.simic.agent.losses import (
@@ -69,7 +69,7 @@ class PPOAgent:
             )
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config is {config!r}; it must be a PPOConfig.")
-        require_int("seed", seed, least=0)
+        require_seed(seed)
         seed = int(seed)
         if policy.spec != spec:
             raise ActionSpecError(

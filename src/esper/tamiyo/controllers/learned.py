@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from esper.arrays import Features, Flags, Integers
-from esper.config.checks import require_bool, require_int
+from esper.config.checks import require_bool, require_int, require_seed
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.slot_config import SlotConfig
@@ -44,7 +44,7 @@ class LearnedController:
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of its samples."""
         require_int("n_hosts", n_hosts, least=1)
-        require_int("seed", seed, least=0)
+        require_seed(seed)
         weight = self.policy.features.weight
         self._state = weight.new_zeros(n_hosts, self.policy.state_size)
         if not self.deterministic:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Features, Flags, Integers
-from esper.config.checks import require_int, require_number
+from esper.config.checks import require_int, require_number, require_seed
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo.controllers.controller import COLUMNS, ActionRows, EpochCounter, require_hosts
@@ -112,7 +112,7 @@ class RandomController:
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of the hosts' random streams."""
         require_int("n_hosts", n_hosts, least=1)
-        require_int("seed", seed, least=0)
+        require_seed(seed)
         self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
         self._step = 0
 
