@@ -33,6 +33,7 @@ def run_in_process(command: str) -> int:
         return main([*rest, *tiny])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_shipped")
 def test_the_tutorial_works_from_its_first_step_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -78,8 +78,15 @@ def assert_same_trace(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("task", ["spirals", "digits-family"])
+@pytest.mark.parametrize(
+    ("task", "form"),
+    [
+        ("spirals", "sequential"),
+        ("digits-family", "stacked"),
+        pytest.param("spirals", "stacked", marks=pytest.mark.slow),
+        pytest.param("digits-family", "sequential", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_seed_gives_the_same_trajectory_to_the_bit(task: str, form: str) -> None:
     traces = []
     for _ in range(2):

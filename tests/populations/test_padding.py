@@ -104,7 +104,13 @@ BLUEPRINTS = {
 
 
 @pytest.mark.parametrize(
-    ("design", "optimizer"), [("mlp", "adamw"), ("mlp", "sgd"), ("cnn", "adamw"), ("gpt", "adamw")]
+    ("design", "optimizer"),
+    [
+        ("mlp", "adamw"),
+        ("mlp", "sgd"),
+        ("cnn", "adamw"),
+        pytest.param("gpt", "adamw", marks=pytest.mark.slow),
+    ],
 )
 def test_both_forms_agree_for_hosts_of_several_widths(design: str, optimizer: str) -> None:
     config = PopulationConfig(
@@ -123,7 +129,7 @@ def test_both_forms_agree_for_hosts_of_several_widths(design: str, optimizer: st
         assert any(hidden in size for size in sizes)
 
 
-@pytest.mark.parametrize("design", sorted(CONFIGS))
+@pytest.mark.parametrize("design", ["mlp", "gpt", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_both_forms_agree_on_random_walks_with_restarts_to_other_widths(design: str) -> None:
     rng = np.random.default_rng(3)
     config = PopulationConfig(batch_size=8, learning_rate=0.01, weight_decay=0.01)
@@ -151,8 +157,15 @@ def test_both_forms_agree_on_random_walks_with_restarts_to_other_widths(design: 
     assert n_done > 30
 
 
-@pytest.mark.parametrize("source", FORMS)
-@pytest.mark.parametrize("target", FORMS)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (SequentialPopulation, StackedPopulation),
+        (StackedPopulation, SequentialPopulation),
+        pytest.param(SequentialPopulation, SequentialPopulation, marks=pytest.mark.slow),
+        pytest.param(StackedPopulation, StackedPopulation, marks=pytest.mark.slow),
+    ],
+)
 def test_a_state_of_small_hosts_continues_in_either_form(
     source: type[Population], target: type[Population]
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new_checkpoint(
     assert seen == {(3, 0), (4, 0), (4, 1), (5, 0)}
 
 
+@pytest.mark.slow
 def test_kills_at_random_times_lose_no_completed_checkpoint(tmp_path: Path) -> None:
     assert _run("times", tmp_path) >= 15
 
