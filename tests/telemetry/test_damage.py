@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from esper.cli.main import main
 from esper.errors import DamagedTelemetryError
 from esper.telemetry import TelemetryWriter, open_run
 from esper.telemetry import writer as writer_module
+from esper.telemetry.damage import TelemetryWarning
 from esper.telemetry.records import RECORD_TYPES, TABLES
 from esper.training.run import Run
+from esper.training.runs import resume
 from tests.flipped_bits import flip_bits
 from tests.telemetry.samples import FILE, example, notice, step
 
@@ -130,3 +133,28 @@ def test_a_damaged_page_gives_one_line(
         assert (code, len(lines)) in ((0, 0), (2, 1)), lines
         if is_hashed and words[0] in ("report", "export-telemetry"):
             assert FILE in lines[0]
+
+
+def write_journal(database: Path, names: Path) -> None:
+    """Put a journal beside a database that tells SQLite to delete another file."""
+    size = 1 << 12
+    name, magic = os.fsencode(names), bytes.fromhex("d9d505f920a163d7")
+    pages = database.stat().st_size // size
+    header = magic + struct.pack(">5I", 0, 1, pages, 512, size)
+    trailer = struct.pack(">II", len(name), sum(name)) + magic
+    lock_page = struct.pack(">I", 0x40000000 // size + 1)
+    journal = header.ljust(512, b"\0") + lock_page + name + trailer
+    database.with_name(f"{database.name}-journal").write_bytes(journal)
+
+
+def test_a_journal_cannot_make_sqlite_delete_another_file(run: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    write_journal(run / FILE, victim)
+    with pytest.raises(DamagedTelemetryError, match=r"telemetry\.sqlite-journal"):
+        TelemetryWriter(run / FILE)
+    (run / "summary.json").unlink()
+    with pytest.warns(TelemetryWarning, match="telemetry-damaged-1"):
+        assert resume(run).state == "done"
+    assert victim.read_text() == "precious"
+    assert (run / "telemetry-damaged-1.sqlite-journal").exists()

@@ -8,6 +8,7 @@ after a process was killed, there is none.
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from esper.storage.files import write_atomic
 
 LOGS = ("-wal", "-shm", "-journal")
 """Endings of the files that SQLite keeps next to a database."""
+
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""How a rollback journal starts, and how it ends if it names another file."""
 
 
 class TelemetryWarning(UserWarning):
@@ -61,13 +65,32 @@ def require_unchanged(path: Path) -> None:
         )
 
 
+def require_own_journal(path: Path) -> None:
+    """Reject a journal that names another file, which SQLite would delete after rolling back.
+
+    Esper never writes to several databases at once, which is what such journals are for.
+
+    Raises:
+        DamagedTelemetryError: If there is such a journal next to the database.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    with suppress(FileNotFoundError), journal.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_JOURNAL_MAGIC)))
+        if file.read() == _JOURNAL_MAGIC:
+            raise DamagedTelemetryError(
+                f"{journal} names another file, which Esper's journals never do; delete it."
+            )
+
+
 def set_aside(path: Path) -> Path:
     """Rename a broken database and its logs, so that a new one can take its place; return it."""
     number = 1
     while (kept := path.with_name(f"{path.stem}-damaged-{number}{path.suffix}")).exists():
         number += 1
     hash_file_of(path).unlink(missing_ok=True)
-    path.rename(kept)
+    with suppress(FileNotFoundError):
+        path.rename(kept)
     for end in LOGS:
         with suppress(FileNotFoundError):
             path.with_name(f"{path.name}{end}").rename(kept.with_name(f"{kept.name}{end}"))

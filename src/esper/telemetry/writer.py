@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 from esper.config.checks import require_int, require_number
 from esper.errors import DamagedTelemetryError, EsperError, StorageError, TelemetryError
-from esper.telemetry.damage import hash_file_of, write_hash
+from esper.telemetry.damage import hash_file_of, require_own_journal, write_hash
 from esper.telemetry.records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
@@ -60,6 +60,7 @@ class WriterDatabase:
     """
 
     def __init__(self, path: Path) -> None:
+        require_own_journal(path)
         self._connection = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=256
         )
