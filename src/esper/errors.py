@@ -43,6 +43,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import NoReturn
 
 CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
@@ -221,3 +222,27 @@ def type_of(value: object) -> str:
     """Return the name of a value's type with its article, such as ``"an ndarray"``."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' or name == 'ndarray' else 'a'} {name}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception on one line."""
+    return " ".join(str(error).split())
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return an exception's type and message on one line."""
+    return f"{type(error).__name__} ({message_of(error) or 'no message'})"
+
+
+def blame_user_code(kind: type[EsperError], error: Exception, who: str, advice: str) -> NoReturn:
+    """Raise an error of ours for what a user's code raised; an error of ours passes as it is.
+
+    Args:
+        kind: The error to raise.
+        error: What the code raised.
+        who: What was called, in words.
+        advice: When that was, and what to do about it.
+    """
+    if isinstance(error, EsperError):
+        raise error
+    raise kind(f"{who} raised {summarize_error(error)} {advice}") from error

@@ -281,7 +281,7 @@ def test_invalid_arguments_are_rejected() -> None:
         make_env(purpose="play")
     with pytest.raises(ConfigError, match="final_split is 'train'"):
         make_env(final_split="train")
-    with pytest.raises(TaskError, match="task is a int"):
+    with pytest.raises(TaskError, match="task is an int"):
         GrowthEnv(3)  # type: ignore[arg-type]
     env = make_env()
     with pytest.raises(TaskError, match="options n_epochs"):

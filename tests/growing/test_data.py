@@ -103,7 +103,7 @@ def test_only_a_loader_has_a_batch_size() -> None:
         (torch.ones(4, 2), "val_data contains a Tensor"),
         ((torch.ones(4, 2),), "val_data contains a tuple of 1"),
         (None, "val_data contains a NoneType"),
-        ((object(), torch.ones(4)), "inputs of val_data are a object"),
+        ((object(), torch.ones(4)), "inputs of val_data are an object"),
         ((torch.ones(4, 2), torch.rand(4)), "targets of val_data are float32"),
         (TensorDataset(torch.ones(4, 2)), "val_data contains a tuple of 1"),
         (

@@ -255,7 +255,7 @@ def test_training_settings_are_used() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": 3}, "model is a int"),
+        ({"model": 3}, "model is an int"),
         ({"model": nn.Flatten()}, "Flatten has no trainable parameter"),
         ({"train_data": (TRAIN[0][:, :, :4], TRAIN[1])}, "two inputs of train_data"),
         (

@@ -278,7 +278,7 @@ def test_an_entry_point_that_cannot_be_imported_is_named(site_packages: Path) ->
 def test_an_entry_point_that_is_not_a_blueprint_is_named_every_time(site_packages: Path) -> None:
     install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
     for _ in range(2):
-        with pytest.raises(SlotError, match=r"'theirs' of group 'esper\.blueprints' is a int"):
+        with pytest.raises(SlotError, match=r"'theirs' of group 'esper\.blueprints' is an int"):
             blueprint_names()
 
 

@@ -337,7 +337,7 @@ def _without_block() -> nn.Module:
         (_with_less, "'head.bias' is in the file"),
         (_without_block, "a slot at 'blocks.1'"),
         (lambda: make_host("mlp")[0], "ResidualMLP with slots"),
-        (lambda: 3, "build returned a int"),
+        (lambda: 3, "build returned an int"),
     ],
 )
 def test_a_model_of_another_architecture_is_rejected_by_name(
@@ -419,5 +419,5 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 def test_build_must_be_callable(tmp_path: Path) -> None:
     model, _, _ = make_host("mlp")
     save(model, tmp_path)
-    with pytest.raises(SavedModelError, match="build is a int"):
+    with pytest.raises(SavedModelError, match="build is an int"):
         load(tmp_path, 3)  # type: ignore[arg-type]

@@ -373,6 +373,27 @@ def test_observations_of_another_shape_are_named(policy: Any) -> None:
         named.predict({name: part for name, part in seen.items() if name != "vector"})
 
 
+@pytest.mark.parametrize("use", [lambda model: model.predict([0.0] * 4), evaluate])
+def test_using_a_policy_leaves_the_modes_of_its_modules_alone(
+    use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PPO("CartPole-v1")
+    modules = list(model.policy.modules())  # type: ignore[attr-defined]
+    modules[0].train()
+    modules[1].eval()  # as a user may freeze a part
+    before, seen = [module.training for module in modules], list[bool]()
+
+    def fail(*_: object) -> None:
+        seen.extend(module.training for module in modules)
+        raise RuntimeError
+
+    monkeypatch.setattr(model.policy, "act", fail)
+    with pytest.raises(RuntimeError):
+        use(model)
+    assert not any(seen)
+    assert [module.training for module in modules] == before
+
+
 def test_predict_remembers_by_the_state_it_returns() -> None:
     model = PPO(Recall, "lstm", n_envs=8, n_steps=64, learning_rate=1e-2, network=SMALL_LSTM)
     model.learn(2560)

@@ -150,8 +150,8 @@ def test_a_function_is_found_in_the_current_folder(folder: Path) -> None:
         (f"{OWN_MODULE}:", UnknownTaskError, "'my_module:make_task'"),
         (":make_task", UnknownTaskError, "'module:function'"),
         ("a/b.py:make_task", UnknownTaskError, "'module:function'"),
-        (f"{OWN_MODULE}:NUMBER", TaskError, "is a int"),
-        (f"{OWN_MODULE}:gives_a_number", TaskError, "returned a int"),
+        (f"{OWN_MODULE}:NUMBER", TaskError, "is an int"),
+        (f"{OWN_MODULE}:gives_a_number", TaskError, "returned an int"),
         (f"{OWN_MODULE}:needs", TaskError, "needs option 'size'"),
         (f"{OWN_MODULE}:fails_by_name", ConfigError, "n_epochs is 0"),
         ("half_a_module:make", TaskError, "raised SyntaxError ("),
@@ -215,7 +215,7 @@ def test_a_task_of_another_package_is_found(folder: Path, monkeypatch: pytest.Mo
             "import sys; sys.exit()",
             r".*SystemExit \(no message\)",
         ),
-        ("make_task = 7", "is a int"),
+        ("make_task = 7", "is an int"),
     ],
 )
 def test_a_broken_package_is_reported_on_one_line_and_other_tasks_work(

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from esper.errors import message_of
+
 SECONDS = 60.0
 """Time after which a line of the same kind is written again."""
 
@@ -49,7 +51,7 @@ class ErrorLog:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         name = type(error).__name__
-        message = " ".join(str(error).split())
+        message = message_of(error)
         self.write(f"{name}{place}", f"internal error in the dashboard: {name}: {message}{place}")
 
     def handle(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

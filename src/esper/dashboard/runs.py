@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esper.errors import EsperError, RunError
+from esper.errors import EsperError, RunError, message_of
 from esper.reports import views
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import RunTelemetry, open_run
@@ -207,9 +207,9 @@ def _run_errors(name: str) -> Generator[None]:
     try:
         yield
     except EsperError as error:
-        raise RunError(" ".join(str(error).split())) from error
+        raise RunError(message_of(error)) from error
     except (OSError, sqlite3.Error) as error:
-        raise RunError(f"cannot read {name} now: {' '.join(str(error).split())}") from error
+        raise RunError(f"cannot read {name} now: {message_of(error)}") from error
 
 
 def _version(folder: RunFolder) -> _Version | None:

@@ -10,7 +10,7 @@ import numpy as np
 from esper.config.checks import require_choice, require_int, require_number
 from esper.config.growth import RewardConfig
 from esper.environment.draws import FINAL_SPLITS, PURPOSES
-from esper.errors import ConfigError, TaskError, did_you_mean
+from esper.errors import ConfigError, TaskError, did_you_mean, type_of
 from esper.tasks import Task, make_task
 
 MOST_SEED = 2**62
@@ -21,7 +21,7 @@ def find_task(task: str | Task, options: dict[str, Any]) -> Task:
     if isinstance(task, str):
         return make_task(task, **options)
     if not isinstance(task, Task):
-        raise TaskError(f"task is a {type(task).__name__}; it must be a Task or the name of one.")
+        raise TaskError(f"task is {type_of(task)}; it must be a Task or the name of one.")
     if options:
         raise TaskError(
             f"options {', '.join(options)} only apply to a task given by name; "

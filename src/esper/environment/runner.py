@@ -15,7 +15,7 @@ from esper.arrays import Floats, Integers
 from esper.config.checks import require_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
-from esper.errors import ConfigError, UnsupportedEnvironmentError
+from esper.errors import ConfigError, UnsupportedEnvironmentError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
@@ -144,7 +144,7 @@ def _unwrap(envs: object) -> GrowthVectorEnv:
     base = getattr(envs, "unwrapped", envs)
     if not isinstance(base, GrowthVectorEnv):
         raise UnsupportedEnvironmentError(
-            f"envs is a {type(base).__name__}; it must be a GrowthVectorEnv, such as "
+            f"envs is {type_of(base)}; it must be a GrowthVectorEnv, such as "
             "esper.make_env(task, num_envs=1, autoreset=False)."
         )
     if base.metadata["autoreset_mode"] != AutoresetMode.DISABLED:

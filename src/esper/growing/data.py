@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from esper.errors import BadDataError, NonFiniteError
-from esper.growth.dry_run import evaluation_mode
+from esper.errors import BadDataError, NonFiniteError, type_of
 from esper.growth.modules import named_modules
 from esper.growth.sites import describe
+from esper.modes import evaluation_mode
 from esper.populations.host_data import CrossEntropy, sample_means
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.tasks import Metric, Samples
@@ -103,7 +103,7 @@ def _tensor(value: Any, name: str, part: str) -> Tensor:
         return torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise BadDataError(
-            f"{part} of {name} are a {type(value).__name__} that cannot be converted to a tensor; "
+            f"{part} of {name} are {type_of(value)} that cannot be converted to a tensor; "
             f"{name} must be {FORMS}."
         ) from error
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import Budget, PopulationConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
-from esper.errors import ConfigError, RunError, StorageError, did_you_mean
+from esper.errors import ConfigError, RunError, StorageError, did_you_mean, type_of
 from esper.growing.data import (
     batch_size_of,
     copy_modes,
@@ -333,9 +333,7 @@ def _summarize(
 def _copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model; reject one without trainable parameters."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model is a {type(model).__name__}; it must be a torch.nn.Module, or a task."
-        )
+        raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module, or a task.")
     require_growable(model)
     twin = copy_model(model)
     if not any(parameter.requires_grad for parameter in twin.parameters()):
@@ -351,7 +349,7 @@ def _read(
 ) -> tuple[Samples, Samples]:
     """Return the training and validation samples; reject data that do not fit the model."""
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric is a {type(metric).__name__}; it must be an esper.Metric.")
+        raise ConfigError(f"metric is {type_of(metric)}; it must be an esper.Metric.")
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
     train = read_samples(train_data, "train_data", like=like)
     validation = read_samples(val_data, "val_data", like=like)

@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.dry_run import Call, evaluation_mode, recorded_calls
+from esper.growth.dry_run import Call, recorded_calls
 from esper.growth.modules import named_modules
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape
+from esper.modes import evaluation_mode
 
 Calls = dict[str, Call]
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from esper.modes import evaluation_mode
+
 
 @dataclass(frozen=True)
 class Call:
@@ -26,18 +28,6 @@ class Call:
         """Return the tensors among the arguments, by position or keyword."""
         arguments: dict[int | str, Any] = {**dict(enumerate(self.args)), **self.kwargs}
         return {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Put every module in evaluation mode, then restore its own mode."""
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, flag in was_training.items():
-            module.training = flag
 
 
 def call_model(model: nn.Module, sample_input: Any) -> Any:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growth.dry_run import batch_size_of, call_model, evaluation_mode, tensors_in
+from esper.growth.dry_run import batch_size_of, call_model, tensors_in
 from esper.growth.host_slots import ATTRIBUTE, slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
+from esper.modes import evaluation_mode
 
 
 @dataclass(frozen=True)

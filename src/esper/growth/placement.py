@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import ConfigError, SlotError, did_you_mean
+from esper.errors import ConfigError, SlotError, did_you_mean, type_of
 from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
@@ -135,10 +135,10 @@ def require_growable(model: object) -> None:
         SlotError: If it is no module, is compiled, or has parameters without memory.
     """
     if not isinstance(model, nn.Module):
-        raise SlotError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+        raise SlotError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise SlotError(
-            f"model is a {type(model).__name__} with TorchScript in it; a slot cannot be put into "
+            f"model is {type_of(model)} with TorchScript in it; a slot cannot be put into "
             "compiled code. Pass the module it was made from."
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import SavedModelError
+from esper.errors import SavedModelError, type_of
 from esper.growth.blueprints import blueprint_names
 from esper.growth.blueprints.registry import ENTRY_POINT_GROUP
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
@@ -198,7 +198,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     folder = Path(directory)
     if not callable(build):
         raise SavedModelError(
-            f"build is a {type(build).__name__}; it must be a function that returns the model."
+            f"build is {type_of(build)}; it must be a function that returns the model."
         )
     growth = _read_json(folder)
     if not (folder / growth["tensors"]).exists():
@@ -206,10 +206,10 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     tensors = _read_tensors(folder, growth)
     model = build()
     if not isinstance(model, nn.Module):
-        raise SavedModelError(f"build returned a {type(model).__name__}; it must return a module.")
+        raise SavedModelError(f"build returned {type_of(model)}; it must return a module.")
     if any(ATTRIBUTE in module.__dict__ for _, module in module_names(model)):
         raise SavedModelError(
-            f"build returned a {type(model).__name__} with slots; do not call add_slots in build, "
+            f"build returned {type_of(model)} with slots; do not call add_slots in build, "
             "because load restores the saved slots."
         )
     try:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.errors import EsperError, ShapeError, SlotError
+from esper.errors import ShapeError, SlotError, blame_user_code
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
@@ -177,16 +177,13 @@ class SeedSlot(nn.Module):
         assert self.seed is not None, "the slot is empty"
         try:
             return self.seed(source)
-        except EsperError:
-            raise
-        # A user's seed may raise anything.
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            raise SlotError(
-                f"the {self.life.blueprint} seed in slot {self.name!r} raised "
-                f"{type(error).__name__} ({reason}) on an input of shape {list(source.shape)}; "
-                "fix its blueprint."
-            ) from error
+            blame_user_code(
+                SlotError,
+                error,
+                f"the {self.life.blueprint} seed in slot {self.name!r}",
+                f"on an input of shape {list(source.shape)}; fix its blueprint.",
+            )
 
     def _read_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         key = self.site.input_key

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from esper.config.checks import require_number, require_seed
 from esper.errors import ConfigError, ShapeError
-from esper.growth.dry_run import evaluation_mode
 from esper.growth.sites import describe
 from esper.growth.slot_lives import SlotLife
+from esper.modes import evaluation_mode
 
 Split = Literal["train", "validation", "final"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "final")

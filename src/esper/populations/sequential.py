@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.arrays import Floats
-from esper.errors import EsperError, UnsupportedHostError
+from esper.errors import UnsupportedHostError, blame_user_code
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import named_tensors, seeded, unchanged_buffers
@@ -189,15 +189,13 @@ class SequentialPopulation(Population):
     def _run_model(self, host: int, inputs: Tensor) -> Tensor:
         try:
             return self._hosts[host].model(inputs)
-        except EsperError:
-            raise
-        # A user's model may raise anything, at any time.
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            raise UnsupportedHostError(
-                f"host {host} raised {type(error).__name__} ({reason}) on inputs of shape "
-                f"{list(inputs.shape)}; fix its forward()."
-            ) from error
+            blame_user_code(
+                UnsupportedHostError,
+                error,
+                f"host {host}",
+                f"on inputs of shape {list(inputs.shape)}; fix its forward().",
+            )
 
     def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]

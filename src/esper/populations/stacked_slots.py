@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.errors import EsperError, SlotError
+from esper.errors import SlotError, blame_user_code
 from esper.growth.blending import effective_change
 from esper.growth.blueprints import SeedForm
 from esper.growth.slot_lives import SlotLife
@@ -46,15 +46,13 @@ class StackedSeed:
         """Return what each seed adds to its block's output."""
         try:
             return self.module(x)
-        except EsperError:
-            raise
-        # A user's seed may raise anything.
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            raise SlotError(
-                f"a seed of type {type(self.template).__name__} raised {type(error).__name__} "
-                f"({reason}) on inputs of shape {list(x.shape)}; fix its blueprint."
-            ) from error
+            blame_user_code(
+                SlotError,
+                error,
+                f"a seed of type {type(self.template).__name__}",
+                f"on inputs of shape {list(x.shape)}; fix its blueprint.",
+            )
 
 
 @dataclass

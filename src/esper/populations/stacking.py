@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
-from esper.errors import UnsupportedHostError
+from esper.errors import UnsupportedHostError, type_of
 from esper.growth.host_slots import ATTRIBUTE
 from esper.growth.modules import named_children, named_modules
 from esper.populations.rows import ActiveRows
@@ -55,7 +55,7 @@ def _stack_own(
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     if form is not None or own:
         raise UnsupportedHostError(
-            f"{name or 'the model'} is a {type(module).__name__} with no stacked form; use "
+            f"{name or 'the model'} is {type_of(module)} with no stacked form; use "
             "SequentialPopulation."
         )
     twin = copy.copy(module)

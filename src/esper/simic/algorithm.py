@@ -36,6 +36,7 @@ from esper.errors import (
     UnsupportedEnvironmentError,
     type_of,
 )
+from esper.modes import evaluation_mode
 from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
@@ -474,13 +475,10 @@ class PPO:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
         legal = self._read_masks(masks, is_batch=batch is not None)
-        module = cast(nn.Module, policy)
-        was_training = module.training
-        module.train(False)
-        decision = policy.act(
-            observations, legal, state, None if deterministic else self._generator
-        )
-        module.train(was_training)
+        with evaluation_mode(cast(nn.Module, policy)):
+            decision = policy.act(
+                observations, legal, state, None if deterministic else self._generator
+            )
         numbers = None if decision.numbers is None else decision.numbers.numpy()
         if batch is None:
             return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from torch import nn
 
 from esper.arrays import Floats, Integers
 from esper.config.checks import require_int
+from esper.modes import evaluation_mode
 from esper.simic.rollout.environments import Environments
 from esper.simic.sb3_names import reject_unknown
 from esper.statistics import mean_interval
@@ -92,9 +95,10 @@ def evaluate(
     state = torch.zeros(n_envs, policy.state_size)
     sums, steps = np.zeros(n_envs), np.zeros(n_envs, np.int64)
     returns, lengths = list[float](), list[int]()
-    was_training = getattr(policy, "training", False)
-    policy.train(False)  # type: ignore[attr-defined]
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode(cast(nn.Module, policy)))
+        if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
+            stack.callback(environments.close)
         while (quota > 0).any():
             decision = policy.act(observations, masks, state, generator)
             numbers = decision.numbers
@@ -114,10 +118,6 @@ def evaluate(
             starts = torch.from_numpy(dones | ~counts)
             state = decision.next_state.masked_fill(starts.unsqueeze(-1), 0.0)
             observations, masks = taken.observations, taken.masks
-    finally:
-        policy.train(was_training)  # type: ignore[attr-defined]
-        if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
-            environments.close()
     low, high = float("nan"), float("nan")
     if n_episodes > 1:
         interval = mean_interval(returns)

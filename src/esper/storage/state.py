@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from esper.errors import CheckpointError
+from esper.errors import CheckpointError, type_of
 from esper.storage.tensors import has_code, pack, unpack
 
 MAX_DEPTH = 200
@@ -61,7 +61,7 @@ def split(state: State) -> dict[str, State]:
     for part, facts in state.facts.items():
         if not isinstance(facts, dict):
             raise CheckpointError(
-                f"the fact {part!r} of the state is a {type(facts).__name__}, not a part; only "
+                f"the fact {part!r} of the state is {type_of(facts)}, not a part; only "
                 "states made by merge can be split."
             )
         parts[part] = State({}, facts)  # pyright: ignore[reportUnknownArgumentType]
@@ -90,8 +90,7 @@ def from_nested(mapping: Mapping[Any, Any]) -> State:
     """
     if not isinstance(mapping, Mapping):
         raise CheckpointError(
-            f"the nested state is a {type(mapping).__name__}; it must be a mapping such as a "
-            "state_dict."
+            f"the nested state is {type_of(mapping)}; it must be a mapping such as a state_dict."
         )
     tensors: dict[str, Tensor] = {}
     return State(tensors, {_NESTED: _to_tree(mapping, (), tensors)})
@@ -239,7 +238,7 @@ def _require_plain(value: Any, path: tuple[str, ...] = ()) -> None:
         for key, item in cast("dict[object, object]", value).items():
             if type(key) is not str:
                 raise CheckpointError(
-                    f"{_location(path)} has the key {key!r}, a {type(key).__name__}; keys of "
+                    f"{_location(path)} has the key {key!r}, {type_of(key)}; keys of "
                     "facts must be strings. from_nested takes others."
                 )
             if not _is_plain(item):
@@ -278,7 +277,7 @@ def _require_savable(name: object, tensor: object) -> None:
         )
     if not isinstance(tensor, Tensor):
         raise CheckpointError(
-            f"{name!r} is a {type(tensor).__name__}, not a tensor; plain values belong in facts."
+            f"{name!r} is {type_of(tensor)}, not a tensor; plain values belong in facts."
         )
     if tensor.layout != torch.strided or tensor.is_meta or not has_code(tensor.dtype):
         raise CheckpointError(

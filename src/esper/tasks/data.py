@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.config.checks import make_numbers_plain, require_number
-from esper.errors import BadDataError, TaskError
+from esper.errors import BadDataError, TaskError, type_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class TaskData:
         for split, samples in self.splits():
             if not isinstance(samples, Samples):
                 raise BadDataError(
-                    f"the {split} split of TaskData is a {type(samples).__name__}; it must be "
+                    f"the {split} split of TaskData is {type_of(samples)}; it must be "
                     "Samples(inputs, targets)."
                 )
 
@@ -129,7 +129,7 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
     """
     if not isinstance(draw, TaskDraw):
         raise BadDataError(
-            f"draw of task {task!r} returned a {type(draw).__name__}; it must return a TaskDraw."
+            f"draw of task {task!r} returned {type_of(draw)}; it must return a TaskDraw."
         )
     check_classes(draw.n_classes, task=task)
     for split, samples in draw.data.splits():

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from esper.errors import EsperError, TaskError, UnknownTaskError, did_you_mean
+from esper.errors import (
+    EsperError,
+    TaskError,
+    UnknownTaskError,
+    did_you_mean,
+    summarize_error,
+    type_of,
+)
 from esper.tasks.task import Task
 from esper.tasks.user_code import (
     call_with_options,
-    describe,
     load_own_task,
     module_folder,
 )
@@ -108,7 +114,7 @@ def _create(name: str, make: Callable[..., object], options: dict[str, Any]) -> 
     task = call_with_options(name, make, options)
     if not isinstance(task, Task):
         raise TaskError(
-            f"task {name!r} returned a {type(task).__name__}; it must return an esper.tasks.Task."
+            f"task {name!r} returned {type_of(task)}; it must return an esper.tasks.Task."
         )
     return task
 
@@ -140,13 +146,12 @@ def _load(name: str, entries: list[EntryPoint]) -> _Entry:
         raise
     except BaseException as error:
         raise TaskError(
-            f"{_what(name)} cannot be loaded: {entry.value!r} raised {describe(error)}; fix or "
-            "uninstall it."
+            f"{_what(name)} cannot be loaded: {entry.value!r} raised {summarize_error(error)}; "
+            "fix or uninstall it."
         ) from error
     if not callable(loaded):
         raise TaskError(
-            f"{_what(name)} is a {type(loaded).__name__}; it must be a function that returns a "
-            "task."
+            f"{_what(name)} is {type_of(loaded)}; it must be a function that returns a task."
         )
     lines = (getattr(loaded, "__doc__", None) or "").strip().splitlines()
     return _Entry(loaded, lines[0] if lines else f"from {entry.value}")

@@ -15,20 +15,23 @@ from typing import Any
 
 from torch import nn
 
-from esper.errors import EsperError, SlotError, TaskError, UnknownTaskError, did_you_mean
+from esper.errors import (
+    EsperError,
+    SlotError,
+    TaskError,
+    UnknownTaskError,
+    did_you_mean,
+    summarize_error,
+    type_of,
+)
 from esper.growth.host_slots import slots
 from esper.growth.hosts import HostMaker
-
-
-def describe(error: BaseException) -> str:
-    """Return an exception's type and message on one line."""
-    return f"{type(error).__name__} ({' '.join(str(error).split()) or 'no message'})"
 
 
 def shown(value: object) -> str:
     """Return a value as short text on one line, for messages."""
     text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= 60 and "\n" not in text else f"{type_of(value)}"
 
 
 def require_function_of_seed(what: str, function: object) -> None:
@@ -65,7 +68,7 @@ def call_with_seed(what: str, function: Callable[[int], Any], seed: int) -> Any:
     except (EsperError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(f"{what} raised {describe(error)} for seed {seed}.") from error
+        raise TaskError(f"{what} raised {summarize_error(error)} for seed {seed}.") from error
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def call_with_options(task: str, make: Callable[..., object], options: Mapping[s
     except BaseException as error:
         where = f"{getattr(make, '__module__', '?')}.{getattr(make, '__qualname__', repr(make))}"
         raise TaskError(
-            f"task {task!r}: {where} raised {describe(error)}; fix it or its options."
+            f"task {task!r}: {where} raised {summarize_error(error)}; fix it or its options."
         ) from error
 
 
@@ -183,7 +186,7 @@ def load_own_task(name: str) -> Callable[..., object]:
         found = getattr(found, word)
     if not callable(found):
         raise TaskError(
-            f"task {name!r} is a {type(found).__name__}; it must be a function that returns a task."
+            f"task {name!r} is {type_of(found)}; it must be a function that returns a task."
         )
     return found
 
@@ -207,7 +210,7 @@ def _import(name: str, module_name: str) -> ModuleType:
 
 def _unimportable(name: str, module_name: str, error: BaseException) -> TaskError:
     return TaskError(
-        f"task {name!r}: importing module {module_name!r} raised {describe(error)}; fix it."
+        f"task {name!r}: importing module {module_name!r} raised {summarize_error(error)}; fix it."
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, overload
 
-from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean
+from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean, message_of
 from esper.telemetry.damage import require_unchanged
 from esper.telemetry.metrics import Metrics, collect_metrics
 from esper.telemetry.records import RECORD_TYPES, TABLES, RunRecord, SessionRecord
@@ -236,7 +236,7 @@ class RunTelemetry:
         """Yield the decoded values of some columns of the rows that meet a condition."""
         chosen = ", ".join(map(self._sql, columns))
         order = order or key_of(kind)
-        todo = decoders(columns)
+        conversions = decoders(columns)
         stored = [c.stored_types if c.since <= self._version else _NULL for c in columns]
         sql = f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {order}'
         checked: set[tuple[type, ...]] = set()
@@ -249,7 +249,7 @@ class RunTelemetry:
                         raise self._damaged(f"{what[:80]} in a row")
                 checked.add(types)
             decoded = list(row)
-            for index, decode in todo.items():
+            for index, decode in conversions.items():
                 decoded[index] = decode(decoded[index])
             yield decoded
 
@@ -297,9 +297,9 @@ class RunTelemetry:
         except UnicodeDecodeError as error:  # in SQLite's own message about a damaged name
             raise self._damaged("a name or text is not UTF-8") from error
         except sqlite3.Error as error:
-            reason = " ".join(str(error).split())
             raise TelemetryError(
-                f"{self._path} cannot be read ({reason}); it is damaged, locked or not a database."
+                f"{self._path} cannot be read ({message_of(error)}); it is damaged, locked or "
+                "not a database."
             ) from error
 
 

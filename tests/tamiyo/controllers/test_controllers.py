@@ -201,7 +201,7 @@ def test_every_controller_can_be_given_a_name(kind: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("wrong", [None, 5, SLOTS, "layout"])
 def test_an_invalid_layout_is_rejected(wrong: Any) -> None:
-    message = f"layout is a {type(wrong).__name__}"
+    message = f"layout is an? {type(wrong).__name__}"
     for name in controller_names():
         with pytest.raises(ConfigError, match=message):
             make_controller(name, wrong)

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from torch import nn
 
-from esper.errors import EsperError, SlotError, did_you_mean
+from esper.errors import SlotError, blame_user_code, did_you_mean, type_of
 from esper.growth.sites import SlotSite, TensorKind
 
 ENTRY_POINT_GROUP = "esper.blueprints"
@@ -69,18 +69,16 @@ class Blueprint:
         """
         try:
             seed: object = self.build(site)
-        except EsperError:
-            raise
-        # A user's builder may raise anything.
         except Exception as error:
-            reason = " ".join(str(error).split()) or "no message"
-            raise SlotError(
-                f"blueprint {self.name!r} raised {type(error).__name__} ({reason}) when it was "
-                f"built for slot {site.name!r}; fix its builder."
-            ) from error
+            blame_user_code(
+                SlotError,
+                error,
+                f"blueprint {self.name!r}",
+                f"when it was built for slot {site.name!r}; fix its builder.",
+            )
         if not isinstance(seed, nn.Module):
             raise SlotError(
-                f"blueprint {self.name!r} returned a {type(seed).__name__} for slot "
+                f"blueprint {self.name!r} returned {type_of(seed)} for slot "
                 f"{site.name!r}; it must return a torch.nn.Module."
             )
         return seed
@@ -152,5 +150,5 @@ def _load(entry: EntryPoint) -> Blueprint:
             f"{what} cannot be loaded ({error}); fix or remove {entry.value!r}."
         ) from error
     if not isinstance(loaded, Blueprint):
-        raise SlotError(f"{what} is a {type(loaded).__name__}; it must be an esper.Blueprint.")
+        raise SlotError(f"{what} is {type_of(loaded)}; it must be an esper.Blueprint.")
     return loaded

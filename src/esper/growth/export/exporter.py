@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 from torch.fx import Graph, GraphModule, Tracer
 
-from esper.errors import UnsupportedHostError
+from esper.errors import UnsupportedHostError, type_of
 from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.export.composition import compose
 from esper.growth.export.merging import ADD_STYLES, Ties, merge_seed, scale_last_layer
@@ -105,7 +105,7 @@ def require_plain(module: nn.Module) -> None:
     """
     for name, part in named_modules(module).items():
         where = f"submodule {name!r}" if name else f"the {type(part).__name__} itself"
-        assert not _is_our_class(type(part)), f"{where} is still a {type(part).__name__}"
+        assert not _is_our_class(type(part)), f"{where} is still {type_of(part)}"
         for attribute, value in part.__dict__.items():
             if attribute not in _REGISTRIES and comes_from_esper(value):
                 raise UnsupportedHostError(

@@ -22,12 +22,12 @@ from torch.fx import GraphModule
 
 from esper.growth.blueprints.seeds import LowRankSeed
 from esper.growth.blueprints.widening import WidenSeed
-from esper.growth.dry_run import evaluation_mode
 from esper.growth.export.composition import signature_of
 from esper.growth.modules import module_names
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import BlockPath
 from esper.lifecycle.factored_actions import BlendStyle
+from esper.modes import evaluation_mode
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.config.checks import require_number
-from esper.errors import DeviceError, DtypeError, ShapeError
+from esper.errors import DeviceError, DtypeError, ShapeError, type_of
 
 try:
     from esper.simic.agent import _advantages as _kernel
@@ -220,7 +220,7 @@ def _require_tensors(*given: object) -> None:
     for name, tensor in zip(names, given, strict=True):
         if not isinstance(tensor, Tensor):
             raise DtypeError(
-                f"{name} is a {type(tensor).__name__}; it must be a tensor, such as "
+                f"{name} is {type_of(tensor)}; it must be a tensor, such as "
                 f"torch.as_tensor({name})."
             )
         if tensor.layout is not torch.strided:

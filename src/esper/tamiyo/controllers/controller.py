@@ -13,7 +13,7 @@ import numpy as np
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_int
 from esper.config.controllers import PREFERRED_BLUEPRINTS
-from esper.errors import ConfigError, ShapeError, did_you_mean
+from esper.errors import ConfigError, ShapeError, did_you_mean, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -77,8 +77,7 @@ def require_layout(layout: object) -> None:
     """Reject anything but an observation layout."""
     if not isinstance(layout, ObservationLayout):
         raise ConfigError(
-            f"layout is a {type(layout).__name__}; it must be an ObservationLayout, such as "
-            "env.layout."
+            f"layout is {type_of(layout)}; it must be an ObservationLayout, such as env.layout."
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_bool, require_int, require_seed
-from esper.errors import ConfigError
+from esper.errors import ConfigError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.recurrent import RecurrentTrunk
@@ -31,7 +31,7 @@ class LearnedController:
         """
         if not isinstance(policy, RecurrentTrunk):
             raise ConfigError(
-                f"policy is a {type(policy).__name__}; it must be a SlotPolicy or another "
+                f"policy is {type_of(policy)}; it must be a SlotPolicy or another "
                 "recurrent policy of esper.simic."
             )
         require_bool("deterministic", deterministic)

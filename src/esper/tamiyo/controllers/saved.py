@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esper.config import PolicyConfig
 from esper.config.growth import Budget, GrowthConfig
-from esper.errors import ControllerError, EsperError, StorageError
+from esper.errors import ControllerError, EsperError, StorageError, message_of
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -186,8 +186,9 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
         weights = safetensors.torch.load(content)
         controller = _controller_from(facts, weights)
     except (SafetensorError, EsperError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ControllerError(f"{path} holds no valid controller ({reason}); {_ADVICE}") from error
+        raise ControllerError(
+            f"{path} holds no valid controller ({message_of(error)}); {_ADVICE}"
+        ) from error
     _validate(controller, path)
     return controller
 
