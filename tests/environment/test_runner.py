@@ -110,7 +110,7 @@ def test_wrappers_are_ignored() -> None:
 
 def test_other_environments_are_rejected() -> None:
     for envs, kind in ((GrowthEnv("spirals"), "GrowthEnv"), (5, "int"), (None, "NoneType")):
-        with pytest.raises(UnsupportedEnvironmentError, match=f"envs is a {kind}"):
+        with pytest.raises(UnsupportedEnvironmentError, match=f"envs is an? {kind}"):
             run_episodes(envs, WaitController(), seed=0)  # type: ignore[arg-type]
 
 
