@@ -32,7 +32,13 @@ class GrowOptions:
     """Task of the host; by default the one the controller was trained on, or digits."""
 
     controller: str = "shipped"
-    """Folder of a run or saved controller, or shipped, wait, random, fixed or heuristic."""
+    """Folder of a run or controller, or shipped, wait, random, fixed, heuristic or progressive."""
+
+    target: Annotated[str | None, optional("KIND=N")] = None
+    """Size that progressive grows the host to: depth=12 or parameters=100000."""
+
+    fractions: Annotated[tuple[float, ...], optional("FRACTION")] = ()
+    """Fractions of the budget at which progressive grows the host."""
 
     seed: int = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
@@ -74,14 +80,35 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
 
     torch.set_num_threads(1)  # the hosts are small
     saved = find_saved(options.controller)
+    if saved is not None and (options.target is not None or options.fractions):
+        raise UsageError("--target and --fractions need --controller progressive.")
     if saved is None:
         task = make_task(options.task or "digits")
-        return grow(task, controller=options.controller, seed=options.seed, on_step=printer)
+        return grow(
+            task,
+            controller=options.controller,
+            target=_read_target(options.target),
+            fractions=options.fractions or None,
+            seed=options.seed,
+            on_step=printer,
+        )
     if options.task is None:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
         task = make_task(options.task)
     return grow(task, controller=saved, seed=options.seed, on_step=printer)
+
+
+def _read_target(text: str | None) -> dict[str, int] | None:
+    """Return a target such as ``depth=12`` as a mapping."""
+    if text is None:
+        return None
+    kind, _, number = text.partition("=")
+    if not number.isdecimal():
+        raise UsageError(
+            f"--target is {text!r}; it must be depth=N or parameters=N with a whole number N."
+        )
+    return {kind: int(number)}
 
 
 def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:

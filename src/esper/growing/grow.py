@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,8 @@ def grow(
     budget: Budget | int | None = None,
     *,
     controller: AnyController = "shipped",
+    target: Mapping[str, int] | None = None,
+    fractions: Sequence[float] | None = None,
     at: Sequence[str] | None = None,
     metric: Metric | None = None,
     seed: int = 0,
@@ -178,6 +180,9 @@ def grow(
             the budget that the controller was trained with, or that of the task.
         controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
             a simple controller, or a controller.
+        target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
+            residual blocks, or ``{"parameters": 100_000}``.
+        fractions: The fractions of the budget at which it grows.
         at: Names of the blocks that get slots; None for up to 12 that :func:`esper.find_slots`
             finds (see :func:`~esper.growing.slots.choose_slots`).
         metric: The metric; accuracy by default.
@@ -207,7 +212,8 @@ def grow(
             )
         task = replace(task, budget=_find_budget(budget, task.budget))
         envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
-        return _grow_host(envs, find_controller(controller, envs), seed, on_step)
+        decider = find_controller(controller, envs, target=target, fractions=fractions)
+        return _grow_host(envs, decider, seed, on_step)
     given = _copy(model)
     metric = ACCURACY if metric is None else metric
     train, validation = _read(given, train_data, val_data, metric)
@@ -227,7 +233,9 @@ def grow(
         needs_all_classes=False,
     )
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)
-    decider = find_controller(controller if saved is None else saved, envs)
+    decider = find_controller(
+        controller if saved is None else saved, envs, target=target, fractions=fractions
+    )
     timeline, results = run_episode(envs, decider, seed, on_step)
     grown = _export_host(envs)
     copy_modes(given, grown)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
-from esper.errors import RunError, did_you_mean
+from esper.errors import ConfigError, RunError, did_you_mean
 from esper.invocation import training_command
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
@@ -21,28 +22,48 @@ from esper.tamiyo import (
     load_shipped,
     make_controller,
 )
+from esper.tamiyo.controllers.progressive import HostSize, progressive
 from esper.training.run import Run
 from esper.training.state import require_same_config
 
 SHIPPED = "shipped"
 """The name of the trained controller that ships with Esper."""
 
+PROGRESSIVE = "progressive"
+"""The name of the controller that grows a host to a target size."""
+
 AnyController = str | os.PathLike[str] | Run | SavedController | Controller
 """A controller, or anything that names one."""
 
 
-def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Controller:
+def find_controller(
+    controller: AnyController,
+    envs: GrowthVectorEnv,
+    *,
+    target: Mapping[str, int] | None = None,
+    fractions: Sequence[float] | None = None,
+) -> Controller:
     """Return a controller for the hosts of an environment.
 
     Args:
         controller: ``"shipped"``, the name of a simple controller, the folder of a saved controller
             or of a run, a run, a saved controller, or a controller.
         envs: The environment whose hosts it will steer.
+        target: The size that the progressive controller grows a host to: ``{"depth": 12}`` or
+            ``{"parameters": 100_000}``.
+        fractions: The fractions of the budget at which it grows.
 
     Raises:
+        ConfigError: If a target or fractions are given with another controller.
         RunError: If no controller or run has this name.
         ControllerError: If the saved controller is damaged or cannot steer these hosts.
     """
+    if controller == PROGRESSIVE:
+        options: dict[str, Any] = {} if fractions is None else {"fractions": fractions}
+        return progressive(envs.layout, target=target, size=_host_size(envs), **options)
+    for name, value in (("target", target), ("fractions", fractions)):
+        if value is not None:
+            raise ConfigError(f"{name} is {value!r}; it needs controller={PROGRESSIVE!r}.")
     saved = find_saved(controller)
     if saved is not None:
         return saved.make(envs.slot_config)
@@ -50,6 +71,22 @@ def find_controller(controller: AnyController, envs: GrowthVectorEnv) -> Control
         return make_controller(str(controller), envs.layout)
     assert not isinstance(controller, (Run, SavedController)), "these are saved controllers"
     return controller
+
+
+def _host_size(envs: GrowthVectorEnv) -> HostSize:
+    """Return how large the host of an environment is and what its seeds would add."""
+    costs, config = envs.growth.population.costs_of(0), envs.slot_config
+    return HostSize(
+        parameters=costs.host_parameters,
+        seeds={
+            slot: {
+                blueprint: costs.seed_parameters(slot, blueprint, is_gated=False)
+                for blueprint in config.blueprints
+                if config.does_fit(blueprint, slot)
+            }
+            for slot in config.slot_ids
+        },
+    )
 
 
 def find_saved(controller: AnyController) -> SavedController | None:

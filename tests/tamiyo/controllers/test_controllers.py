@@ -165,7 +165,7 @@ def test_the_wait_controller_can_finish_early() -> None:
 
 def test_controllers_are_created_by_name() -> None:
     kinds = [type(make_controller(name, LAYOUT)) for name in controller_names()]
-    assert kinds == [WaitController, RandomController, FixedSchedule, Heuristic]
+    assert kinds == [WaitController, RandomController, FixedSchedule, Heuristic, FixedSchedule]
     assert [make_controller(name, LAYOUT).name for name in ("wait", "random", "heuristic")] == [
         "wait",
         "random",

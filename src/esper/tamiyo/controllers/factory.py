@@ -10,6 +10,7 @@ from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError, did_you_mean
 from esper.tamiyo.controllers.controller import Controller, require_layout
 from esper.tamiyo.controllers.heuristic import Heuristic
+from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere
 from esper.tamiyo.controllers.simple import RandomController, WaitController
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -19,18 +20,19 @@ Made = TypeVar("Made")
 
 def controller_names() -> tuple[str, ...]:
     """Return the names that :func:`make_controller` accepts."""
-    return ("wait", "random", "fixed", "heuristic")
+    return ("wait", "random", "fixed", "heuristic", "progressive")
 
 
 def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> Controller:
     """Create a controller by its name.
 
     Args:
-        name: ``"wait"``, ``"random"``, ``"fixed"`` or ``"heuristic"``.
+        name: ``"wait"``, ``"random"``, ``"fixed"``, ``"heuristic"`` or ``"progressive"``.
         layout: The layout of the observations.
         **options: Options of the controller. ``fixed`` takes those of :class:`FixedSchedule` if
             ``plantings`` is given, else those of :func:`grow_everywhere`; ``heuristic`` takes a
-            ``config`` or the settings of :class:`HeuristicConfig`.
+            ``config`` or the settings of :class:`HeuristicConfig`; ``progressive`` takes those of
+            :func:`progressive`.
 
     Raises:
         ConfigError: If the controller or one of its options is unknown.
@@ -50,6 +52,8 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
                 own["config"] = _call(name, HeuristicConfig, options)
                 options = {}
             return _call(name, Heuristic, {"layout": layout, **own, **options})
+        case "progressive":
+            return _call(name, progressive, {"layout": layout, **options})
         case _:
             names = controller_names()
             hint = did_you_mean(name, names)

@@ -8,8 +8,13 @@ from typing import cast
 
 import numpy as np
 
-from esper.arrays import Features, Flags, Integers
-from esper.config.checks import make_numbers_plain, require_choice, require_int
+from esper.arrays import Features, Flags, Floats, Integers
+from esper.config.checks import (
+    make_numbers_plain,
+    require_choice,
+    require_int,
+    require_number,
+)
 from esper.errors import ConfigError, SlotError
 from esper.lifecycle.factored_actions import ALPHA_TARGETS, STYLES, TEMPO_EPOCHS, BlendStyle, Op
 from esper.lifecycle.legality import ADVANCEABLE_STAGES
@@ -39,6 +44,9 @@ class Planting:
     epoch: int = 0
     """Epochs of training before it germinates."""
 
+    fraction: float | None = None
+    """Fraction of the budget before it germinates, in place of ``epoch``."""
+
     style: BlendStyle = BlendStyle.ADD_LINEAR
     """How it is blended in."""
 
@@ -50,6 +58,8 @@ class Planting:
 
     def __post_init__(self) -> None:
         require_int("epoch", self.epoch, least=0)
+        if self.fraction is not None:
+            require_number("fraction", self.fraction, least=0.0, most=1.0)
         require_choice("style", self.style, STYLES)
         require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
         require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
@@ -86,7 +96,6 @@ def _germinate_choices(
 
 def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
     """Reject plantings whose slot or blueprint is unknown or cannot be used."""
-    taken: set[str] = set()
     for planting in plantings:
         slot, blueprint = planting.slot, planting.blueprint
         slot_config.slot_index(slot)
@@ -98,9 +107,6 @@ def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> 
             )
         if not slot_config.is_enabled(slot):
             raise SlotError(f"slot {slot!r} is not enabled; enable it or use another.")
-        if slot in taken:
-            raise SlotError(f"two plantings are in slot {slot!r}; a slot can hold only one.")
-        taken.add(slot)
 
 
 _CAN_ADVANCE = np.array([stage in ADVANCEABLE_STAGES for stage in Stage])
@@ -127,7 +133,7 @@ class FixedSchedule:
 
         Args:
             layout: The layout of the observations.
-            plantings: The seeds to grow, at most one in each slot.
+            plantings: The seeds to grow; those of one slot grow one after another.
             finish_after: Epochs after which to finish a host, if that is legal; None for never.
             name: The controller's name in comparisons.
 
@@ -139,11 +145,12 @@ class FixedSchedule:
         require_layout(layout)
         _require_plantings(plantings)
         self.layout = layout
-        self.plantings = tuple(sorted(plantings, key=lambda planting: planting.epoch))
+        self.plantings = tuple(sorted(plantings, key=lambda one: (one.epoch, one.fraction or 0.0)))
         _check_plantings(self.plantings, layout.slot_config)
         self.finish_after = finish_after
         self.name = name
-        self._due = np.array([planting.epoch for planting in self.plantings], np.int64)
+        self._due_epochs = np.array([planting.epoch for planting in self.plantings], np.int64)
+        self._due_fractions = np.array([planting.fraction or 0.0 for planting in self.plantings])
         self._choices = _germinate_choices(self.plantings, layout.slot_config)
         self._epochs = EpochCounter()
         self._is_planted: Flags = np.zeros((0, len(self.plantings)), np.bool_)
@@ -171,7 +178,8 @@ class FixedSchedule:
         ops = np.where(stages == Stage.HOLDING, Op.FOSSILIZE, Op.ADVANCE)
         was_refused = self._find_refused(observations)
         actions.choose(ops, is_ready & ~was_refused, oldest=ages)
-        self._germinate(actions, epochs)
+        progress = self.layout.host(observations, "progress").astype(np.float64)
+        self._germinate(actions, epochs, progress)
         actions.choose(ops, is_ready & was_refused, oldest=ages)
         self._last_slots = actions.rows[:, COLUMNS["slot"]].copy()
         return actions.rows
@@ -182,11 +190,13 @@ class FixedSchedule:
         is_last = np.arange(self.layout.n_slots) == self._last_slots[:, None]
         return was_refused[:, None] & is_last
 
-    def _germinate(self, actions: ActionRows, epochs: Integers) -> None:
+    def _germinate(self, actions: ActionRows, epochs: Integers, progress: Floats) -> None:
         """Germinate the first planting that is due, where that is legal."""
         if not self.plantings:
             return
-        is_due = (epochs[:, None] >= self._due) & ~self._is_planted
+        is_due = (epochs[:, None] >= self._due_epochs) & ~self._is_planted
+        # Observations are rounded to float32.
+        is_due &= progress[:, None] >= self._due_fractions - 1e-6
         is_ready = is_due & actions.may(Op.GERMINATE)[:, self._choices["slot"]]
         first = is_ready.argmax(1)
         is_planting: Flags = np.any(is_ready, axis=1)

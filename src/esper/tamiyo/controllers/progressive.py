@@ -1,0 +1,206 @@
+"""Growth to a stated size, without learning: a schedule made from a target.
+
+Where a residual block can be copied, the model gets deeper; elsewhere it gets wider. The seeds
+germinate at stated fractions of the budget, because a small model learns the easy part at less
+cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from esper.config.checks import require_int, require_number
+from esper.config.controllers import PREFERRED_BLUEPRINTS
+from esper.errors import ConfigError, did_you_mean
+from esper.lifecycle.slot_config import SlotConfig
+from esper.tamiyo.controllers.controller import rank_blueprints, require_layout
+from esper.tamiyo.controllers.schedule import FixedSchedule, Planting
+from esper.tamiyo.policy.observations import ObservationLayout
+
+DEEPEN = "deepen"
+"""The blueprint that adds a residual block."""
+
+TARGETS = ("depth", "parameters")
+
+GROWTH_FRACTIONS = (0.4,)
+"""Default fractions of the budget at which a model grows."""
+
+MOST_SEEDS = 1000
+"""Most seeds of a plan."""
+
+SeedSizes = Mapping[str, Mapping[str, int]]
+"""Parameters of each blueprint's first seed, by slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSize:
+    """How large a host is and what each seed would add to it."""
+
+    parameters: int
+    seeds: SeedSizes
+
+
+def progressive(
+    layout: ObservationLayout,
+    *,
+    target: Mapping[str, int] | None = None,
+    fractions: Sequence[float] = GROWTH_FRACTIONS,
+    size: HostSize | None = None,
+    name: str = "progressive",
+) -> FixedSchedule:
+    """Return a schedule that grows a model to a target size.
+
+    Args:
+        layout: The layout of the observations.
+        target: ``{"depth": 12}`` for 12 residual blocks, ``{"parameters": 100_000}`` for about
+            that many parameters, or None to grow once in every slot.
+        fractions: Fractions of the budget, from 0 to 1, at which the model grows; the seeds are
+            divided evenly among them.
+        size: The host's size, which a target in parameters needs.
+        name: The controller's name in comparisons.
+
+    Raises:
+        ConfigError: If the target is invalid, smaller than the model, or out of reach.
+    """
+    require_layout(layout)
+    config, ordered = layout.slot_config, _require_fractions(fractions)
+    kind, wanted = _require_target(target)
+    if kind == "depth":
+        growth = _plan_depth(config, wanted)
+    elif kind == "parameters":
+        growth = _plan_parameters(config, wanted, size)
+    else:
+        growth = _plan_once(config)
+    plantings = [
+        Planting(slot=slot, blueprint=blueprint, fraction=ordered[k * len(ordered) // len(growth)])
+        for k, (slot, blueprint) in enumerate(growth)
+    ]
+    return FixedSchedule(layout, plantings, name=name)
+
+
+def _require_fractions(fractions: object) -> tuple[float, ...]:
+    if not isinstance(fractions, Sequence) or isinstance(fractions, str) or not fractions:
+        raise ConfigError(
+            f"fractions is {fractions!r}; it must be a list of fractions of the budget, such as "
+            "[0.2, 0.5]."
+        )
+    for fraction in cast(Sequence[Any], fractions):
+        require_number("fractions", fraction, least=0.0, most=1.0)
+    return tuple(sorted(float(fraction) for fraction in cast(Sequence[Any], fractions)))
+
+
+def _require_target(target: object) -> tuple[str, int]:
+    """Return what the target is about and its value; an empty name for no target."""
+    if target is None:
+        return "", 0
+    example = 'such as {"depth": 12} or {"parameters": 100_000}'
+    if not isinstance(target, Mapping):
+        raise ConfigError(f"target is {target!r}; it must be a mapping, {example}.")
+    entries = cast(Mapping[Any, Any], target)
+    if len(entries) != 1:
+        raise ConfigError(f"target has {len(entries)} entries; it must have one, {example}.")
+    ((kind, wanted),) = entries.items()
+    if kind not in TARGETS:
+        hint = did_you_mean(str(kind), TARGETS)
+        raise ConfigError(f"target is about {kind!r}; it must be {' or '.join(TARGETS)}.{hint}")
+    require_int(f"target[{kind!r}]", wanted, least=1)
+    return kind, int(wanted)
+
+
+def _plan_once(config: SlotConfig) -> list[tuple[str, str]]:
+    """Return one seed for every slot that is enabled."""
+    growth: list[tuple[str, str]] = []
+    first = (DEEPEN,) if DEEPEN in config.blueprints else ()
+    for slot in config.slot_ids:
+        ranked = rank_blueprints(config, slot, (*first, *PREFERRED_BLUEPRINTS))
+        ranked = [name for name in ranked if name != "noop"]
+        if config.is_enabled(slot) and ranked:
+            growth.append((slot, ranked[0]))
+    if not growth:
+        raise ConfigError("no blueprint can be grown in any slot of this host; enable a slot.")
+    return growth
+
+
+def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, str]]:
+    """Return the blocks to copy, in turn, until there are ``depth`` of them."""
+    blocks = [
+        slot
+        for slot in config.slot_ids
+        if config.is_enabled(slot) and DEEPEN in config.blueprints and config.does_fit(DEEPEN, slot)
+    ]
+    if not blocks:
+        raise ConfigError(
+            "target is a depth, but no slot of this host sits on a residual block; give a target "
+            "in parameters, or put slots on residual blocks."
+        )
+    missing = depth - len(blocks)
+    if missing > MOST_SEEDS:
+        raise ConfigError(
+            f"target depth {depth} needs more than {MOST_SEEDS} new blocks; start with a deeper "
+            "model."
+        )
+    if missing < 0:
+        raise ConfigError(
+            f"target depth {depth} is smaller than the model, which has {len(blocks)} residual "
+            f"blocks; it must be at least {len(blocks)}."
+        )
+    return [(blocks[k % len(blocks)], DEEPEN) for k in range(missing)]
+
+
+def _plan_parameters(
+    config: SlotConfig, wanted: int, size: HostSize | None
+) -> list[tuple[str, str]]:
+    """Return seeds, slot by slot in turn, that bring the model close to ``wanted`` parameters."""
+    if size is None:
+        raise ConfigError(
+            "target is a number of parameters, but the host's size is unknown; pass size=..., or "
+            "use esper.grow, which knows it."
+        )
+    if wanted < size.parameters:
+        raise ConfigError(
+            f"target of {wanted:,} parameters is smaller than the model, which has "
+            f"{size.parameters:,}; it must be at least that."
+        )
+    slots = [slot for slot in config.slot_ids if config.is_enabled(slot)]
+    grown, scale = list[tuple[str, str]](), dict.fromkeys(slots, 1.0)
+    left = float(wanted - size.parameters)
+    while len(grown) < MOST_SEEDS:
+        added = False
+        for slot in slots:
+            name = _largest_fitting(config, slot, size.seeds.get(slot, {}), scale[slot], left)
+            if name is not None:
+                grown.append((slot, name))
+                left -= scale[slot] * size.seeds[slot][name]
+                scale[slot] *= 1.0 + _WIDENING.get(name, 0.0)
+                added = True
+        if not added:
+            return grown
+    raise ConfigError(
+        f"target of {wanted:,} parameters needs more than {MOST_SEEDS} seeds on a model of "
+        f"{size.parameters:,}; start with a larger model."
+    )
+
+
+_WIDENING = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
+"""Hidden units that a seed adds, relative to those that are there."""
+
+
+def _largest_fitting(
+    config: SlotConfig, slot: str, sizes: Mapping[str, int], scale: float, left: float
+) -> str | None:
+    """Return the first choice for a slot that does not exceed what is left.
+
+    If all do, return the smallest if that still brings the model closer to its target.
+    """
+    usable = {
+        name: sizes[name] * (scale if name in _WIDENING else 1.0)
+        for name in (DEEPEN, *reversed(_WIDENING))
+        if name in config.blueprints and config.does_fit(name, slot) and sizes.get(name, 0) > 0
+    }
+    for name, parameters in usable.items():
+        if parameters <= left:
+            return name
+    smallest = min(usable, key=usable.__getitem__, default=None)
+    return smallest if smallest is not None and usable[smallest] < 2.0 * left else None
