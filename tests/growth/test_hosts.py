@@ -109,7 +109,7 @@ class Walk:
     """A host that grows by random legal actions, with its optimizer and governor."""
 
     def __init__(self, config: HostConfig, seed: int) -> None:
-        self.model = make_host(config, seed=seed, growth_config=GrowthConfig(embargo_epochs=1))
+        self.model = make_host(config, seed=seed, growth_config=GrowthConfig(embargo_epochs=2))
         self.base = count_parameters(self.model)
         self.optimizer = AdamW(self.model.parameters(), 0.01)
         OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
@@ -152,9 +152,7 @@ class Walk:
 
     def check(self) -> None:
         """Check that the slots account for everything in the model and the optimizer."""
-        seeds = sum(
-            count_parameters(s.seed) + count_parameters(s.gate) for s in self.slots.values()
-        )
+        seeds = sum(p.numel() for s in self.slots.values() for p in s.grown_parameters())
         assert count_parameters(self.model) == self.base + seeds
         assert not find_leftovers(self.model, self.optimizer)
         members = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
@@ -162,7 +160,9 @@ class Walk:
         assert hooks_of(self.model) == 0
         for slot in self.slots.values():
             assert (slot.seed is not None) == slot.life.has_seed
-            assert any(m is slot for m in self.model.modules()) == slot.life.has_seed
+            assert len(slot.settled) == len(slot.life.fossils)
+            is_used = slot.life.has_seed or bool(slot.life.fossils)
+            assert any(m is slot for m in self.model.modules()) == is_used
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -174,15 +174,11 @@ def test_random_growth_leaves_nothing_behind(name: str) -> None:
             walk.live_an_epoch()
             seen |= {slot.stage for slot in walk.slots.values()}
         walk.slots.abandon_growing()
-        for _ in range(4):
+        for _ in range(5):
             walk.slots.tick()
         walk.check()
-        assert all(s.stage in (Stage.DORMANT, Stage.FOSSILIZED) for s in walk.slots.values())
-        committed = sum(
-            count_parameters(s.seed) + count_parameters(s.gate)
-            for s in walk.slots.values()
-            if s.stage == Stage.FOSSILIZED
-        )
+        assert all(s.stage == Stage.DORMANT for s in walk.slots.values())
+        committed = sum(p.numel() for s in walk.slots.values() for p in s.grown_parameters())
         assert count_parameters(walk.model) == walk.base + committed
     assert seen == set(Stage)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from esper.config.growth import GrowthConfig
 from esper.errors import IllegalActionError, SlotError
-from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -65,6 +65,11 @@ class Keeper:
 
     def commit_seed(self, slot: str) -> None:
         self.log.append("commit")
+
+    def settle_seed(self, slot: str) -> int:
+        self.present.remove(slot)
+        self.log.append("settle")
+        return 3
 
     def find_start_problem(self, slot: str) -> str | None:
         return self.problem
@@ -127,7 +132,9 @@ def test_a_seeds_life_worked_by_hand() -> None:
     host.tick()
     note()
     host.do(Op.FOSSILIZE)
-    host.tick(5)
+    host.tick()
+    note()
+    host.tick()
     note()
     assert seen == [
         ("dormant", 0, 0, 0.0),
@@ -139,10 +146,47 @@ def test_a_seeds_life_worked_by_hand() -> None:
         ("holding", 4, 0, 0.5),
         ("blending", 4, 0, 1.0),
         ("holding", 5, 1, 1.0),
-        ("fossilized", 10, 5, 1.0),
+        ("fossilized", 6, 1, 1.0),
+        ("dormant", 0, 0, 0.0),
     ]
-    assert host.keeper.log == ["add norm", "restyle learned gate", "commit"]
-    assert host.keeper.present == {"a"}
+    assert host.keeper.log == ["add norm", "restyle learned gate", "commit", "settle"]
+    assert host.life == SlotLife(fossils=(Fossil("norm", BlendStyle.LEARNED_GATE, 1.0, 3),))
+
+
+def test_a_slot_grows_again_and_keeps_its_fossils_whatever_happens_to_later_seeds() -> None:
+    host = Host(embargo_epochs=3)
+    for alpha in (0.5, 1.0):
+        host.advance_to(Stage.HOLDING, alpha_target=alpha)
+        host.tick()
+        host.do(Op.FOSSILIZE)
+        host.tick(2)
+        with pytest.raises(IllegalActionError, match="a fossilized"):
+            host.do(Op.GERMINATE)
+        host.tick()
+    first, second = (Fossil("norm", BlendStyle.ADD_LINEAR, alpha, 3) for alpha in (0.5, 1.0))
+    assert host.life == SlotLife(fossils=(first, second))
+    assert host.life.units == 6
+    host.advance_to(Stage.TRAINING)
+    assert host.life.fossils == (first, second)
+    host.do(Op.PRUNE)
+    while host.life.stage != Stage.DORMANT:
+        host.tick()
+    assert host.life == SlotLife(fossils=(first, second))
+    assert host.keeper.log.count("settle") == 2
+    assert SlotLife.from_json(json.loads(json.dumps(host.life.to_json()))) == host.life
+
+
+def test_lives_of_earlier_versions_have_no_fossils() -> None:
+    values = SlotLife().to_json()
+    del values["fossils"]
+    assert SlotLife.from_json(values) == SlotLife()
+
+
+def test_only_a_fossilized_seed_can_become_part_of_its_block() -> None:
+    host = Host()
+    host.advance_to(Stage.HOLDING)
+    with pytest.raises(SlotError, match="'a' is holding"):
+        host.lives.settle("a", host.keeper)
 
 
 def test_a_pruned_seed_fades_out_and_the_slot_is_embargoed() -> None:
@@ -247,7 +291,7 @@ def test_seeds_that_advance_automatically_are_held_as_soon_as_gates_allow() -> N
     host.tick(3)
     assert (host.life.stage, host.life.alpha) == (Stage.HOLDING, 0.5)
     assert host.do(Op.FOSSILIZE) == ""
-    host.tick(3)
+    host.tick()
     assert host.life.stage == Stage.FOSSILIZED
 
 

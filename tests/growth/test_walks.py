@@ -106,18 +106,16 @@ def walk(
         host.tick()
         assert_consistent(model, host)
     host.abandon_growing()
-    while any(
-        life.stage not in (Stage.DORMANT, Stage.FOSSILIZED) for _, life in host.lives.items()
-    ):
+    while any(life.stage != Stage.DORMANT for _, life in host.lives.items()):
         host.tick()
     return model, host, x
 
 
 def assert_consistent(model: nn.Module, host: HostSlots) -> None:
-    """Check that exactly the slots that hold a seed are in the model."""
+    """Check that exactly the slots that hold a seed or a fossil are in the model."""
     placed = {module.name for module in model.modules() if isinstance(module, SeedSlot)}
-    assert placed == {name for name, slot in host.items() if slot.seed is not None}
-    assert placed == {name for name, life in host.lives.items() if life.has_seed}
+    assert placed == {name for name, slot in host.items() if slot.seed is not None or slot.settled}
+    assert placed == {name for name, life in host.lives.items() if life.has_seed or life.fossils}
     for slot in host.values():
         has_gate = slot.seed is not None and slot.life.style == BlendStyle.LEARNED_GATE
         assert (slot.gate is not None) == has_gate
@@ -130,10 +128,10 @@ def test_random_legal_walks_leave_nothing_behind(name: str) -> None:
     committed: set[nn.Module] = set()
     for model, host, x in ends:
         plain, _, _ = make_host(name)
-        own = {id(p) for slot in host.values() for p in slot.seed_parameters()}
-        kept = [slot for slot in host.values() if slot.seed is not None]
-        committed |= {slot.seed for slot in kept}
-        assert all(slot.stage == Stage.FOSSILIZED for slot in kept)
+        own = {id(p) for slot in host.values() for p in slot.grown_parameters()}
+        kept = [part for slot in host.values() for part in slot.settled]
+        committed |= {part.seed for part in kept}
+        assert all(slot.seed is None for slot in host.values())
 
         rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
         originals = list(plain.parameters())

@@ -24,8 +24,8 @@ def test_a_seed_can_be_pruned_at_any_live_stage_and_the_slot_becomes_free() -> N
     assert set(path[:-1]) == COOLING_STAGES
 
 
-def test_fossilized_is_final_and_no_seed_skips_training() -> None:
-    assert TRANSITIONS[Stage.FOSSILIZED] == frozenset()
+def test_a_fossilized_seed_only_frees_its_slot_and_no_seed_skips_training() -> None:
+    assert TRANSITIONS[Stage.FOSSILIZED] == frozenset({Stage.DORMANT})
     assert not may_follow(Stage.GERMINATED, Stage.BLENDING)
     assert not may_follow(Stage.DORMANT, Stage.TRAINING)
     assert set(TRANSITIONS) == set(Stage)

@@ -26,7 +26,7 @@ class Footprint:
     """Parameters and FLOPs of a model in its current state."""
 
     host_parameters: int
-    """Parameters outside seeds."""
+    """Parameters outside seeds; those of fossils are the host's."""
     seed_parameters: dict[str, int]
     """Parameters of each seed, by slot."""
     forward_flops: int
@@ -124,7 +124,10 @@ class TrainingMeter:
 
     def _per_sample(self) -> tuple[float, float]:
         lives = slots(self.model).lives.items()
-        key = [(life.stage, life.blueprint, life.style, life.alpha > 0.0) for _, life in lives]
+        key = [
+            (life.stage, life.blueprint, life.style, life.alpha > 0.0, life.fossils)
+            for _, life in lives
+        ]
         if self._counted is None or self._counted[0] != key:
             n = batch_size_of(self._sample)
             forward = forward_flops(self.model, self._sample) / n

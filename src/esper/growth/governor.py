@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -17,11 +17,9 @@ from torch.optim import Optimizer
 from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.blueprints import SeedForm
-from esper.growth.host_slots import HostSlots, slots
+from esper.growth.host_slots import HostSlots, SlotState, slots
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, require_optimizer
-from esper.growth.slot_lives import SlotLife
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -134,16 +132,6 @@ class GovernorReport:
 
 
 @dataclass(frozen=True)
-class _SlotSnapshot:
-    """The contents of a slot."""
-
-    life: SlotLife
-    seed: nn.Module | None
-    gate: nn.Module | None
-    form: SeedForm
-
-
-@dataclass(frozen=True)
 class _Snapshot:
     """The state of a host, its optimizer and its slots."""
 
@@ -154,7 +142,7 @@ class _Snapshot:
     groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
     """The parameters and settings of each of the optimizer's groups."""
     moments: dict[Tensor, dict[str, Any]]
-    slots: dict[str, _SlotSnapshot]
+    slots: dict[str, SlotState]
     n_germinated: int
 
 
@@ -324,16 +312,13 @@ class Governor:
                 for group in self.optimizer.param_groups
             ],
             moments={p: _copied(state) for p, state in self.optimizer.state.items()},
-            slots={
-                name: _SlotSnapshot(replace(slot.life), slot.seed, slot.gate, slot.form)
-                for name, slot in self.slots.items()
-            },
+            slots={name: SlotState.of(slot) for name, slot in self.slots.items()},
             n_germinated=self.slots.n_germinated,
         )
 
     def _load_snapshot(self, snapshot: _Snapshot) -> None:
-        for name, slot in snapshot.slots.items():
-            self.slots.restore_slot(name, slot.life, slot.seed, slot.gate, slot.form)
+        for name, state in snapshot.slots.items():
+            self.slots.restore_slot(name, state)
         self.slots.n_germinated = snapshot.n_germinated
         _load_tensors(snapshot)
         for parameter, _, requires_grad in snapshot.parameters:

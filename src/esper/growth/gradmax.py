@@ -132,7 +132,7 @@ def _restored(model: nn.Module) -> Generator[None]:
 
 
 def _record_passes(place: SeedSlot, loss: Callable[[], Tensor]) -> list[_Pass]:
-    """Compute the loss once and return the calls of the slot's block."""
+    """Compute the loss once and return the calls of the slot."""
     recorded: list[tuple[Tensor, Tensor]] = []
     key = place.site.input_key
     assert key is not None, "a widen seed reads the block's input"
@@ -142,7 +142,8 @@ def _record_passes(place: SeedSlot, loss: Callable[[], Tensor]) -> list[_Pass]:
         recorded.append((Call(args, kwargs, None, {}).tensors()[key].detach().clone(), leaf))
         return leaf.clone()  # an in-place operation may follow the block
 
-    handle = place.block.register_forward_hook(record, with_kwargs=True)
+    # The seed reads and changes the output of the block with its fossils.
+    handle = place.register_forward_hook(record, with_kwargs=True)
     try:
         with place.switched_off():
             value = loss()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import seeded
-from esper.growth.seed_slot import SeedSlot
+from esper.growth.seed_slot import SeedSlot, SettledSeed
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
@@ -28,6 +28,22 @@ ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
 _LISTENERS = ("listeners", "action_listeners")
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The life of a slot and the modules that it holds."""
+
+    life: SlotLife
+    seed: nn.Module | None
+    gate: nn.Module | None
+    form: SeedForm
+    fossils: tuple[SettledSeed, ...]
+
+    @classmethod
+    def of(cls, slot: SeedSlot) -> SlotState:
+        """Return the current state of a slot."""
+        return cls(replace(slot.life), slot.seed, slot.gate, slot.form, tuple(slot.settled))
 
 
 class HostSlots(Mapping[str, SeedSlot]):
@@ -188,9 +204,9 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._notify()
 
     def remove_seed(self, slot: str) -> None:
-        """Remove the seed and take the slot out of the model."""
+        """Remove the seed, and take the slot out of the model if nothing else is in it."""
         self[slot].clear()
-        self.take_out(slot)
+        self._place(slot)
         self._notify()
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
@@ -201,6 +217,12 @@ class HostSlots(Mapping[str, SeedSlot]):
     def commit_seed(self, slot: str) -> None:
         """Notify listeners that the seed is now part of the host."""
         self._notify()
+
+    def settle_seed(self, slot: str) -> int:
+        """Make a committed seed part of its block; return the hidden units that it added."""
+        n_units = self[slot].settle()
+        self._notify()
+        return n_units
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
@@ -216,28 +238,19 @@ class HostSlots(Mapping[str, SeedSlot]):
     def rebuild_seeds(self) -> None:
         """Build the seeds that the slots' lives call for; their weights are loaded later."""
         for name, life in self.lives.items():
-            if life.has_seed:
+            if life.has_seed or life.fossils:
                 with seeded(0):
-                    self[name].plant(life.blueprint, life.style)
+                    self[name].rebuild()
                 self.insert(name)
         self._notify()
 
-    def restore_slot(
-        self,
-        slot: str,
-        life: SlotLife,
-        seed: nn.Module | None,
-        gate: nn.Module | None,
-        form: SeedForm,
-    ) -> None:
+    def restore_slot(self, slot: str, state: SlotState) -> None:
         """Restore an earlier state of a slot, with the modules that it held."""
-        self.lives.set_life(slot, replace(life))
+        self.lives.set_life(slot, replace(state.life))
         place = self[slot]
-        place.seed, place.gate, place.form = seed, gate, form
-        if seed is not None:
-            self.insert(slot)
-        else:
-            self.take_out(slot)
+        place.seed, place.gate, place.form = state.seed, state.gate, state.form
+        place.set_fossils(state.fossils)
+        self._place(slot)
         self._notify()
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
@@ -247,6 +260,13 @@ class HostSlots(Mapping[str, SeedSlot]):
             for name, slot in self._slots.items()
             if slot.seed is not None and slot.stage != Stage.FOSSILIZED
         }
+
+    def _place(self, slot: str) -> None:
+        """Put a slot into the model if it is in use, or its block otherwise."""
+        if self[slot].is_in_use:
+            self.insert(slot)
+        else:
+            self.take_out(slot)
 
     def take_out(self, slot: str) -> None:
         """Replace a slot in the model by its block."""

@@ -61,18 +61,19 @@ class OptimizerKeeper:
 
     def sync(self) -> None:
         """Add new parameters and drop removed ones; called whenever the slots change."""
+        growing = self.slots.growing_parameters()
         for name, slot in self.slots.items():
-            wanted = slot.seed_parameters()
+            wanted = slot.grown_parameters()
             kept = {id(parameter) for parameter in wanted}
             for parameter in self._joined[name]:
                 if id(parameter) not in kept:
                     self._remove(parameter)
             if wanted:
                 index = self._group_of(slot.block)
-                is_committed = name not in self.slots.growing_parameters()
+                uncommitted = {id(parameter) for parameter in growing.get(name, ())}
                 for parameter in wanted:
-                    group = index if is_committed else self._seed_group(index)
-                    self._move_to_group(parameter, group)
+                    is_growing = id(parameter) in uncommitted
+                    self._move_to_group(parameter, self._seed_group(index) if is_growing else index)
             self._joined[name] = wanted
 
     def state_dict(self) -> dict[str, Any]:

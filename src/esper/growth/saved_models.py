@@ -228,7 +228,8 @@ def _describe(host: HostSlots) -> dict[str, Any]:
     """Return the state of a model's slots as JSON values."""
     for name, life in host.lives.items():
         schedule = life.schedule
-        for value in (life.alpha, life.alpha_target, schedule.start, schedule.target):
+        alphas = [life.alpha, life.alpha_target, schedule.start, schedule.target]
+        for value in (*alphas, *(fossil.alpha for fossil in life.fossils)):
             if not (math.isfinite(value) and 0.0 <= value <= 1.0):
                 raise SavedModelError(f"slot {name!r} has alpha {value}; it must be in [0, 1].")
     return {
@@ -263,9 +264,11 @@ def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
     host.n_germinated = growth["n_germinated"]
     host.lives.load_json(growth["lives"])
     for name, life in host.lives.items():
-        if life.has_seed and life.blueprint not in blueprint_names():
+        needed = [fossil.blueprint for fossil in life.fossils]
+        needed += [life.blueprint] if life.has_seed else []
+        for blueprint in [each for each in needed if each not in blueprint_names()]:
             raise SavedModelError(
-                f"slot {name!r} holds a seed of blueprint {life.blueprint!r}, which is not "
+                f"slot {name!r} holds a seed of blueprint {blueprint!r}, which is not "
                 f"registered; install the package that provides it (entry point group "
                 f"{ENTRY_POINT_GROUP!r}) or register it before loading."
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from esper.errors import ShapeError, SlotError, blame_user_code
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
-from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
@@ -21,8 +23,19 @@ ROUNDING = 64
 """Largest output of a new seed, in machine epsilons: what remains when units of size 1 cancel."""
 
 
+class SettledSeed(nn.Module):
+    """A committed seed that has become part of its slot's block."""
+
+    def __init__(self, seed: nn.Module, gate: nn.Module | None, form: SeedForm) -> None:
+        super().__init__()
+        self.seed = seed
+        self.gate = gate
+        self.form = form
+        self.training = seed.training
+
+
 class SeedSlot(nn.Module):
-    """A block and the seed that grows on it.
+    """A block, the seeds that have become part of it, and the seed that grows on both.
 
     An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
     Attributes that the slot does not have are looked up on the block.
@@ -40,8 +53,10 @@ class SeedSlot(nn.Module):
         self.gate: nn.Module | None = None
         """Computes the gate of the gated style, one number per position."""
         self.form = SeedForm.SERIAL
+        self.fossils: nn.ModuleList | None = None
+        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
         self.is_off = False
-        """Whether the seed is disabled, to measure what it contributes."""
+        """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
         self.training = block.training
 
@@ -86,18 +101,22 @@ class SeedSlot(nn.Module):
         return self.life.alpha
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the block's output, changed by the seed according to its stage."""
+        """Return the grown block's output, changed by the seed according to its stage."""
         y = self.block(*args, **kwargs)
         life = self.life
+        for part, fossil in zip(self.settled, life.fossils, strict=True):
+            change = self._change(part, fossil, y, args, kwargs)
+            y = blend(y, change, fossil.alpha)
         if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
             return y
         if life.stage == Stage.TRAINING:
             if not torch.is_grad_enabled():
                 return y
-            return straight_through(y, self._change(y.detach(), args, kwargs, is_isolated=True))
+            change = self._change(self, life, y.detach(), args, kwargs, is_isolated=True)
+            return straight_through(y, change)
         if life.alpha == 0.0:
             return y
-        return blend(y, self._change(y, args, kwargs, is_isolated=False), life.alpha)
+        return blend(y, self._change(self, life, y, args, kwargs), life.alpha)
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
@@ -110,8 +129,12 @@ class SeedSlot(nn.Module):
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
+        self._build(blueprint, style, self.life.units)
+
+    def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
+        """Build a seed for the block with the hidden units that fossils added to it."""
         recipe = find_blueprint(blueprint)
-        seed = recipe.build_seed(self.site)
+        seed = recipe.build_seed(self.site.widened(units))
         self.seed, self.form = seed.to(**self._tensor_options()), recipe.form
         self.seed.train(self.block.training)
         self.restyle(style)
@@ -125,8 +148,73 @@ class SeedSlot(nn.Module):
             self.gate.train(self.block.training)
 
     def clear(self) -> None:
-        """Remove the seed."""
+        """Remove the seed; fossils stay."""
         self.seed = self.gate = None
+
+    def settle(self) -> int:
+        """Make the seed part of the block; return the hidden units that it adds to the block's own.
+
+        Its parameters stay the same objects.
+        """
+        assert self.seed is not None, "the slot is empty"
+        n_units = 0
+        if isinstance(self.seed, WidenSeed) and self.site.path is not None:
+            n_units = self.seed.first.weight.shape[0]
+        self.set_fossils([*self.settled, SettledSeed(self.seed, self.gate, self.form)])
+        self.clear()
+        return n_units
+
+    def set_fossils(self, settled: Sequence[SettledSeed]) -> None:
+        """Replace the fossils' modules."""
+        self.fossils = nn.ModuleList(settled) if settled else None
+        if self.fossils is not None:
+            self.fossils.training = self.block.training
+
+    def rebuild(self) -> None:
+        """Build the fossils and the seed that the life calls for; their weights are loaded later.
+
+        Weights are drawn from torch's default generator.
+        """
+        life, units = self.life, 0
+        self.set_fossils([])
+        for fossil in life.fossils:
+            self._build(fossil.blueprint, fossil.style, units)
+            self.settle()
+            units += fossil.units
+        if life.has_seed:
+            self._build(life.blueprint, life.style, units)
+
+    @property
+    def settled(self) -> list[SettledSeed]:
+        """The fossils' modules, in order."""
+        return cast(list[SettledSeed], list(self.fossils or ()))
+
+    def unstacked(self) -> list[SeedSlot]:
+        """Return the slot as slots of one seed each, in order: every fossil, then the seed.
+
+        The first has the slot's block; the block of each other one is the slot before it.
+        """
+        found: list[SeedSlot] = []
+        for part, fossil in zip(self.settled, self.life.fossils, strict=True):
+            found.append(self._layer(found, part, fossil.as_life()))
+        if self.seed is not None:
+            found.append(self._layer(found, self, replace(self.life, fossils=())))
+            found[-1].is_off = self.is_off
+        return found
+
+    def _layer(
+        self, below: list[SeedSlot], part: SeedSlot | SettledSeed, life: SlotLife
+    ) -> SeedSlot:
+        lives = SlotLives(self._lives.slot_config, self._lives.growth_config)
+        lives.set_life(self.name, life)
+        layer = SeedSlot(self.site, below[-1] if below else self.block, lives, self._model[0])
+        layer.seed, layer.gate, layer.form = part.seed, part.gate, part.form
+        return layer
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the slot holds a seed or a fossil, so that it replaces its block."""
+        return self.seed is not None or self.fossils is not None
 
     @property
     def seed_input_shape(self) -> tuple[int, ...]:
@@ -137,6 +225,11 @@ class SeedSlot(nn.Module):
         """Return the parameters of the seed and its gate."""
         parts = [part for part in (self.seed, self.gate) if part is not None]
         return [parameter for part in parts for parameter in part.parameters()]
+
+    def grown_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the fossils, the seed and its gate."""
+        settled = [] if self.fossils is None else list(self.fossils.parameters())
+        return [*settled, *self.seed_parameters()]
 
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
@@ -150,38 +243,46 @@ class SeedSlot(nn.Module):
         mode = self.seed.training
         self.seed.eval()
         with torch.no_grad():
-            change = self._run_seed(probe)
+            change = self._run_seed(self, self.life, probe)
         self.seed.train(mode)
         return find_change_problem(change, self.site.output_shape)
 
     def _change(
-        self, y: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_isolated: bool
+        self,
+        part: SeedSlot | SettledSeed,
+        life: SlotLife | Fossil,
+        y: Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_isolated: bool = False,
     ) -> Tensor:
-        """Return what the seed adds to ``y`` at alpha 1."""
-        assert self.seed is not None
+        """Return what the seed, or a fossil, adds to ``y`` at alpha 1."""
         source = y
-        if self.form == SeedForm.PARALLEL:
+        if part.form == SeedForm.PARALLEL:
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
-        gate = None if self.gate is None else self.gate(y)
-        delta = self._run_seed(source)
+        gate = None if part.gate is None else part.gate(y)
+        delta = self._run_seed(part, life, source)
         if delta.shape != y.shape:
             raise ShapeError(
-                f"the {self.life.blueprint} seed in slot {self.name!r} returns shape "
+                f"the {life.blueprint} seed in slot {self.name!r} returns shape "
                 f"{list(delta.shape)}, but the block returns {list(y.shape)}; the slot was created "
                 f"for block outputs of shape {list(self.site.output_shape)}."
             )
-        return effective_change(self.life.style, y, delta, gate)
+        return effective_change(life.style, y, delta, gate)
 
-    def _run_seed(self, source: Tensor) -> Tensor:
-        assert self.seed is not None, "the slot is empty"
+    def _run_seed(
+        self, part: SeedSlot | SettledSeed, life: SlotLife | Fossil, source: Tensor
+    ) -> Tensor:
+        assert part.seed is not None, "the slot is empty"
         try:
-            return self.seed(source)
+            return part.seed(source)
         except Exception as error:
             blame_user_code(
                 SlotError,
                 error,
-                f"the {self.life.blueprint} seed in slot {self.name!r}",
+                f"the {life.blueprint} seed in slot {self.name!r}",
                 f"on an input of shape {list(source.shape)}; fix its blueprint.",
             )
 
@@ -227,4 +328,5 @@ def slot_size(slot: SeedSlot) -> SlotSize:
     path, hidden = slot.site.path, 0
     if path is not None:
         hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
+        hidden += slot.life.units
     return SlotSize(kind=slot.site.kind, width=slot.site.width, hidden=hidden)

@@ -6,7 +6,7 @@ Everything here is plain data, so a saved model's slots can be restored without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, cast
 
@@ -137,6 +137,12 @@ class SlotSite:
         (rows, columns), (rows_out, columns_out) = self.input_shape[2:], self.output_shape[2:]
         # A stride s turns n into ceil(n / s); this is the least s that does.
         return -(-rows // rows_out), -(-columns // columns_out)
+
+    def widened(self, units: int) -> SlotSite:
+        """Return the site of a block that has ``units`` more hidden units."""
+        if self.path is None or units == 0:
+            return self
+        return replace(self, path=replace(self.path, hidden=self.path.hidden + units))
 
     def to_json(self) -> dict[str, Any]:
         """Return the site as JSON values."""

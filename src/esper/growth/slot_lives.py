@@ -20,6 +20,38 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
 
+@dataclass(frozen=True)
+class Fossil:
+    """A committed seed that has become part of its slot's block."""
+
+    blueprint: str
+    style: BlendStyle
+    alpha: float
+    units: int
+    """Hidden units that it added to the block's own; 0 unless it widened them."""
+
+    def as_life(self) -> SlotLife:
+        """Return the life of a slot that holds this seed and nothing else."""
+        schedule = AlphaSchedule(self.alpha, self.alpha, 0, FIRST_CURVE[self.style])
+        return SlotLife(
+            stage=Stage.FOSSILIZED, blueprint=self.blueprint, style=self.style, schedule=schedule
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fossil as JSON values."""
+        return {
+            "blueprint": self.blueprint,
+            "style": self.style.value,
+            "alpha": self.alpha,
+            "units": self.units,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Fossil:
+        """Return the fossil that :meth:`to_json` wrote."""
+        return cls(**{**values, "style": BlendStyle(values["style"])})
+
+
 @dataclass
 class SlotLife:
     """The state of one slot: its stage, its blueprint, how its seed is blended."""
@@ -35,6 +67,8 @@ class SlotLife:
     alpha_target: float = 0.0
     """Target of the first alpha ramp."""
     schedule: AlphaSchedule = field(default_factory=AlphaSchedule)
+    fossils: tuple[Fossil, ...] = ()
+    """The seeds that have become part of the block, in order."""
 
     @property
     def alpha(self) -> float:
@@ -62,6 +96,11 @@ class SlotLife:
         """Whether the seed changes the host's output."""
         return self.has_seed and self.alpha > 0.0
 
+    @property
+    def units(self) -> int:
+        """Hidden units that the fossils added to the block's own."""
+        return sum(fossil.units for fossil in self.fossils)
+
     def enter(self, stage: Stage) -> None:
         """Move to ``stage``."""
         assert may_follow(self.stage, stage), f"{self.stage.name} cannot become {stage.name}"
@@ -85,6 +124,7 @@ class SlotLife:
                 "curve": schedule.curve.value,
                 "epoch": schedule.epoch,
             },
+            "fossils": [fossil.to_json() for fossil in self.fossils],
         }
 
     @classmethod
@@ -101,6 +141,8 @@ class SlotLife:
             tempo_epochs=values["tempo_epochs"],
             alpha_target=values["alpha_target"],
             schedule=AlphaSchedule(**schedule),
+            # Lives of earlier versions have none.
+            fossils=tuple(map(Fossil.from_json, values.get("fossils", ()))),
         )
 
 
@@ -121,6 +163,14 @@ class SeedKeeper(Protocol):
 
     def commit_seed(self, slot: str) -> None:
         """Make a slot's seed a permanent part of the host."""
+        ...
+
+    def settle_seed(self, slot: str) -> int:
+        """Make a slot's committed seed part of its block, so that another can grow on both.
+
+        Returns:
+            The hidden units that it added to the block's own.
+        """
         ...
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -234,6 +284,9 @@ class SlotLives:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
+            may_settle = getattr(keeper, "may_settle", True)
+            if life.stage == Stage.FOSSILIZED and may_settle and self._is_embargo_over(life):
+                self.settle(slot, keeper)
             self._notify(slot)
 
     def abandon(self, slot: str, keeper: SeedKeeper) -> None:
@@ -269,6 +322,19 @@ class SlotLives:
         life.enter(Stage.FOSSILIZED)
         life.schedule = AlphaSchedule(0.0, life.alpha_target, 0, FIRST_CURVE[life.style])
         keeper.commit_seed(slot)
+        self._notify(slot)
+
+    def settle(self, slot: str, keeper: SeedKeeper) -> None:
+        """Make a committed seed part of its block; the slot is dormant again."""
+        life = self[slot]
+        if life.stage != Stage.FOSSILIZED:
+            raise SlotError(
+                f"slot {slot!r} is {life.stage.name.lower()}; only a fossilized seed can become "
+                "part of its block."
+            )
+        units = keeper.settle_seed(slot)
+        fossil = Fossil(life.blueprint, life.style, life.alpha, units)
+        self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)
 
     def to_json(self) -> dict[str, Any]:
@@ -341,9 +407,12 @@ class SlotLives:
         if life.stage == Stage.PRUNED:
             life.enter(Stage.EMBARGOED)
         elif life.stage == Stage.RESETTING:
-            self._lives[slot] = SlotLife()
-        elif life.stage_epochs >= self.growth_config.embargo_epochs:
+            self._lives[slot] = SlotLife(fossils=life.fossils)
+        elif self._is_embargo_over(life):
             life.enter(Stage.RESETTING)
+
+    def _is_embargo_over(self, life: SlotLife) -> bool:
+        return life.stage_epochs >= self.growth_config.embargo_epochs
 
     def _find_closed_gate(self, action: GrowthAction) -> str | None:
         """Return why a seed cannot leave its stage yet, or None if the action may be tried.

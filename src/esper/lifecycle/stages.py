@@ -1,6 +1,6 @@
 """The stages of a seed's life, and which stage may follow which.
 
-dormant > germinated > training > blending > holding > fossilized
+dormant > germinated > training > blending > holding > fossilized > dormant
               |            |          |          |
               +------------+----------+----------+--> pruned > embargoed > resetting > dormant
 """
@@ -30,12 +30,16 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
     Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
     Stage.HOLDING: frozenset({Stage.BLENDING, Stage.FOSSILIZED, Stage.PRUNED}),
-    Stage.FOSSILIZED: frozenset(),
+    Stage.FOSSILIZED: frozenset({Stage.DORMANT}),
     Stage.PRUNED: frozenset({Stage.EMBARGOED}),
     Stage.EMBARGOED: frozenset({Stage.RESETTING}),
     Stage.RESETTING: frozenset({Stage.DORMANT}),
 }
-"""Legal successors of each stage. A held seed blends again when it gets a new alpha target."""
+"""Legal successors of each stage.
+
+A held seed blends again when it gets a new alpha target. A slot whose seed was fossilized can grow
+another after an embargo.
+"""
 
 LIVE_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
 """Stages of a seed that is neither committed nor pruned. A seed limit counts these."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
-from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import NO_ABLATION, Ablation, HostState
@@ -63,10 +64,23 @@ def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[st
     """Return the tensors of a host (``own``), each seed and each gate, by part and name."""
     parts = {"host": own}
     for name, slot in host_slots.items():
-        for kind, module in (("seed", slot.seed), ("gate", slot.gate)):
-            if module is not None:
-                parts[f"{kind}/{name}"] = named_tensors(module)
+        for number, held in enumerate([*slot.settled, slot]):
+            fossil = None if held is slot else number
+            for kind, module in (("seed", held.seed), ("gate", held.gate)):
+                if module is not None:
+                    parts[part_name(kind, name, fossil)] = named_tensors(module)
     return parts
+
+
+def part_name(kind: str, slot: str, fossil: int | None) -> str:
+    """Return the name of the part of a host state that holds a seed or gate.
+
+    Args:
+        kind: ``"seed"`` or ``"gate"``.
+        slot: The slot's name.
+        fossil: The number of the fossil in its slot; None for the seed that grows there.
+    """
+    return f"{kind}/{slot}" if fossil is None else f"fossil/{fossil}/{kind}/{slot}"
 
 
 def load_model(model: nn.Module, state: HostState) -> None:
@@ -145,18 +159,33 @@ class CostTable:
         if like is not None and like._sites == self._sites:
             self._count = like._count
 
-    def seed_work(self, slot: str, blueprint: str, is_gated: bool) -> SeedWork:
-        """Return the FLOPs of a seed, including its gate."""
-        return self._count(slot, blueprint, is_gated)[0]
+    def seed_work(self, slot: str, blueprint: str, is_gated: bool, units: int = 0) -> SeedWork:
+        """Return the FLOPs of a seed, including its gate.
 
-    def seed_parameters(self, slot: str, blueprint: str, is_gated: bool) -> int:
-        """Return the number of parameters of a seed, including its gate."""
-        return self._count(slot, blueprint, is_gated)[1]
+        Args:
+            slot: The slot's name.
+            blueprint: The seed's blueprint.
+            is_gated: Whether it has a learned gate.
+            units: Hidden units that fossils added to the block before it.
+        """
+        return self._count(slot, blueprint, is_gated, units)[0]
+
+    def seed_parameters(self, slot: str, blueprint: str, is_gated: bool, units: int = 0) -> int:
+        """Return the number of parameters of a seed, including its gate; see :meth:`seed_work`."""
+        return self._count(slot, blueprint, is_gated, units)[1]
+
+    def fossil_parameters(self, slot: str, life: SlotLife) -> int:
+        """Return the number of parameters of all fossils of a slot."""
+        return sum(
+            self.seed_parameters(slot, fossil.blueprint, _is_gated(fossil), units)
+            for fossil, units in _with_units(life)
+        )
 
     def training_flops(self, lives: SlotLives) -> float:
         """Return the FLOPs of training a host in this state on one sample."""
         total = self.host_training
         for name, life in lives.items():
+            total += sum(work.blended for work in self._fossil_work(name, life))
             if life.stage == Stage.TRAINING:
                 total += self._work(name, life).isolated
             elif life.affects_output:
@@ -167,17 +196,25 @@ class CostTable:
         """Return the FLOPs of evaluating a host in this state on one sample."""
         total = self.host_forward
         for name, life in lives.items():
+            total += sum(work.forward for work in self._fossil_work(name, life))
             if not ablation.excludes(name, life):
                 total += self._work(name, life).forward
         return total
 
     def _work(self, slot: str, life: SlotLife) -> SeedWork:
-        is_gated = life.style == BlendStyle.LEARNED_GATE
-        return self.seed_work(slot, life.blueprint, is_gated)
+        return self.seed_work(slot, life.blueprint, _is_gated(life), life.units)
 
-    def _count_seed(self, slot: str, blueprint: str, is_gated: bool) -> tuple[SeedWork, int]:
+    def _fossil_work(self, slot: str, life: SlotLife) -> list[SeedWork]:
+        return [
+            self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units)
+            for fossil, units in _with_units(life)
+        ]
+
+    def _count_seed(
+        self, slot: str, blueprint: str, is_gated: bool, units: int
+    ) -> tuple[SeedWork, int]:
         """Count the FLOPs and parameters of a blueprint's seed by building one."""
-        site = self._sites[slot]
+        site = self._sites[slot].widened(units)
         place = SeedSlot(site, nn.Identity(), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
         with torch.random.fork_rng(devices=[]):
@@ -191,6 +228,16 @@ class CostTable:
 
         n_parameters = sum(parameter.numel() for parameter in place.seed_parameters())
         return SeedWork(work(None), work(False), work(True)), n_parameters
+
+
+def _is_gated(seed: SlotLife | Fossil) -> bool:
+    return seed.style == BlendStyle.LEARNED_GATE
+
+
+def _with_units(life: SlotLife) -> list[tuple[Fossil, int]]:
+    """Return each fossil with the hidden units that those before it added."""
+    before = accumulate((fossil.units for fossil in life.fossils), initial=0)
+    return list(zip(life.fossils, before, strict=False))
 
 
 def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:

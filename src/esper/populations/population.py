@@ -23,6 +23,7 @@ from esper.growth.modules import count_parameters, seeded
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import Stage
 from esper.populations.host_data import (
     Ablation,
     BatchOrder,
@@ -64,6 +65,11 @@ class SlotArrays:
     """The blueprint head's choice; -1 without a seed."""
     style: Integers
     curve: Integers
+    n_fossils: Integers
+    """Number of seeds that have become part of the block."""
+    fossil_units: Integers
+    """Hidden units that they added to the block's own."""
+    fossil_parameters: Integers
 
     @classmethod
     def blank(cls, n_hosts: int, n_slots: int) -> SlotArrays:
@@ -81,6 +87,9 @@ class SlotArrays:
             blueprint=np.full(shape, NO_BLUEPRINT, np.int64),
             style=np.zeros(shape, np.int64),
             curve=np.zeros(shape, np.int64),
+            n_fossils=np.zeros(shape, np.int64),
+            fossil_units=np.zeros(shape, np.int64),
+            fossil_parameters=np.zeros(shape, np.int64),
         )
 
     def write(
@@ -108,6 +117,12 @@ class SlotArrays:
         )
         self.style[at] = _STYLE_NUMBERS[life.style]
         self.curve[at] = _CURVE_NUMBERS[schedule.curve]
+
+    def write_fossils(self, at: tuple[int, int], life: SlotLife, n_parameters: int) -> None:
+        """Write the fossils of one slot of one host, which have so many parameters together."""
+        self.n_fossils[at] = len(life.fossils)
+        self.fossil_units[at] = life.units
+        self.fossil_parameters[at] = n_parameters
 
 
 FACTS = frozenset({"lives", "n_germinated", "losses", "batch_order", "is_finished"})
@@ -350,9 +365,12 @@ class Population(ABC):
                 "before training."
             )
         for seed in seeds:
+            slot = seed.action.slot
+            if self.lives(host)[slot].stage == Stage.FOSSILIZED:
+                self._settle(host, slot)
             self._set_germinated(host, seed.number)
             self.apply(host, seed.action)
-            self._commit(host, seed.action.slot)
+            self._commit(host, slot)
 
     @abstractmethod
     def _set_germinated(self, host: int, count: int) -> None:
@@ -361,6 +379,10 @@ class Population(ABC):
     @abstractmethod
     def _commit(self, host: int, slot: str) -> None:
         """Commit a newly germinated seed."""
+
+    @abstractmethod
+    def _settle(self, host: int, slot: str) -> None:
+        """Make a committed seed part of its block, so that another can be planted there."""
 
     def finish(self, host: int) -> None:
         """Stop training a host; it can still be evaluated, copied and restarted."""
@@ -497,7 +519,10 @@ class Population(ABC):
             self._on_slot_change(host, lives, slot, life)
 
     def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
-        self._slot_arrays.write(host, slot, life, self.slot_config, lives.growth_config)
+        arrays, at = self._slot_arrays, (host, self.slot_config.slot_index(slot))
+        arrays.write(host, slot, life, self.slot_config, lives.growth_config)
+        if life.fossils or arrays.n_fossils[at]:
+            arrays.write_fossils(at, life, self.costs_of(host).fossil_parameters(slot, life))
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
         return {

@@ -90,6 +90,11 @@ class SequentialPopulation(Population):
         held.slots.lives.commit(slot, held.slots)
         held.governor.keep_if_finite()
 
+    def _settle(self, host: int, slot: str) -> None:
+        held = self._hosts[host]
+        held.slots.lives.settle(slot, held.slots)
+        held.governor.keep_if_finite()
+
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a separate model with its slots and seeds."""
         return copy.deepcopy(self._hosts[host].model)

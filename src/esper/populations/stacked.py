@@ -50,6 +50,8 @@ from esper.populations.vector_hosts import VectorHosts
 class StackedKeeper:
     """The seed keeper of one host of a stacked population."""
 
+    may_settle = False
+
     def __init__(self, population: StackedPopulation, host: int) -> None:
         self.population = population
         self.state = population.state
@@ -80,6 +82,10 @@ class StackedKeeper:
 
     def commit_seed(self, slot: str) -> None:
         """Do nothing: the learning rate of a committed seed follows from its stage."""
+
+    def settle_seed(self, slot: str) -> int:
+        """Raise: stacked seeds stay fossilized."""
+        raise NotImplementedError
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
@@ -240,6 +246,10 @@ class StackedPopulation(Population):
     def _commit(self, host: int, slot: str) -> None:
         self.state.lives[host].commit(slot, StackedKeeper(self, host))
         self._start_computing(host)
+        self._has_acted = True
+
+    def _settle(self, host: int, slot: str) -> None:
+        self.state.lives[host].settle(slot, StackedKeeper(self, host))
         self._has_acted = True
 
     def model(self, host: int) -> nn.Module:

@@ -40,6 +40,9 @@ class Keeper:
     def commit_seed(self, slot: str) -> None:
         pass
 
+    def settle_seed(self, slot: str) -> int:
+        return 0
+
     def find_start_problem(self, slot: str) -> str | None:
         self.n_refusals -= 1
         return "it may not start yet" if self.n_refusals >= 0 else None

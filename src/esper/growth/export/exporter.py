@@ -164,7 +164,8 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     The copy computes what the model computes in evaluation mode: blended seeds keep their current
     alpha, and seeds that still train in isolation are left out. A seed is merged into its block's
     weights if that gives the same function; otherwise it becomes ordinary torch modules next to the
-    block. The model itself is not changed.
+    block. Several seeds in one slot are added in the order in which they grew. The model itself is
+    not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
 
@@ -199,8 +200,11 @@ class _Exporter:
 
     def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, SeedSlot):
-            module.block = self.convert(module.block, name)
-            return self._add_seed(module) if self._is_kept(module) else module.block
+            block = self.convert(module.block, name)
+            for layer in module.unstacked():
+                layer.block = block
+                block = self._add_seed(layer) if self._is_kept(layer) else block
+            return block
         children: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
         for child_name, child in list(children.items()):
             if child is None:

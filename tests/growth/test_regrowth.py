@@ -1,0 +1,281 @@
+"""A slot grows again: fossils are part of the block that later seeds see."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from esper.growth.blending import blend, effective_change
+from esper.growth.blueprints import SeedForm
+from esper.growth.export import export
+from esper.growth.footprint import footprint
+from esper.growth.governor import Governor
+from esper.growth.gradmax import maximise_gradient
+from esper.growth.host_slots import HostSlots, slots
+from esper.growth.modules import count_parameters
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.saved_models import load, save
+from esper.growth.seed_slot import SeedSlot, slot_size
+from esper.lifecycle.factored_actions import BlendStyle
+from esper.lifecycle.stages import Stage
+from tests.growth.helpers import (
+    HOSTS,
+    ResidualMLP,
+    lead_to,
+    loss_of,
+    make_host,
+    randomize,
+    same_bits,
+)
+
+
+def grow(
+    host: HostSlots,
+    slot: str,
+    blueprint: str,
+    *,
+    style: BlendStyle = BlendStyle.ADD_LINEAR,
+    alpha: float = 1.0,
+) -> None:
+    """Grow a seed with random weights until it is part of its block."""
+    place = lead_to(host, slot, Stage.HOLDING, blueprint=blueprint, style=style, alpha_target=alpha)
+    randomize(place.seed, seed=len(place.settled))
+    if place.gate is not None:
+        randomize(place.gate, seed=len(place.settled))
+    host.tick()
+    assert host.fossilize(slot).was_done
+    while host[slot].stage != Stage.DORMANT:
+        host.tick()
+
+
+def expected_output(slot: SeedSlot, x: Tensor) -> Tensor:
+    """Return the output of a block with one argument and of its fossils, from their definition."""
+    y = slot.block(x)
+    for part, fossil in zip(slot.settled, slot.life.fossils, strict=True):
+        delta = part.seed(x if part.form == SeedForm.PARALLEL else y)
+        gate = None if part.gate is None else part.gate(y)
+        y = blend(y, effective_change(fossil.style, y, delta, gate), fossil.alpha)
+    return y
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_each_seed_reads_what_the_seeds_before_it_made_of_the_block(name: str) -> None:
+    model, host, x = make_host(name)
+    model.eval()
+    slot = HOSTS[name][1][0]
+    fitting = host.slot_config.fits[slot]
+    serial = "conv_small" if "conv_small" in fitting else "mlp_small"
+    grow(host, slot, serial, style=BlendStyle.MULTIPLY_LINEAR, alpha=0.7)
+    grow(host, slot, "widen_large", style=BlendStyle.LEARNED_GATE)
+    grow(host, slot, "norm", alpha=0.5)
+    inputs: list[Tensor] = []
+
+    def record(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs.extend([*args, output.clone()])  # the model changes it in place
+
+    handle = host[slot].register_forward_hook(record)
+    output = model(x)
+    handle.remove()
+    assert same_bits(inputs[1], expected_output(host[slot], inputs[0]))
+    with host[slot].switched_off():
+        assert same_bits(model(x), output)
+    plain = export(model)
+    assert not any(type(module).__module__.startswith("esper") for module in plain.modules())
+    torch.testing.assert_close(plain(x), output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "slot"), [("mlp", "blocks.0"), ("conv", "block_1")])
+def test_width_doubles_repeatedly_and_is_merged_into_the_block(name: str, slot: str) -> None:
+    model, host, x = make_host(name)
+    model.eval()
+    first, second = ("up", "down") if name == "mlp" else ("conv_1", "conv_2")
+    hidden = slot_size(host[slot]).hidden
+    for n_grown, alpha in enumerate((1.0, 0.5, 0.7), start=1):
+        grow(host, slot, "widen_large", alpha=alpha)
+        assert slot_size(host[slot]).hidden == hidden * 2**n_grown
+        assert [fossil.units for fossil in host[slot].life.fossils] == [
+            hidden * 2**number for number in range(n_grown)
+        ]
+        plain = export(model)
+        block = plain.get_submodule(slot)
+        assert type(block) is type(host[slot].block)
+        assert block.get_submodule(first).weight.shape[0] == hidden * 2**n_grown  # type: ignore[union-attr, index]
+        assert block.get_submodule(second).weight.shape[1] == hidden * 2**n_grown  # type: ignore[union-attr, index]
+        torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-6)
+        assert count_parameters(plain) == count_parameters(model)
+
+
+def test_what_cannot_be_merged_is_composed_in_order() -> None:
+    model, host, x = make_host("mlp")
+    model.eval()
+    for blueprint in ("widen_large", "mlp_small", "widen_small", "low_rank"):
+        grow(host, "blocks.0", blueprint)
+    host.germinate("blocks.0", "widen_large")
+    assert host["blocks.0"].seed is not None
+    # 8 hidden units, 8 more, then a quarter of 16; all of them again.
+    assert host["blocks.0"].seed.first.weight.shape[0] == 20  # type: ignore[union-attr, index]
+    plain = export(model)
+    torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-6)
+    inner = plain.get_submodule("blocks.0")
+    assert inner.up.weight.shape[0] == 16  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_new_seed_changes_nothing_and_trains_without_touching_the_grown_block(name: str) -> None:
+    model, host, x = make_host(name)
+    slot = HOSTS[name][1][0]
+    grow(host, slot, "widen_large")
+    model.eval()
+    before = model(x)
+    host.germinate(slot, "norm")
+    assert same_bits(model(x), before)
+    host.advance(slot)
+    assert same_bits(model(x), before)
+    twin = copy.deepcopy(model)
+    slots(twin).lives.abandon_growing(slots(twin))
+    loss_of(model, x).backward()
+    loss_of(twin, x).backward()
+    own, others = (
+        [*place.block.parameters(), *place.settled[0].parameters()]
+        for place in (host[slot], slots(twin)[slot])
+    )
+    for one, other in zip(own, others, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert same_bits(one.grad, other.grad)
+    assert any(p.grad is not None for p in host[slot].seed_parameters())
+
+
+def test_a_pruned_seed_leaves_the_grown_block_as_it_was() -> None:
+    model, host, x = make_host("mlp")
+    model.eval()
+    grow(host, "blocks.0", "widen_large")
+    before, parameters = model(x), [id(p) for p in model.parameters()]
+    place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
+    randomize(place.seed)
+    assert not same_bits(model(x), before)
+    host.tick()
+    host.prune("blocks.0")
+    while host["blocks.0"].stage != Stage.DORMANT:
+        host.tick()
+    assert same_bits(model(x), before)
+    assert [id(p) for p in model.parameters()] == parameters
+    assert len(host["blocks.0"].life.fossils) == 1
+
+
+def test_moments_stay_when_a_seed_becomes_part_of_its_block() -> None:
+    model, host, x = make_host("mlp")
+    optimizer = AdamW(model.parameters(), 0.01)
+    keeper = OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large")
+    loss_of(model, x).backward()
+    optimizer.step()
+    own = host["blocks.0"].seed_parameters()
+    host.tick()
+    host.fossilize("blocks.0")
+    moments = [optimizer.state[p]["exp_avg"].clone() for p in own]
+    host.tick()
+    host.tick()
+    assert host["blocks.0"].stage == Stage.DORMANT
+    assert [id(p) for p in host["blocks.0"].grown_parameters()] == [id(p) for p in own]
+    for parameter, moment in zip(own, moments, strict=True):
+        assert same_bits(optimizer.state[parameter]["exp_avg"], moment)
+    host.germinate("blocks.0", "mlp_small")
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {rates[id(p)] for p in own} == {0.01}
+    assert {rates[id(p)] for p in host["blocks.0"].seed_parameters()} == {0.005}
+    assert sorted(rates) == sorted(id(p) for p in model.parameters())
+    state = keeper.state_dict()
+    keeper.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_fossils", "has_seed"), [*product(HOSTS, (1, 2, 3), (False, True))]
+)
+def test_a_saved_model_is_restored_with_its_fossils(
+    name: str, n_fossils: int, has_seed: bool, tmp_path: Path
+) -> None:
+    model, host, x = make_host(name)
+    slot = HOSTS[name][1][0]
+    for number in range(n_fossils):
+        style = BlendStyle.LEARNED_GATE if number == 1 else BlendStyle.ADD_LINEAR
+        grow(host, slot, ("widen_large", "norm", "widen_medium")[number], style=style, alpha=0.7)
+    if has_seed:
+        randomize(lead_to(host, slot, Stage.HOLDING, blueprint="widen_small").seed)
+    model.eval()
+    save(model, tmp_path)
+    twin = load(tmp_path, HOSTS[name][0])
+    twin.eval()
+    assert same_bits(twin(x), model(x))
+    assert slots(twin).lives.items() == host.lives.items()
+    for each in (model, twin):
+        slots(each).tick()
+        assert slots(each).n_germinated == n_fossils + has_seed
+    assert same_bits(twin(x), model(x))
+
+
+def test_a_rollback_takes_a_fossil_back_to_the_seed_it_was() -> None:
+    model, host, x = make_host("mlp")
+    optimizer = AdamW(model.parameters(), 0.01)
+    OptimizerKeeper(model, optimizer)
+    governor = Governor(model, optimizer)
+    randomize(lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large").seed)
+    host.tick()
+    host.fossilize("blocks.0")
+    host.tick()
+    assert governor.end_epoch() is None
+    before, parameters = model(x), [id(p) for p in model.parameters()]
+    host.tick()
+    assert host["blocks.0"].stage == Stage.DORMANT
+    governor.restore("a test")
+    assert host["blocks.0"].stage == Stage.FOSSILIZED
+    assert host["blocks.0"].settled == []
+    assert same_bits(model(x), before)
+    assert [id(p) for p in model.parameters()] == parameters
+
+
+def test_footprint_counts_fossils_as_the_host() -> None:
+    model, host, x = make_host("mlp")
+    before = footprint(model, x)
+    # 8 units between widths of 6: two matrices and the first layer's bias.
+    grow(host, "blocks.0", "widen_large")
+    grown = footprint(model, x)
+    assert grown.host_parameters - before.host_parameters == 2 * 8 * 6 + 8
+    assert grown.forward_flops - before.forward_flops == 2 * len(x) * 2 * 8 * 6
+    assert grown.seed_parameters == grown.seed_forward_flops == {}
+    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large")
+    again = footprint(model, x)
+    assert again.host_parameters == grown.host_parameters
+    assert again.seed_parameters == {"blocks.0": 2 * 16 * 6 + 16}
+    assert again.seed_forward_flops == {"blocks.0": 2 * len(x) * 2 * 16 * 6}
+
+
+def test_gradmax_sees_the_gradient_behind_the_fossils() -> None:
+    model, host, x = make_host("mlp")
+    grow(host, "blocks.0", "mlp_small", style=BlendStyle.MULTIPLY_LINEAR)
+    host.germinate("blocks.0", "widen_large")
+    seed = host["blocks.0"].seed
+    assert seed is not None
+    report = maximise_gradient(model, "blocks.0", lambda: loss_of(model, x))
+    host.advance("blocks.0")
+    model.zero_grad()
+    loss_of(model, x).backward()
+    gradient = seed.second.weight.grad  # type: ignore[union-attr]
+    torch.testing.assert_close(gradient.norm().item(), report.norm_after, rtol=1e-4, atol=0.0)  # type: ignore[union-attr]
+
+
+def test_a_model_is_deep_copied_with_its_fossils() -> None:
+    model, host, x = make_host("mlp")
+    grow(host, "blocks.0", "widen_large")
+    twin = copy.deepcopy(model)
+    assert same_bits(twin(x), model(x))
+    grow(slots(twin), "blocks.0", "mlp_small")
+    assert len(host["blocks.0"].settled) == len(host["blocks.0"].life.fossils) == 1
+    assert isinstance(model, ResidualMLP)
+    assert not isinstance(export(model), nn.ModuleList)
