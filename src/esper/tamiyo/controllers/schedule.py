@@ -86,7 +86,6 @@ def _germinate_choices(
 
 def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
     """Reject plantings whose slot or blueprint is unknown or cannot be used."""
-    taken: set[str] = set()
     for planting in plantings:
         slot, blueprint = planting.slot, planting.blueprint
         slot_config.slot_index(slot)
@@ -98,9 +97,6 @@ def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> 
             )
         if not slot_config.is_enabled(slot):
             raise SlotError(f"slot {slot!r} is not enabled; enable it or use another.")
-        if slot in taken:
-            raise SlotError(f"two plantings are in slot {slot!r}; a slot can hold only one.")
-        taken.add(slot)
 
 
 _CAN_ADVANCE = np.array([stage in ADVANCEABLE_STAGES for stage in Stage])
@@ -111,8 +107,9 @@ class FixedSchedule:
 
     At each epoch it does one thing: it advances the oldest seed that can advance (a blending one
     only once alpha is at rest), or fossilizes it if it is held; otherwise it germinates the first
-    planting that is due. A seed that a gate has just refused is tried last. A seed that the
-    governor pruned is not planted again.
+    planting that is due and whose slot is free, which a slot is again some epochs after its seed
+    was fossilized. A seed that a gate has just refused is tried last. A seed that the governor
+    pruned is not planted again.
     """
 
     def __init__(
@@ -127,7 +124,7 @@ class FixedSchedule:
 
         Args:
             layout: The layout of the observations.
-            plantings: The seeds to grow, at most one in each slot.
+            plantings: The seeds to grow; several in one slot grow in turn.
             finish_after: Epochs after which to finish a host, if that is legal; None for never.
             name: The controller's name in comparisons.
 
