@@ -18,6 +18,7 @@ from esper.environment.rewards import (
     settle_step,
 )
 from esper.errors import ConfigError
+from esper.lifecycle.stages import Stage
 
 BUDGET = Budget(n_epochs=8, flop_price=0.3, parameter_rent=0.1)
 SHARES = st.floats(0.0, 2.0)
@@ -45,7 +46,7 @@ def pay(
     """Return the terms of each step, ``[T]`` each."""
     n = len(episode["flops"])
     account = EpisodeAccount(*np.zeros((4, 1)))
-    potentials = potential(episode["stages"], config)
+    potentials = potential(episode["stages"], np.zeros_like(episode["stages"]), config)
     terms: dict[str, list[float]] = {name: [] for name in REWARD_TERMS}
     for t in range(n):
         step = StepAccount(
@@ -93,9 +94,16 @@ def test_shaping_changes_a_return_only_by_the_first_and_last_potential(
     shaped = pay(episode, config, is_cut=is_cut)
     plain = pay(episode, RewardConfig(shaping=0.0, gamma=gamma), is_cut=is_cut)
     difference = sum((discounts * (shaped[name] - plain[name])).sum() for name in REWARD_TERMS)
-    potentials = potential(episode["stages"], config)
+    potentials = potential(episode["stages"], np.zeros_like(episode["stages"]), config)
     last = 0.0 if is_cut is False else gamma ** len(discounts) * potentials[-1]
     assert difference == pytest.approx(last - potentials[0], abs=1e-9)
+
+
+def test_a_slot_with_a_fossil_keeps_the_potential_of_a_committed_seed() -> None:
+    stages = np.array([[Stage.FOSSILIZED, Stage.DORMANT], [Stage.DORMANT, Stage.TRAINING]])
+    config = RewardConfig(shaping=0.5)
+    assert potential(stages, np.zeros_like(stages), config).tolist() == [0.25, 0.1]
+    assert potential(stages, np.array([[0, 0], [2, 1]]), config).tolist() == [0.25, 0.5]
 
 
 @given(st.lists(episodes(), min_size=2, max_size=4))

@@ -141,9 +141,7 @@ def test_a_truncated_episode_counts_only_committed_seeds() -> None:
     assert np.isin(stages, list(LIVE_STAGES)).any()
     model = slots(envs.growth.population.model(0))
     sizes = [
-        sum(parameter.numel() for parameter in slot.seed.parameters())
-        for stage, slot in zip(stages, model.values(), strict=True)
-        if stage == Stage.FOSSILIZED and slot.seed is not None
+        p.numel() for slot in model.values() for part in slot.settled for p in part.parameters()
     ]
     assert longer.seed_parameters.tolist() == [sum(sizes)]
     assert sum(sizes) > 0

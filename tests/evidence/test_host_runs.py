@@ -88,7 +88,8 @@ def test_the_number_of_a_committed_seed_reproduces_its_weights() -> None:
         Planting(slot="blocks.0", blueprint="mlp_large", epoch=1),
     ]
     runs = trainer.run([7], lambda growth, _: FixedSchedule(growth.layout, plantings))
-    assert runs.number.tolist() == [[1, 0]]
+    assert runs.slot.tolist() == [[1, 0]]
+    assert runs.number.tolist() == [[0, 1]]
     envs = envs_of(trainer, 1)
     observations, _ = envs.reset(seed=[7])
     schedule = FixedSchedule(envs.layout, plantings)
@@ -99,7 +100,7 @@ def test_the_number_of_a_committed_seed_reproduces_its_weights() -> None:
     grown = envs.growth.population.get_state(0).part("seed/blocks.0")
     envs.reset(seed=[7])
     action = GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="mlp_large")
-    envs.growth.plant({0: [FirstSeed(action=action, number=int(runs.number[0, 0]))]})
+    envs.growth.plant({0: [FirstSeed(action=action, number=int(runs.number[0, 1]))]})
     planted = envs.growth.population.get_state(0).part("seed/blocks.0")
     assert all(torch.equal(planted[name], tensor) for name, tensor in grown.items())
     assert envs.growth.records.seed_parameters[0, 0] == sum(t.numel() for t in grown.values())

@@ -32,6 +32,7 @@ from esper.populations import (
 from esper.populations.host_models import CostTable
 from esper.populations.rows import Row, RowStore
 from esper.populations.stacked_design import find_difference
+from esper.populations.stacked_slots import Layer
 from tests.growth.helpers import site_for
 from tests.populations.test_forms_agree import (
     assert_same_state,
@@ -427,7 +428,8 @@ def test_a_family_without_a_stacked_form_does_not_share_a_group(
             )
         )
     population = StackedPopulation(Builder(MLP), make_specs(MLP, (8, 8)))
-    assert population.design.group_key("blocks.0", "small").blueprint == group
+    key = population.design.group_key(Layer("blocks.0", 0), "small", 0)
+    assert key.blueprint == group
 
 
 def test_cost_tables_share_seed_counts_only_for_equal_sites() -> None:

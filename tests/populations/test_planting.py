@@ -136,9 +136,6 @@ def test_planting_is_rejected_after_training_and_where_it_does_not_fit(
     population = make(form)
     with pytest.raises(IllegalActionError, match="does not fit"):
         population.plant(0, [FirstSeed(action=germinate("blocks.0", "conv_small"), number=0)])
-    population.plant(0, wide_and_gated()[:1])
-    with pytest.raises(IllegalActionError, match=r"germinate .*blocks\.0"):
-        population.plant(0, wide_and_gated()[:1])
     population.train_epoch()
     with pytest.raises(SlotError, match=r"host \d .*1 epochs"):
         population.plant(1, wide_and_gated())

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.config.growth import PopulationConfig
+from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     STYLES,
@@ -25,7 +26,7 @@ def assert_arrays_follow(population: Population) -> None:
     """Compare every entry with its life."""
     arrays, config = population.slot_arrays(), population.slot_config
     for host in range(population.n_hosts):
-        for column, (_, life) in enumerate(population.lives(host).items()):
+        for column, (slot, life) in enumerate(population.lives(host).items()):
             at = host, column
             schedule = life.schedule
             assert arrays.stage[at] == life.stage
@@ -38,8 +39,18 @@ def assert_arrays_follow(population: Population) -> None:
             assert ALPHA_CURVES[arrays.curve[at]] == schedule.curve
             name = config.blueprints[arrays.blueprint[at]] if arrays.blueprint[at] >= 0 else ""
             assert name == (life.blueprint if life.has_seed else "")
+            assert arrays.n_fossils[at] == len(life.fossils)
+            assert arrays.fossil_units[at] == sum(fossil.units for fossil in life.fossils)
+            tensors = population.get_state(host).tensors if life.fossils else {}
+            sizes = [t.numel() for name, t in tensors.items() if _is_fossil(name, slot)]
+            assert arrays.fossil_parameters[at] == sum(sizes)
             if life.has_seed and life.alpha > 0:
                 assert arrays.alpha_target[at] == schedule.target
+
+
+def _is_fossil(name: str, slot: str) -> bool:
+    parts = name.split("/")
+    return parts[0] == "fossil" and parts[3] == slot
 
 
 def act_at_random(population: Population, generator: np.random.Generator) -> None:
@@ -80,6 +91,7 @@ def test_arrays_follow_random_walks_with_failures_restarts_and_loads(
         population.train_epoch()
         assert_arrays_follow(population)
     assert len(seen) == 9
+    assert population.slot_arrays().n_fossils.max() > 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,8 +131,6 @@ def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population])
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_copied_model_does_not_change_the_arrays(form: type[Population]) -> None:
-    from esper.growth.host_slots import slots
-
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
     slots(population.model(0)).germinate("blocks.0", "norm")
     assert population.slot_arrays().stage.tolist() == [[0, 0], [0, 0]]

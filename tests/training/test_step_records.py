@@ -110,8 +110,9 @@ def test_recorded_probabilities_are_those_of_the_policy(
 def test_a_nan_contribution_is_null() -> None:
     rows = np.array([[0, 1]])
     worths = np.array([[np.nan, 0.25]])
-    slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows)
-    assert json.loads(slots_as_text(slots)[0]) == [[0, 0, 0.0, None, 0], [1, 1, 0.5, 0.25, 1]]
+    slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows, 2 * rows, 3 * rows)
+    expected = [[0, 0, 0.0, None, 0, 0, 0], [1, 1, 0.5, 0.25, 1, 2, 3]]
+    assert json.loads(slots_as_text(slots)[0]) == expected
 
 
 def test_the_run_record_has_the_heads_read_by_ops_and_the_hosts_layers() -> None:

@@ -147,10 +147,7 @@ class _Printer:
         epoch = "end" if step.epoch == self._last_epoch else step.epoch
         self._last_epoch = step.epoch
         facts = f"{epoch:>5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
-        slots = [
-            f"{slot} {alpha_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()
-        ]
-        first, *others = fit([decision_text(step), *slots], len(facts))
+        first, *others = fit([decision_text(step), *slot_texts(step)], len(facts))
         print(f"{facts}{first}", flush=True)
         for line in others:
             print(f"{'':{len(facts)}}{line}", flush=True)
@@ -176,6 +173,15 @@ def decision_text(step: TimelineStep) -> str:
     if step.slot:
         decision += f" in {step.slot}"
     return f"{decision} ({step.note})" if step.note else decision
+
+
+def slot_texts(step: TimelineStep) -> list[str]:
+    """Return each slot in use as text: ``block1 ▮▮▯▯ blending on 1 fossil``."""
+    texts = {slot: f"{alpha_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()}
+    for slot, n in step.fossils.items():
+        fossils = f"{n} fossil{'s' if n > 1 else ''}"
+        texts[slot] = f"{texts[slot]} on {fossils}" if slot in texts else fossils
+    return [f"{slot} {text}" for slot, text in texts.items()]
 
 
 def alpha_bar(alpha: float) -> str:

@@ -46,6 +46,10 @@ class SlotOutcome:
     """Score with the seed minus score without it, as last measured."""
     parameters: Integers
     """Parameters of the seed, 0 without one."""
+    n_fossils: Integers
+    """Number of seeds that have become part of the block."""
+    fossil_parameters: Integers
+    """Their parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +203,9 @@ class GrowthEpisodes:
             blueprint=arrays.blueprint.copy(),
             alpha=arrays.alpha.copy(),
             contribution=self.records.contribution.copy(),
-            parameters=self.records.seed_parameters.copy(),
+            parameters=self.records.seed_parameters - arrays.fossil_parameters,
+            n_fossils=arrays.n_fossils.copy(),
+            fossil_parameters=arrays.fossil_parameters.copy(),
         )
 
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
@@ -215,6 +221,13 @@ class GrowthEpisodes:
         """Score hosts with their committed seeds only; this is free of charge."""
         with self.stopwatch.measure("evaluation"):
             return self.hosts.evaluate(hosts, split, committed_only=True).scores
+
+    def committed_parameters(self) -> Integers:
+        """Return the parameters of each host's committed seeds, ``[N]``: fossilized or fossils."""
+        arrays = self.hosts.slot_arrays()
+        is_committed = arrays.stage == Stage.FOSSILIZED
+        counts = np.where(is_committed, self.records.seed_parameters, arrays.fossil_parameters)
+        return counts.sum(1)
 
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
@@ -331,7 +344,8 @@ class GrowthEpisodes:
         return scores
 
     def _potential(self) -> Floats:
-        return potential(self.hosts.slot_arrays().stage, self.rewards)
+        arrays = self.hosts.slot_arrays()
+        return potential(arrays.stage, arrays.n_fossils, self.rewards)
 
     def _evaluate(self, hosts: list[int], split: Split = "validation") -> HostScores:
         with self.stopwatch.measure("evaluation"):

@@ -198,7 +198,7 @@ class Hosts:
         return SlotArrays(**{name: _join([getattr(p, name) for p in parts]) for name in names})
 
     def seed_parameters(self) -> Integers:
-        """Return the parameters of each slot's seed, ``[N, S]``; 0 without one."""
+        """Return the parameters of each slot's seed and fossils, ``[N, S]``; 0 without any."""
         return _join([g.seed_sizes.count(g.population.slot_arrays()) for g in self.groups])
 
     def apply(self, host: int, choices: Sequence[int]) -> Outcome:
@@ -295,26 +295,30 @@ class SeedSizes:
     def __init__(self, costs: CostTable, slot_config: SlotConfig) -> None:
         self._costs, self._config = costs, slot_config
         self._sizes = np.full((slot_config.max_slots, len(slot_config.blueprints), 2), -1)
-        """By slot, blueprint and whether the seed has a gate; -1 if not looked up yet."""
+        """By slot, blueprint and whether the seed has a gate, without fossils; -1 if not looked up
+        yet."""
 
     def count(self, arrays: SlotArrays) -> Integers:
-        """Return the parameters of each slot's seed, gate included, ``[N, S]``; 0 without one."""
-        counts = np.zeros(arrays.stage.shape, np.int64)
+        """Return the parameters of each slot's seed and fossils, gates included, ``[N, S]``."""
+        counts = arrays.fossil_parameters.copy()
         hosts, slots = np.nonzero(arrays.blueprint >= 0)
         if len(hosts):
             blueprints = arrays.blueprint[hosts, slots]
             is_gated = (arrays.style[hosts, slots] == _GATE).astype(np.int64)
+            units = arrays.fossil_units[hosts, slots]
             found = self._sizes[slots, blueprints, is_gated]
-            for index in np.flatnonzero(found < 0).tolist():
+            for index in np.flatnonzero((found < 0) | (units > 0)).tolist():
                 key = int(slots[index]), int(blueprints[index]), int(is_gated[index])
-                found[index] = self._sizes[key] = self._count(*key)
-            counts[hosts, slots] = found
+                found[index] = self._count(*key, int(units[index]))
+                if units[index] == 0:
+                    self._sizes[key] = found[index]
+            counts[hosts, slots] += found
         return counts
 
-    def _count(self, slot: int, blueprint: int, is_gated: int) -> int:
+    def _count(self, slot: int, blueprint: int, is_gated: int, units: int) -> int:
         config = self._config
         return self._costs.seed_parameters(
-            config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated)
+            config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated), units
         )
 
 

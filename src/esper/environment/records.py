@@ -47,6 +47,7 @@ class EpisodeRecords:
     is_measured: Flags
     seed_gradient_norm: Floats
     seed_parameters: Integers
+    """``[N, S]`` parameters of the slot's seed and fossils."""
     slot_kind: Integers
     """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot."""
     slot_width: Integers
@@ -174,7 +175,7 @@ class EpisodeRecords:
             blueprint=arrays.blueprint,
             kind=self.slot_kind,
             width=self.slot_width,
-            hidden=self.slot_hidden,
+            hidden=np.where(self.slot_hidden > 0, self.slot_hidden + arrays.fossil_units, 0),
         )
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Floats
+from esper.arrays import Floats, Integers
 from esper.config.growth import Budget, RewardConfig
 from esper.lifecycle.stages import Stage
 
@@ -31,7 +31,10 @@ STAGE_POTENTIALS: dict[Stage, float] = {
     Stage.HOLDING: 0.8,
     Stage.FOSSILIZED: 1.0,
 }
-"""How close each stage is to being committed; 0 for all others."""
+"""How close each stage is to being committed; 0 for all others.
+
+A slot with a fossil has the potential of a committed seed, whatever else grows there.
+"""
 
 _POTENTIALS = np.array([STAGE_POTENTIALS.get(stage, 0.0) for stage in Stage])
 
@@ -94,9 +97,10 @@ class EpisodeAccount:
     """Sum of the penalty terms, at most 0."""
 
 
-def potential(stage: NDArray[np.int64], config: RewardConfig) -> Floats:
-    """Return the potential ``[N]`` of hosts whose slots are in the given stages ``[N, S]``."""
-    return config.shaping * _POTENTIALS[stage].mean(axis=1)
+def potential(stage: Integers, n_fossils: Integers, config: RewardConfig) -> Floats:
+    """Return the potential ``[N]`` of hosts, given each slot's stage and fossils ``[N, S]``."""
+    by_slot = np.where(n_fossils > 0, _POTENTIALS[Stage.FOSSILIZED], _POTENTIALS[stage])
+    return config.shaping * by_slot.mean(axis=1)
 
 
 def settle_step(

@@ -17,7 +17,6 @@ from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError, UnsupportedEnvironmentError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
 
 OnStep = Callable[[Integers, StepResult], None]
@@ -126,14 +125,13 @@ def run_episodes(
         step=lambda actions: base.advance(actions)[0],
         on_step=add,
     )
-    is_committed = growth.slot_outcome().stage == Stage.FOSSILIZED
     return EpisodeResults(
         returns=returns,
         scores=scores,
         flops=records.paid_flops.copy(),
         n_epochs=records.epoch.copy(),
         host_parameters=records.n_parameters.copy(),
-        seed_parameters=np.where(is_committed, records.seed_parameters, 0).sum(1),
+        seed_parameters=growth.committed_parameters(),
         op_counts=op_counts,
         n_illegal=n_illegal,
         draw_seeds=records.draw_seed.copy(),

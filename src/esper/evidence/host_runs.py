@@ -1,6 +1,6 @@
 """Training hosts to their end and recording the results.
 
-Shapes: N = hosts, S = slots, T = epochs, O = ops.
+Shapes: N = hosts, S = slots, T = epochs, O = ops, C = committed seeds of the host with most.
 
 A host may stop before the end of its budget. Stopping is free and does not change what came before,
 so scoring the committed host after every epoch of one training gives the results of all stopping
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from esper.arrays import Floats, Integers
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.runner import steer_hosts
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, Op
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
 from esper.tamiyo import Controller
@@ -68,14 +67,17 @@ class HostRuns:
     """``[N, T + 1, 8]`` action of each step, -1 after the end."""
     op_counts: Integers
     """``[N, O]`` how often each op was carried out."""
+    slot: Integers
+    """``[N, C]`` index of the slot of each committed seed, in the order of germination; -1 where a
+    host has fewer."""
     blueprint: Integers
-    """``[N, S]`` the blueprint head's choice of each committed seed, -1 without one."""
+    """``[N, C]`` the blueprint head's choice of each committed seed; -1 where a host has fewer."""
     style: Integers
-    """``[N, S]`` the style head's choice of each committed seed."""
+    """``[N, C]`` the style head's choice of each committed seed."""
     alpha: Floats
-    """``[N, S]`` alpha of each committed seed."""
+    """``[N, C]`` alpha of each committed seed."""
     number: Integers
-    """``[N, S]`` number of seeds that germinated in the host before each committed one."""
+    """``[N, C]`` number of seeds that germinated in the host before each committed one."""
     accuracy_by_epoch: Floats
     """``[N, T + 1]`` accuracy had the host stopped after each epoch, NaN where it was not scored;
     ``[N, 0]`` if not requested."""
@@ -107,9 +109,23 @@ class HostRuns:
 def join_runs(parts: Sequence[HostRuns]) -> HostRuns:
     """Concatenate the runs of several groups of hosts."""
     names = parts[0].arrays()
-    return HostRuns(
-        **{name: np.concatenate([part.arrays()[name] for part in parts]) for name in names}
-    )
+    n_committed = max(part.slot.shape[1] for part in parts)
+    joined: dict[str, NDArray[Any]] = {}
+    for name in names:
+        values = [part.arrays()[name] for part in parts]
+        if name in _NO_SEED:
+            values = [_pad(each, n_committed, _NO_SEED[name]) for each in values]
+        joined[name] = np.concatenate(values)
+    return HostRuns(**joined)
+
+
+_NO_SEED = {"slot": -1, "blueprint": -1, "style": 0, "alpha": 0.0, "number": 0}
+"""The columns of committed seeds, and their values where a host has fewer."""
+
+
+def _pad(values: NDArray[Any], n_columns: int, fill: float) -> NDArray[Any]:
+    missing = n_columns - values.shape[1]
+    return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
 
 
 def has_spent(spent: Floats, flops: Floats) -> NDArray[np.bool_]:
@@ -141,6 +157,7 @@ def run_hosts(
     if seeds:
         growth.plant(seeds)
     recorder = _Recorder(growth, n_hosts, every_epoch, goals)
+    recorder.add_planted(seeds or {})
     steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=recorder.add_step)
     return recorder.results()
 
@@ -157,15 +174,25 @@ class _Recorder:
         self._step = 0
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
-        self._numbers, self._n_germinated = np.zeros(shape, np.int64), np.zeros(n, np.int64)
+        self._numbers: dict[tuple[int, int], list[int]] = {pair: [] for pair in np.ndindex(shape)}
+        """Number of each seed of a host's slot, fossils first; the last may not be committed."""
+        self._n_planted, self._n_germinated = np.zeros((2, n), np.int64)
         self._accuracy, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
-        self._planted = self._is_committed().copy()
         columns = n_epochs + 1 if every_epoch or goals is not None else 0
         self._by_epoch = {
             name: np.full((n, columns), np.nan if name in SCORES else 0.0)
             for name in (*SCORES, "flops", "parameters")
         }
         self._score(np.ones(n, np.bool_))
+
+    def add_planted(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
+        """Record the seeds that hosts started with."""
+        slots = self._growth.slot_config
+        for host, first_seeds in seeds.items():
+            self._n_planted[host] = len(first_seeds)
+            for seed in first_seeds:
+                self._numbers[host, slots.slot_index(seed.action.slot)].append(seed.number)
+                self._n_germinated[host] = seed.number + 1
 
     def add_step(self, actions: Integers, result: StepResult) -> None:
         """Record a step."""
@@ -175,9 +202,12 @@ class _Recorder:
         self._actions[running, self._step] = actions[running]
         self._step += 1
         np.add.at(self._op_counts, (running, ops[running]), 1)
-        planting = running[ops[running] == Op.GERMINATE]
-        self._numbers[planting, actions[planting, _SLOT]] = self._n_germinated[planting]
-        self._n_germinated[planting] += 1
+        for host in running[ops[running] == Op.GERMINATE].tolist():
+            slot = int(actions[host, _SLOT])
+            n_fossils = int(result.slots.n_fossils[host, slot])
+            # A seed that was pruned before is replaced.
+            self._numbers[host, slot][n_fossils:] = [int(self._n_germinated[host])]
+            self._n_germinated[host] += 1
         self._score(was_running & (ops != Op.FINISH))
         self._add_ends(result.final_scores[trained], result.terminated[trained])
 
@@ -231,34 +261,54 @@ class _Recorder:
         for values in self._by_epoch.values():
             values[host, end:] = values[host, end]
 
-    def _is_committed(self) -> NDArray[np.bool_]:
-        return self._growth.population.slot_arrays().stage[: self._n] == Stage.FOSSILIZED
-
     def _parameters(self) -> Integers:
         records, n = self._growth.records, self._n
-        committed = np.where(self._is_committed(), records.seed_parameters[:n], 0)
-        return records.n_parameters[:n] + committed.sum(1)
+        return records.n_parameters[:n] + self._growth.committed_parameters()[:n]
+
+    def _committed_seeds(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of committed seeds, ``[N, C]`` each."""
+        population, config = self._growth.population, self._growth.slot_config
+        found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
+        for (host, slot), numbers in self._numbers.items():
+            life = population.lives(host)[config.slot_ids[slot]]
+            for number, seed in zip(numbers, life.committed, strict=False):
+                found[host].append(
+                    {
+                        "slot": slot,
+                        "blueprint": config.blueprint_index(seed.blueprint),
+                        "style": STYLES.index(seed.style),
+                        "alpha": seed.alpha,
+                        "number": number,
+                    }
+                )
+        shape = (self._n, max(map(len, found)))
+        columns = {
+            name: np.full(shape, fill, np.float64 if name == "alpha" else np.int64)
+            for name, fill in _NO_SEED.items()
+        }
+        for host, seeds in enumerate(found):
+            for index, seed in enumerate(sorted(seeds, key=lambda seed: seed["number"])):
+                for name, value in seed.items():
+                    columns[name][host, index] = value
+        return columns
 
     def results(self) -> HostRuns:
         """Return everything that was recorded."""
-        records, arrays = self._growth.records, self._growth.population.slot_arrays()
-        is_committed, trained = self._is_committed(), slice(self._n)
+        records, trained = self._growth.records, slice(self._n)
+        committed = self._committed_seeds()
         return HostRuns(
             accuracy=self._accuracy,
             flops=records.paid_flops[trained].copy(),
             parameters=self._parameters(),
             host_parameters=records.n_parameters[trained].copy(),
             n_epochs=records.epoch[trained].copy(),
-            grown=(is_committed & ~self._planted).sum(1),
+            grown=(committed["slot"] >= 0).sum(1) - self._n_planted,
             n_reads=self._n_reads,
             n_classes=records.n_classes[trained].copy(),
             n_samples=records.n_samples[trained].copy(),
             actions=self._actions,
             op_counts=self._op_counts,
-            blueprint=np.where(is_committed, arrays.blueprint[trained], -1),
-            style=np.where(is_committed, arrays.style[trained], 0),
-            alpha=np.where(is_committed, arrays.alpha[trained], 0.0),
-            number=np.where(is_committed, self._numbers, 0),
+            **committed,
             accuracy_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],
             validation_by_epoch=self._by_epoch["validation"],

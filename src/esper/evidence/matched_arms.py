@@ -121,21 +121,20 @@ def find_nearest(sizes: Integers, wanted: Integers) -> list[int]:
 
 def committed_seeds(runs: HostRuns, host: int, slot_config: SlotConfig) -> list[FirstSeed]:
     """Return the committed seeds of one host, in the order of germination."""
-    slots: list[int] = np.flatnonzero(runs.blueprint[host] >= 0).tolist()
-    seeds = [
+    indices: list[int] = np.flatnonzero(runs.slot[host] >= 0).tolist()
+    return [
         FirstSeed(
             action=GrowthAction(
                 op=Op.GERMINATE,
-                slot=slot_config.slot_ids[slot],
-                blueprint=slot_config.blueprints[int(runs.blueprint[host, slot])],
-                style=STYLES[int(runs.style[host, slot])],
-                alpha_target=float(runs.alpha[host, slot]),
+                slot=slot_config.slot_ids[int(runs.slot[host, index])],
+                blueprint=slot_config.blueprints[int(runs.blueprint[host, index])],
+                style=STYLES[int(runs.style[host, index])],
+                alpha_target=float(runs.alpha[host, index]),
             ),
-            number=int(runs.number[host, slot]),
+            number=int(runs.number[host, index]),
         )
-        for slot in slots
+        for index in indices
     ]
-    return sorted(seeds, key=lambda seed: seed.number)
 
 
 def run_shuffled(

@@ -34,7 +34,6 @@ from esper.growth.export import export
 from esper.growth.modules import count_parameters
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import HEAD_NAMES
-from esper.lifecycle.stages import Stage
 from esper.storage.files import replacing, write_atomic
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
@@ -319,7 +318,7 @@ def _summarize(
     was_kept = kept is not given
     lives = envs.growth.population.lives(0)
     committed = tuple(
-        (slot, life.blueprint) for slot, life in lives.items() if life.stage == Stage.FOSSILIZED
+        (slot, seed.blueprint) for slot, life in lives.items() for seed in life.committed
     )
     return GrowthSummary(
         metric=envs.task.metric.name,

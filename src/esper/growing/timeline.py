@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,11 +32,13 @@ class TimelineStep:
     flops: float
     """FLOPs spent so far, relative to a reference run."""
     seed_parameters: int
-    """Parameters of all seeds."""
+    """Parameters of all seeds, fossils included."""
     stages: dict[str, str]
     """The stage after the epoch of each slot that is not dormant."""
     alphas: dict[str, float]
     """The alpha of each of these slots."""
+    fossils: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of fossils of each slot that has some: seeds that are part of the block."""
 
 
 OnStep = Callable[[TimelineStep], None]
@@ -82,4 +84,9 @@ def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> T
         seed_parameters=int(records.seed_parameters[0].sum()),
         stages={slot: stages[k].name.lower() for slot, k in shown.items()},
         alphas={slot: float(alphas[k]) for slot, k in shown.items()},
+        fossils={
+            slot: n
+            for slot, n in zip(config.slot_ids, result.slots.n_fossils[0].tolist(), strict=True)
+            if n
+        },
     )

@@ -216,12 +216,17 @@ def print_trainable_parameters(model: nn.Module) -> None:
     print(f"trainable parameters: {trainable:,} of {total:,} ({share:.1f}%)")
     for name, slot in slots(model).items():
         life = slot.life
+        fossils = ", ".join(fossil.blueprint for fossil in life.fossils)
+        grown = f"; grown: {fossils}" if fossils else ""
         if life.stage == Stage.DORMANT:
-            print(f"  {name}: dormant")
+            print(f"  {name}: dormant{grown}")
             continue
         count = sum(parameter.numel() for parameter in slot.seed_parameters())
         stage = life.stage.name.lower()
-        print(f"  {name}: {life.blueprint}, {stage}, alpha {life.alpha:.2f}, {count:,} parameters")
+        print(
+            f"  {name}: {life.blueprint}, {stage}, alpha {life.alpha:.2f}, {count:,} parameters"
+            f"{grown}"
+        )
 
 
 def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:

@@ -101,6 +101,11 @@ class SlotLife:
         """Hidden units that the fossils added to the block's own."""
         return sum(fossil.units for fossil in self.fossils)
 
+    @property
+    def committed(self) -> list[Fossil | SlotLife]:
+        """The committed seeds: the fossils, then the slot's own if it is fossilized."""
+        return [*self.fossils, *([self] if self.stage == Stage.FOSSILIZED else [])]
+
     def enter(self, stage: Stage) -> None:
         """Move to ``stage``."""
         assert may_follow(self.stage, stage), f"{self.stage.name} cannot become {stage.name}"
@@ -284,8 +289,7 @@ class SlotLives:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
-            may_settle = getattr(keeper, "may_settle", True)
-            if life.stage == Stage.FOSSILIZED and may_settle and self._is_embargo_over(life):
+            if life.stage == Stage.FOSSILIZED and self._is_embargo_over(life):
                 self.settle(slot, keeper)
             self._notify(slot)
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.growth.governor import LossWatch
-from esper.growth.slot_lives import SlotLife
-from esper.lifecycle.stages import Stage
+from esper.growth.slot_lives import Fossil, SlotLife
 from esper.populations.flat_optimizer import FlatOptimizer
 from esper.populations.host_data import NO_ABLATION, Ablation
 from esper.populations.rows import ActiveRows, RowStore
-from esper.populations.stacked_slots import Member, SlotGroups, StackedSeed
+from esper.populations.stacked_slots import Layer, LayerGroups, Member, StackedSeed
 from esper.populations.stacking import stack_inputs
 
 if TYPE_CHECKING:
@@ -103,15 +102,16 @@ class EpochTally:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Rows of one store: those of hosts, of a group's seeds or of a slot's gates."""
+    """Rows of one store: those of hosts, of a group's seeds or of a layer's gates."""
 
     store: RowStore
     rows: list[int]
     active: ActiveRows
     positions: list[int]
     """Position in the segment of each row's host."""
-    column: int
-    """Column of its gradient norm: 0 for hosts, 1 + index of the slot for seeds."""
+    columns: list[int]
+    """Column of each row's gradient norm: 0 for hosts and fossils, 1 + index of the slot for
+    seeds."""
 
 
 class Segment:
@@ -132,10 +132,14 @@ class Segment:
         hosts = [self.state.hosts.hosts[row] for row in rows]
         self.hosts = np.array(hosts)
         self._positions = {host: position for position, host in enumerate(hosts)}
-        self.parts = [_Part(self.state.hosts, rows, self.design.rows, list(range(len(rows))), 0)]
-        self.groups: dict[str, SlotGroups | None] = {
-            slot: self._gather(slot) for slot in self.design.places
-        }
+        positions, columns = list(range(len(rows))), [0] * len(rows)
+        self.parts = [_Part(self.state.hosts, rows, self.design.rows, positions, columns)]
+        self.layers: dict[str, list[LayerGroups]] = {slot: [] for slot in self.design.places}
+        layers = {key.layer for key in self.state.groups}
+        for layer in sorted(layers, key=lambda layer: (layer.slot, layer.n_below)):
+            groups = self._gather(layer)
+            if groups is not None:
+                self.layers[layer.slot].append(groups)
 
     def bind(self) -> None:
         """Bind the stacked layers to the rows of this segment."""
@@ -162,44 +166,60 @@ class Segment:
     def _bind_groups(self) -> None:
         modules = [self.design.net]
         for slot, place in self.design.places.items():
-            groups = place.groups = self.groups[slot]
-            modules += [] if groups is None else [seed.module for seed in groups.seeds]
+            place.layers = self.layers[slot]
+            for groups in place.layers:
+                modules += [seed.module for seed in groups.seeds]
+                modules += [] if groups.gate is None else [groups.gate]
         for module in modules:
             if module.training != self.is_training:
                 module.train(self.is_training)
 
-    def _gather(self, slot: str) -> SlotGroups | None:
-        """Return the groups of a slot; None if no host has a seed there to compute."""
+    def _gather(self, layer: Layer) -> LayerGroups | None:
+        """Return the groups of a layer; None if no host has a seed there to compute."""
         found: list[tuple[StackedSeed, list[Member]]] = []
-        column = 1 + self.population.slot_config.slot_index(slot)
         for key, store in self.state.groups.items():
-            rows = self._rows_of(store, slot) if key.slot == slot else []
+            rows = self._rows_of(store, layer) if key.layer == layer else []
             if rows:
                 seed = self.design.seed(key)
-                part = self._add_part(store, rows, seed.rows, column)
-                lives = [self.state.lives[store.hosts[row]][slot] for row in rows]
+                part = self._add_part(store, rows, seed.rows, layer)
+                lives = [self._life(store.hosts[row], layer) for row in rows]
                 members = [Member(*pair) for pair in zip(part.positions, lives, strict=True)]
                 found.append((seed, members))
-        gates = self.state.gates.get(slot)
-        rows = [] if gates is None else self._rows_of(gates, slot)
+        gates, gate = self.state.gates.get(layer), None
+        rows = [] if gates is None else self._rows_of(gates, layer)
         if gates is not None and rows:
-            self._add_part(gates, rows, self.design.gate(slot).rows, column)
-        return SlotGroups(found, len(self.hosts)) if found else None
+            gate = self.design.gate(layer)
+            self._add_part(gates, rows, gate.rows, layer)
+        if not found:
+            return None
+        return LayerGroups(found, len(self.hosts), None if gate is None else gate.module)
 
-    def _rows_of(self, store: RowStore, slot: str) -> list[int]:
-        """Return the rows of a slot's store that this segment computes."""
+    def _life(self, host: int, layer: Layer) -> SlotLife | Fossil:
+        """Return a host's fossil in a layer, or the life of the seed that grows there."""
+        life = self.state.lives[host][layer.slot]
+        return life.fossils[layer.n_below] if layer.n_below < len(life.fossils) else life
+
+    def _rows_of(self, store: RowStore, layer: Layer) -> list[int]:
+        """Return the rows of a layer's store that this segment computes."""
         return [
             row
             for row, host in enumerate(store.hosts)
-            if host in self._positions and self._is_computed(slot, self.state.lives[host][slot])
+            if host in self._positions and self._is_computed(layer.slot, self._life(host, layer))
         ]
 
-    def _is_computed(self, slot: str, life: SlotLife) -> bool:
-        return self.is_training or not self.ablation.excludes(slot, life)
+    def _is_computed(self, slot: str, life: SlotLife | Fossil) -> bool:
+        is_fossil = isinstance(life, Fossil)
+        return self.is_training or is_fossil or not self.ablation.excludes(slot, life)
 
-    def _add_part(self, store: RowStore, rows: list[int], active: ActiveRows, column: int) -> _Part:
-        positions = [self._positions[store.hosts[row]] for row in rows]
-        part = _Part(store, rows, active, positions, column)
+    def _add_part(
+        self, store: RowStore, rows: list[int], active: ActiveRows, layer: Layer
+    ) -> _Part:
+        hosts = [store.hosts[row] for row in rows]
+        positions = [self._positions[host] for host in hosts]
+        column = 1 + self.population.slot_config.slot_index(layer.slot)
+        lives = [self._life(host, layer) for host in hosts]
+        columns = [0 if isinstance(life, Fossil) else column for life in lives]
+        part = _Part(store, rows, active, positions, columns)
         self.parts.append(part)
         return part
 
@@ -220,7 +240,7 @@ class TrainingSegment(Segment):
             np.concatenate([self._rates(part) for part in trained]),
         )
         self._columns = np.concatenate(
-            [part.column * len(hosts) + np.array(part.positions) for part in trained]
+            [np.array(part.columns) * len(hosts) + np.array(part.positions) for part in trained]
         )
         """Index of each row's gradient norm in a flattened ``[1 + S, K]`` array."""
         self._bind_groups()
@@ -249,12 +269,12 @@ class TrainingSegment(Segment):
         population = self.population
         hosts = [part.store.hosts[row] for row in part.rows]
         rates = np.array([population.learning_rate(host) for host in hosts])
-        if part.column:
-            slot = population.slot_config.slot_ids[part.column - 1]
-            stages = [self.state.lives[host][slot].stage for host in hosts]
-            is_committed = np.array([stage == Stage.FOSSILIZED for stage in stages])
-            rates = rates * np.where(is_committed, 1.0, population.config.seed_lr_factor)
-        return rates
+        slots = population.slot_config.slot_ids
+        is_growing = [
+            column > 0 and self.state.lives[host][slots[column - 1]].is_growing
+            for host, column in zip(hosts, part.columns, strict=True)
+        ]
+        return rates * np.where(is_growing, population.config.seed_lr_factor, 1.0)
 
     def _gradient_norms(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the gradient norms of each host ``[K]`` and of its seeds ``[K, S]``."""

@@ -50,8 +50,6 @@ from esper.populations.vector_hosts import VectorHosts
 class StackedKeeper:
     """The seed keeper of one host of a stacked population."""
 
-    may_settle = False
-
     def __init__(self, population: StackedPopulation, host: int) -> None:
         self.population = population
         self.state = population.state
@@ -73,19 +71,23 @@ class StackedKeeper:
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one and there is none; remove it otherwise."""
         if style != BlendStyle.LEARNED_GATE:
-            self.state.drop_gate(self.host, slot)
+            self.state.drop_gate(self.host, self.state.top(self.host, slot))
         elif self.state.lives[self.host][slot].style != style:
             place = self._new_slot(slot)
             place.restyle(style)
             assert place.gate is not None
-            self.state.put_gate(self.host, slot, Row.of_module(place.gate))
+            layer = self.state.top(self.host, slot)
+            self.state.put_gate(self.host, layer, Row.of_module(place.gate))
 
     def commit_seed(self, slot: str) -> None:
         """Do nothing: the learning rate of a committed seed follows from its stage."""
 
     def settle_seed(self, slot: str) -> int:
-        """Raise: stacked seeds stay fossilized."""
-        raise NotImplementedError
+        """Return the hidden units that a committed seed added; its rows stay where they are."""
+        life, place = self.state.lives[self.host][slot], self._new_slot(slot)
+        with seeded(0):
+            place.plant(life.blueprint, life.style)
+        return place.settle()
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
@@ -354,7 +356,7 @@ class StackedPopulation(Population):
     def _put_host(self, target: StackedState, host: int, state: HostState) -> None:
         model = self.build_host(self.specs[host])
         load_model(model, state)
-        places = {name: slot for name, slot in slots(model).items() if slot.seed is not None}
+        places = {name: slot for name, slot in slots(model).items() if slot.is_in_use}
         target.set_host(host, state, places)
 
     def _start_computing(self, host: int) -> None:
@@ -363,7 +365,7 @@ class StackedPopulation(Population):
             place = self.state.pending.get((host, slot))
             if place is not None and life.is_computing:
                 del self.state.pending[host, slot]
-                self.state.put_seed(host, slot, life.blueprint, rows_of(place))
+                self.state.put_seed(host, self.state.top(host, slot), rows_of(place))
 
     def _sort_rows(self) -> None:
         """Order rows by batch size, longest epochs first; finished and compiled hosts come last."""

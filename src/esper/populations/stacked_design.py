@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,7 +21,7 @@ from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.populations.rows import ActiveRows, Row, RowStore, cut_corner, find_misfit, shapes_of
 from esper.populations.stacked_layers import MAP_RANK
-from esper.populations.stacked_slots import GroupKey, StackedSeed, StackedSlot
+from esper.populations.stacked_slots import GroupKey, Layer, StackedSeed, StackedSlot
 from esper.populations.stacking import (
     Structure,
     require_plain_parameters,
@@ -189,8 +190,9 @@ class StackedDesign:
         self.places = {name: StackedSlot() for name in self.slots}
         self.net = stack_module(template, self.rows, self.places)
         self._seeds: dict[GroupKey, StackedSeed] = {}
-        self._gates: dict[str, StackedSeed] = {}
-        self._keys: dict[tuple[str, str], GroupKey] = {}
+        self._gates: dict[Layer, StackedSeed] = {}
+        self._groups: dict[tuple[str, str, int], tuple[str, int]] = {}
+        """Blueprint and units of a seed's group, by slot, blueprint and units."""
         difference = find_difference(template, sample)
         if difference is not None:
             raise UnsupportedHostError(
@@ -223,45 +225,69 @@ class StackedDesign:
                 "SequentialPopulation."
             )
 
-    def group_key(self, slot: str, blueprint: str) -> GroupKey:
-        """Return the group of a seed: its family's if padding it to that size is exact."""
-        if (slot, blueprint) not in self._keys:
+    def group_key(self, layer: Layer, blueprint: str, units: int) -> GroupKey:
+        """Return the group of a seed: its family's if padding it to that size is exact.
+
+        Args:
+            layer: The seed's layer.
+            blueprint: Its blueprint.
+            units: Hidden units of the fossils below it.
+        """
+        slot = layer.slot
+        if (slot, blueprint, units) not in self._groups:
+            own = units if self._depends_on_units(slot, blueprint, units) else 0
             family = find_blueprint(blueprint).family
-            is_part = bool(family) and self._is_corner(slot, blueprint, family)
-            self._keys[slot, blueprint] = GroupKey(slot, family if is_part else blueprint)
-        return self._keys[slot, blueprint]
+            is_part = bool(family) and self._is_corner(slot, blueprint, family, own)
+            self._groups[slot, blueprint, units] = family if is_part else blueprint, own
+        return GroupKey(layer, *self._groups[slot, blueprint, units])
 
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""
         if key not in self._seeds:
-            place = self._plant(key.slot, key.blueprint)
-            assert place.seed is not None
-            self._seeds[key] = _stack(place.seed, place.form, place.seed_input_shape)
+            first = self._seeds.get(replace(key, layer=Layer(key.layer.slot, 0)))
+            if first is not None:
+                self._seeds[key] = _restack(first)
+            else:
+                place = self._plant(key.layer.slot, key.blueprint, key.units)
+                assert place.seed is not None
+                self._seeds[key] = _stack(place.seed, place.form, place.seed_input_shape)
         return self._seeds[key]
 
-    def gate(self, slot: str) -> StackedSeed:
-        """Return the stacked form of the learned gates of a slot."""
-        if slot not in self._gates:
-            place = self.new_slot(slot, self.slots.lives)
+    def gate(self, layer: Layer) -> StackedSeed:
+        """Return the stacked form of the learned gates of a layer."""
+        if layer not in self._gates:
+            place = self.new_slot(layer.slot, self.slots.lives)
             place.restyle(BlendStyle.LEARNED_GATE)
             assert place.gate is not None
-            self._gates[slot] = _stack(place.gate, SeedForm.SERIAL, place.site.output_shape)
-            self.places[slot].gate = self._gates[slot].module
-        return self._gates[slot]
+            self._gates[layer] = _stack(place.gate, SeedForm.SERIAL, place.site.output_shape)
+        return self._gates[layer]
 
-    def _plant(self, slot: str, blueprint: str) -> SeedSlot:
-        """Return a slot with a seed that belongs to no host."""
+    def _plant(self, slot: str, blueprint: str, units: int) -> SeedSlot:
+        """Return a slot with a seed that belongs to no host, on fossils with so many units."""
         place = self.new_slot(slot, self.slots.lives)
+        place.site = place.site.widened(units)
         with torch.random.fork_rng(devices=[]):
             place.plant(blueprint, BlendStyle.ADD_LINEAR)
         return place
+
+    def _depends_on_units(self, slot: str, blueprint: str, units: int) -> bool:
+        """Return whether a seed differs from one on a block without fossils."""
+        if units == 0:
+            return False
+        seeds = [self._plant(slot, blueprint, count).seed for count in (0, units)]
+        forms = [
+            (structure_of(seed), shapes_of(named_tensors(seed)))
+            for seed in seeds
+            if seed is not None
+        ]
+        return forms[0] != forms[1]
 
     def new_slot(self, slot: str, lives: SlotLives) -> SeedSlot:
         """Return an empty slot of the design that follows these lives."""
         template = self.slots[slot]
         return SeedSlot(template.site, template.block, lives, self.slots.model)
 
-    def _is_corner(self, slot: str, blueprint: str, family: str) -> bool:
+    def _is_corner(self, slot: str, blueprint: str, family: str, units: int) -> bool:
         """Return whether a seed can be computed as its family's largest, padded with zeros."""
         try:
             fits = find_blueprint(family).why_not(self.slots[slot].site) is None
@@ -269,11 +295,11 @@ class StackedDesign:
             return False
         if not fits:
             return False
-        small, large = (self._plant(slot, name) for name in (blueprint, family))
+        small, large = (self._plant(slot, name, units) for name in (blueprint, family))
         assert small.seed is not None
         if small.form != large.form:
             return False
-        stacked = self.seed(GroupKey(slot, family))
+        stacked = self.seed(GroupKey(Layer(slot, 0), family, units))
         if isinstance(stacked.module, LoopedModule):
             return False
         return find_difference(small.seed, _sample(small.seed_input_shape), large.seed) is None
@@ -303,6 +329,16 @@ def _stack(module: nn.Module, form: SeedForm, shape: tuple[int, ...]) -> Stacked
         is_exact = False
     if not is_exact:
         part.module = LoopedModule(part.rows, module)
+    return part
+
+
+def _restack(seed: StackedSeed) -> StackedSeed:
+    """Return another stacked form of the same seeds, with rows of its own."""
+    part = StackedSeed(seed.form, seed.template)
+    if isinstance(seed.module, LoopedModule):
+        part.module = LoopedModule(part.rows, seed.template)
+    else:
+        part.module = stack_module(seed.template, part.rows, {})
     return part
 
 

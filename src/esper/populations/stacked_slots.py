@@ -1,6 +1,9 @@
 """Slots of many hosts at once: seeds are grouped by blueprint, each with its own stage and alpha.
 
-Shapes: N = hosts that are computed, S = seeds of all groups of a slot.
+Shapes: N = hosts that are computed, S = seeds of all groups of a layer.
+
+A slot has a layer for each seed in turn: the first seeds of all hosts are one layer, those that
+grow on one fossil the next. A host without a seed in a layer passes through it unchanged.
 """
 
 from __future__ import annotations
@@ -16,19 +19,30 @@ from torch import Tensor, nn
 from esper.errors import SlotError, blame_user_code
 from esper.growth.blending import effective_change
 from esper.growth.blueprints import SeedForm
-from esper.growth.slot_lives import SlotLife
+from esper.growth.slot_lives import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.rows import ActiveRows
 
 
 @dataclass(frozen=True)
-class GroupKey:
-    """The slot and blueprint family of a group of seeds."""
+class Layer:
+    """The seeds of a slot that grow on the same number of fossils."""
 
     slot: str
+    n_below: int
+    """Number of fossils below."""
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """The layer and blueprint family of a group of seeds."""
+
+    layer: Layer
     blueprint: str
     """The largest blueprint of the family."""
+    units: int
+    """Hidden units of the fossils below; 0 if the seed's size does not depend on them."""
 
 
 class StackedSeed:
@@ -61,16 +75,25 @@ class Member:
 
     position: int
     """Position of its host among those computed."""
-    life: SlotLife
+    life: SlotLife | Fossil
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the seed trains in isolation."""
+        return isinstance(self.life, SlotLife) and self.life.stage == Stage.TRAINING
 
 
-class SlotGroups:
-    """The groups of one slot: the hosts of their seeds, and how each seed is blended."""
+class LayerGroups:
+    """The groups of one layer: the hosts of their seeds, and how each seed is blended."""
 
     def __init__(
-        self, groups: Sequence[tuple[StackedSeed, Sequence[Member]]], n_hosts: int
+        self,
+        groups: Sequence[tuple[StackedSeed, Sequence[Member]]],
+        n_hosts: int,
+        gate: nn.Module | None,
     ) -> None:
-        """Collect the seeds of groups, none of which may be empty."""
+        """Collect the seeds of groups, none of which may be empty, and their learned gates."""
+        self.gate = gate
         self.seeds = [seed for seed, _ in groups]
         self.sizes = [len(members) for _, members in groups]
         members = list(chain.from_iterable(members for _, members in groups))
@@ -78,7 +101,7 @@ class SlotGroups:
         lives = [member.life for member in members]
         self.positions = None if positions == list(range(n_hosts)) else torch.tensor(positions)
         """``[S]`` position of each seed's host; None if they are all hosts in order."""
-        isolated = [life.stage == Stage.TRAINING for life in lives]
+        isolated = [member.is_isolated for member in members]
         self.is_isolated = torch.tensor(isolated) if any(isolated) else None
         """``[S]`` which seeds train in isolation; None if none does."""
         self.is_all_isolated = all(isolated)
@@ -117,28 +140,28 @@ class SlotGroups:
 
 
 class StackedSlot(nn.Module):
-    """A stacked block and the groups of seeds that grow on it."""
+    """A stacked block and the layers of seeds that grow on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block: nn.Module
-        self.gate: nn.Module | None = None
-        """Computes the learned gates, once a host has one."""
-        self.groups: SlotGroups | None = None
-        """The groups in the current computation; None if there are none."""
+        self.layers: list[LayerGroups] = []
+        """The groups of each layer in the current computation, from the block outwards."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output, changed by each host's seed according to its stage."""
+        """Return the block's output, changed by each host's seeds according to their stages."""
         y = self.block(x)
-        groups = self.groups
-        if groups is None or (groups.is_all_isolated and not torch.is_grad_enabled()):
-            return y
-        change = self._compute_changes(groups, x, y)
-        if groups.is_isolated is not None:
-            return cast(Tensor, _StackedBlend.apply(y, change, groups))
-        return _add_changes(y, change, groups)
+        for groups in self.layers:
+            if groups.is_all_isolated and not torch.is_grad_enabled():
+                continue
+            change = self._compute_changes(groups, x, y)
+            if groups.is_isolated is not None:
+                y = cast(Tensor, _StackedBlend.apply(y, change, groups))
+            else:
+                y = _add_changes(y, change, groups)
+        return y
 
-    def _compute_changes(self, groups: SlotGroups, x: Tensor, y: Tensor) -> Tensor:
+    def _compute_changes(self, groups: LayerGroups, x: Tensor, y: Tensor) -> Tensor:
         """Return what each seed adds to its block's output at alpha 1, ``[S, ...]``."""
         own_y = groups.pick(y) if groups.reads_output else y
         own_x = groups.pick(x) if groups.reads_input else x
@@ -154,10 +177,11 @@ class StackedSlot(nn.Module):
             scaled = effective_change(BlendStyle.MULTIPLY_LINEAR, own_y, delta, None)
             change = torch.where(_broadcast(groups.multiplies, delta), scaled, delta)
         if groups.gated is not None:
-            assert self.gate is not None
+            assert groups.gate is not None
             gated_y = own_y.index_select(0, groups.gated)
             gated = delta.index_select(0, groups.gated)
-            gated = effective_change(BlendStyle.LEARNED_GATE, gated_y, gated, self.gate(gated_y))
+            gate = groups.gate(gated_y)
+            gated = effective_change(BlendStyle.LEARNED_GATE, gated_y, gated, gate)
             change = change.index_copy(0, groups.gated, gated)
         return change
 
@@ -166,7 +190,7 @@ class _StackedBlend(torch.autograd.Function):
     """Adds the changes of blended seeds; isolated seeds get the gradient of alpha 1."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
+    def forward(ctx: Any, y: Tensor, change: Tensor, groups: LayerGroups) -> Tensor:
         ctx.groups = groups
         # Isolated seeds must not affect the output, even if theirs is not finite.
         if groups.is_all_isolated:
@@ -175,13 +199,13 @@ class _StackedBlend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        groups: SlotGroups = ctx.groups
+        groups: LayerGroups = ctx.groups
         grad = grads[0]
         own = grad if groups.positions is None else grad.index_select(0, groups.positions)
         return grad, own * _broadcast(groups.weights.to(own.dtype), own), None
 
 
-def _add_changes(y: Tensor, change: Tensor, groups: SlotGroups) -> Tensor:
+def _add_changes(y: Tensor, change: Tensor, groups: LayerGroups) -> Tensor:
     """Add the changes of blended seeds times their alphas to ``y``."""
     scaled = change * _broadcast(groups.alphas.to(y.dtype), change)
     return y.index_add(0, groups.blended_positions, scaled)

@@ -15,9 +15,9 @@ from esper.growth.modules import named_tensors
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import SlotLives
 from esper.populations.host_data import HostState
-from esper.populations.host_models import moment_names
+from esper.populations.host_models import moment_names, part_name
 from esper.populations.rows import Row, RowStore
-from esper.populations.stacked_slots import GroupKey
+from esper.populations.stacked_slots import GroupKey, Layer
 
 if TYPE_CHECKING:
     from esper.populations.stacked_design import StackedDesign
@@ -34,9 +34,9 @@ class StackedState:
     n_germinated: list[int]
     watch: LossWatch
     groups: dict[GroupKey, RowStore] = field(default_factory=dict[GroupKey, RowStore])
-    """Seeds that are computed, by slot and blueprint family."""
-    gates: dict[str, RowStore] = field(default_factory=dict[str, RowStore])
-    """Learned gates of seeds that are computed, by slot."""
+    """Seeds and fossils that are computed, by layer and blueprint family."""
+    gates: dict[Layer, RowStore] = field(default_factory=dict[Layer, RowStore])
+    """Learned gates of seeds and fossils that are computed, by layer."""
     pending: dict[tuple[int, str], SeedSlot] = field(
         default_factory=dict[tuple[int, str], SeedSlot]
     )
@@ -57,7 +57,7 @@ class StackedState:
             list(self.n_germinated),
             self.watch.copied(),
             {key: store.copied() for key, store in self.groups.items()},
-            {slot: store.copied() for slot, store in self.gates.items()},
+            {layer: store.copied() for layer, store in self.gates.items()},
             dict(self.pending),
         )
 
@@ -71,55 +71,75 @@ class StackedState:
         for store in self.stores():
             store.reorder(sorted(store.hosts, key=ranks.__getitem__))
 
-    def find_seed(self, host: int, slot: str) -> GroupKey | None:
-        """Return the group of a host's seed; None if it has no computed seed in the slot."""
+    def top(self, host: int, slot: str) -> Layer:
+        """Return the layer in which a host's next seed grows, or its current one if it has one."""
+        return Layer(slot, len(self.lives[host][slot].fossils))
+
+    def find_seed(self, host: int, layer: Layer) -> GroupKey | None:
+        """Return the group of a host's seed; None if it has no computed seed in the layer."""
         for key, store in self.groups.items():
-            if key.slot == slot and host in store.hosts:
+            if key.layer == layer and host in store.hosts:
                 return key
         return None
 
-    def put_seed(self, host: int, slot: str, blueprint: str, rows: Mapping[str, Row]) -> None:
+    def put_seed(self, host: int, layer: Layer, rows: Mapping[str, Row]) -> None:
         """Add a seed to its group, given the rows ``seed`` and, if it has a gate, ``gate``."""
-        key = self.design.group_key(slot, blueprint)
+        life = self.lives[host][layer.slot]
+        below = life.fossils[: layer.n_below]
+        is_fossil = layer.n_below < len(life.fossils)
+        blueprint = life.fossils[layer.n_below].blueprint if is_fossil else life.blueprint
+        key = self.design.group_key(layer, blueprint, sum(fossil.units for fossil in below))
         if key not in self.groups:
             template = self.design.seed(key).template
             self.groups[key] = RowStore(template, moment_names(self.config))
         self.groups[key].put({host: rows["seed"]})
         if "gate" in rows:
-            self.put_gate(host, slot, rows["gate"])
+            self.put_gate(host, layer, rows["gate"])
 
     def drop_seed(self, host: int, slot: str) -> None:
-        """Remove a host's seed, if it has one."""
+        """Remove the seed that a host grows in a slot, if it has one; its fossils stay."""
         self.pending.pop((host, slot), None)
-        key = self.find_seed(host, slot)
+        self._drop_layer(host, self.top(host, slot))
+
+    def _drop_slot(self, host: int, slot: str) -> None:
+        """Remove the seed and the fossils that a host has in a slot."""
+        self.drop_seed(host, slot)
+        for n_below in range(len(self.lives[host][slot].fossils)):
+            self._drop_layer(host, Layer(slot, n_below))
+
+    def _drop_layer(self, host: int, layer: Layer) -> None:
+        key = self.find_seed(host, layer)
         if key is not None:
             self.groups[key].drop(host)
             if not len(self.groups[key]):
                 del self.groups[key]
-        self.drop_gate(host, slot)
+        self.drop_gate(host, layer)
 
-    def drop_gate(self, host: int, slot: str) -> None:
+    def drop_gate(self, host: int, layer: Layer) -> None:
         """Remove the gate of a host's seed, if it has one."""
-        gates = self.gates.get(slot)
+        gates = self.gates.get(layer)
         if gates is not None:
             gates.drop(host)
             if not len(gates):
-                del self.gates[slot]
+                del self.gates[layer]
 
-    def put_gate(self, host: int, slot: str, row: Row) -> None:
+    def put_gate(self, host: int, layer: Layer, row: Row) -> None:
         """Add the gate of a host's seed."""
-        if slot not in self.gates:
-            template = self.design.gate(slot).template
-            self.gates[slot] = RowStore(template, moment_names(self.config))
-        self.gates[slot].put({host: row})
+        if layer not in self.gates:
+            template = self.design.gate(layer).template
+            self.gates[layer] = RowStore(template, moment_names(self.config))
+        self.gates[layer].put({host: row})
 
     def get_host(self, host: int) -> HostState:
         """Return the state of one host, in the format that all populations share."""
         state = HostState({})
         self._write_row(state, "host", self.hosts.get(host))
-        for slot, _ in self.lives[host].items():
-            for part, row in self.get_seed(host, slot).items():
-                self._write_row(state, f"{part}/{slot}", row)
+        for slot, life in self.lives[host].items():
+            for number in range(len(life.fossils)):
+                for kind, row in self._get_rows(host, Layer(slot, number)).items():
+                    self._write_row(state, part_name(kind, slot, number), row)
+            for kind, row in self.get_seed(host, slot).items():
+                self._write_row(state, part_name(kind, slot, None), row)
         state.facts["lives"] = self.lives[host].to_json()
         state.facts["n_germinated"] = self.n_germinated[host]
         state.facts["losses"] = self.watch.get_state(host)
@@ -127,11 +147,13 @@ class StackedState:
 
     def get_seed(self, host: int, slot: str) -> dict[str, Row]:
         """Return copies of the rows of a host's seed and its gate, if it has them."""
-        place, key = self.pending.get((host, slot)), self.find_seed(host, slot)
-        if place is not None:
-            return rows_of(place)
+        place = self.pending.get((host, slot))
+        return self._get_rows(host, self.top(host, slot)) if place is None else rows_of(place)
+
+    def _get_rows(self, host: int, layer: Layer) -> dict[str, Row]:
+        key = self.find_seed(host, layer)
         rows = {} if key is None else {"seed": self.groups[key].get(host)}
-        gates = self.gates.get(slot)
+        gates = self.gates.get(layer)
         if gates is not None and host in gates.hosts:
             rows["gate"] = gates.get(host)
         return rows
@@ -139,7 +161,7 @@ class StackedState:
     def start_host(self, host: int, growth_config: GrowthConfig) -> None:
         """Clear the seeds, lives and loss statistics of a host whose row was replaced."""
         for slot, _ in self.lives[host].items():
-            self.drop_seed(host, slot)
+            self._drop_slot(host, slot)
         self.lives[host] = SlotLives(self.lives[host].slot_config, growth_config)
         self.n_germinated[host] = 0
         self.watch.forget(host)
@@ -156,27 +178,28 @@ class StackedState:
                 state.tensors[f"moments/{moment}/{part}/{name}"] = tensor
 
     def set_host(self, host: int, state: HostState, places: Mapping[str, SeedSlot]) -> None:
-        """Load the state of one host; ``places`` are new slots with the seeds that it has."""
+        """Load the state of one host; ``places`` are new slots with all that grew in them."""
         for slot, _ in self.lives[host].items():
-            self.drop_seed(host, slot)
+            self._drop_slot(host, slot)
         moments = moment_names(self.config)
         self.hosts.put({host: _read_row(state, "host", moments)})
         self.lives[host].load_json(state.facts["lives"])
         self.n_germinated[host] = state.facts["n_germinated"]
         self.watch.set_state(state.facts["losses"], host)
         for slot, place in places.items():
-            parts = {"seed": place.seed, "gate": place.gate}
-            rows = {
-                part: _read_row(state, f"{part}/{slot}", moments)
-                for part, module in parts.items()
-                if module is not None
-            }
-            life = self.lives[host][slot]
-            if life.is_computing:
-                self.put_seed(host, slot, life.blueprint, rows)
-            else:
-                load_modules(parts, rows)
-                self.pending[host, slot] = place
+            for number, held in enumerate([*place.settled, place]):
+                parts = {"seed": held.seed, "gate": held.gate}
+                fossil = None if held is place else number
+                rows = {
+                    kind: _read_row(state, part_name(kind, slot, fossil), moments)
+                    for kind, module in parts.items()
+                    if module is not None
+                }
+                if fossil is not None or self.lives[host][slot].is_computing:
+                    self.put_seed(host, Layer(slot, number), rows)
+                elif rows:
+                    load_modules(parts, rows)
+                    self.pending[host, slot] = place
 
 
 def rows_of(place: SeedSlot) -> dict[str, Row]:

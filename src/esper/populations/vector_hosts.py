@@ -1,7 +1,7 @@
 """Training and evaluating hosts of a stacked population with the compiled kernel.
 
 Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = parts of a host:
-itself, then the seed and the gate of each slot.
+itself, then the seed and the gate of each slot, then those of each fossil.
 
 Each host has a program for the kernel. Only classifiers of vectors made of linear layers have one;
 others, and all hosts if the kernel was not built, use tensor operations.
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from esper.arrays import Floats
 from esper.config.growth import OPTIMIZERS
-from esper.growth.slot_lives import SlotLife
+from esper.growth.slot_lives import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import Ablation, CrossEntropy, HostData, Split
-from esper.populations.rows import RowStore
+from esper.populations.rows import RowStore, Shapes
 from esper.populations.segments import EpochTally
-from esper.populations.stacked_slots import GroupKey
+from esper.populations.stacked_slots import GroupKey, Layer
 from esper.populations.vector_programs import (
     NoProgramError,
     Program,
@@ -63,6 +63,26 @@ def is_kernel_available() -> bool:
     return _kernel is not None
 
 
+@dataclass(frozen=True, eq=False)
+class _HeldSeed:
+    """A computed seed or fossil of a host."""
+
+    number: int
+    """Index of its alpha: the slot's for a seed, then one for each fossil."""
+    key: GroupKey
+    life: SlotLife | Fossil
+
+    @property
+    def part(self) -> int:
+        """Index of its part; that of its gate is the next."""
+        return 1 + 2 * self.number
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it has a learned gate."""
+        return self.life.style == BlendStyle.LEARNED_GATE
+
+
 @dataclass(eq=False)
 class _HostPlan:
     """The programs of a host, valid until one of its slots changes."""
@@ -70,9 +90,10 @@ class _HostPlan:
     training: Program | None
     evaluation: dict[Ablation, Program | None]
     """Programs for evaluation, by ablation."""
-    parts: list[tuple[int, GroupKey | str | None, float]]
-    """Index, store (a group of seeds, a slot's gates, None for hosts) and rate of each part."""
+    parts: list[tuple[int, GroupKey | Layer | None, float]]
+    """Index, store (a group of seeds, a layer's gates, None for hosts) and rate of each part."""
     alphas: list[float]
+    """Alpha of each slot's seed, then of each fossil."""
     sample_flops: float
     """FLOPs of training on one sample."""
 
@@ -82,8 +103,7 @@ class VectorHosts:
 
     def __init__(self, population: StackedPopulation) -> None:
         self.population = population
-        config, n_slots = population.config, population.slot_config.max_slots
-        self.n_parts = 1 + 2 * n_slots
+        config = population.config
         data = population.specs[0].data
         self._is_possible = (
             _kernel is not None
@@ -97,7 +117,7 @@ class VectorHosts:
         )
         kind = OPTIMIZERS.index(config.optimizer)
         numbers = (config.weight_decay, config.momentum, config.beta1, config.beta2)
-        self._rule = np.array([(kind, self.n_parts, *numbers, config.adam_eps)], _RULE)
+        self._rule = np.array([(kind, 0, *numbers, config.adam_eps)], _RULE)
         self._plans: dict[int, _HostPlan] = {}
         self._data: dict[tuple[int, Split], tuple[HostData, Tensor, Tensor]] = {}
         self._programs: dict[Any, tuple[Program | None, Any]] = {}
@@ -127,7 +147,7 @@ class VectorHosts:
         firsts = np.cumsum(lengths * sizes) - lengths * sizes
         # Each step, then the last batch again after the last step.
         losses = np.full((len(hosts), lengths.max() + 1), np.nan)
-        squares = np.zeros((len(hosts), lengths.max(), self.n_parts))
+        squares = np.zeros((len(hosts), lengths.max(), _count_parts(plans)))
         jobs = self._jobs(hosts, "train", [plan.training for plan in plans])
         jobs["numbers"] = numbers.ctypes.data + 8 * firsts
         jobs["n_batches"], jobs["batch"] = lengths, sizes
@@ -178,7 +198,10 @@ class VectorHosts:
         assert _kernel is not None
         is_double = self.population.state.hosts.data.dtype == torch.float64
         parts = self._parts(hosts, plans)
-        alphas = np.array([plan.alphas for plan in plans])
+        alphas = np.zeros((len(plans), max(len(plan.alphas) for plan in plans)))
+        for row, plan in zip(alphas, plans, strict=True):
+            row[: len(plan.alphas)] = plan.alphas
+        self._rule["n_parts"] = parts.shape[1]
         jobs["alphas"], jobs["parts"] = _addresses(alphas), _addresses(parts)
         _kernel.run(
             what,
@@ -191,7 +214,7 @@ class VectorHosts:
 
     def _parts(self, hosts: Sequence[int], plans: Sequence[_HostPlan]) -> NDArray[Any]:
         """Return the addresses, learning rates and step counts of each host's parts, ``[K, Q]``."""
-        parts = np.zeros((len(hosts), self.n_parts), _PARTS)
+        parts = np.zeros((len(hosts), _count_parts(plans)), _PARTS)
         layouts: dict[Any, tuple[dict[int, int], int, int, int, Floats]] = {}
         for index, (host, plan) in enumerate(zip(hosts, plans, strict=True)):
             for number, key, rate in plan.parts:
@@ -202,11 +225,11 @@ class VectorHosts:
                 parts[index, number] = (data + row * stride, plane, rate, steps[row])
         return parts
 
-    def _store(self, key: GroupKey | str | None) -> RowStore:
+    def _store(self, key: GroupKey | Layer | None) -> RowStore:
         state = self.population.state
         if key is None:
             return state.hosts
-        return state.gates[key] if isinstance(key, str) else state.groups[key]
+        return state.gates[key] if isinstance(key, Layer) else state.groups[key]
 
     def _count_steps(
         self, hosts: Sequence[int], plans: Sequence[_HostPlan], lengths: NDArray[np.int64]
@@ -235,7 +258,9 @@ class VectorHosts:
         """
         watch = self.population.state.watch
         norms = np.sqrt(squares.sum(2))
-        seed_norms = np.sqrt(squares[:, :, 1::2] + squares[:, :, 2::2])
+        # Fossils come after the seeds; their gradients count as the host's.
+        of_seeds = squares[:, :, 1 : 1 + 2 * self.population.slot_config.max_slots]
+        seed_norms = np.sqrt(of_seeds[:, :, ::2] + of_seeds[:, :, 1::2])
         for step in range(squares.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
             tally.record_step(
@@ -258,26 +283,36 @@ class VectorHosts:
         population = self.population
         lives, config = population.state.lives[host], population.config
         rate = population.learning_rate(host)
-        parts: list[tuple[int, GroupKey | str | None, float]] = [(0, None, rate)]
-        for index, (slot, life) in enumerate(lives.items()):
-            key = population.state.find_seed(host, slot) if life.is_computing else None
-            if key is None:
-                continue
-            is_committed = life.stage == Stage.FOSSILIZED
-            own = rate if is_committed else rate * config.seed_lr_factor
-            parts.append((1 + 2 * index, key, own))
-            if life.style == BlendStyle.LEARNED_GATE:
-                parts.append((2 + 2 * index, slot, own))
+        parts: list[tuple[int, GroupKey | Layer | None, float]] = [(0, None, rate)]
+        alphas = [life.alpha for _, life in lives.items()]
+        for held in self._held_seeds(host):
+            is_growing = isinstance(held.life, SlotLife) and held.life.is_growing
+            own = rate * config.seed_lr_factor if is_growing else rate
+            parts.append((held.part, held.key, own))
+            if held.is_gated:
+                parts.append((held.part + 1, held.key.layer, own))
+            if isinstance(held.life, Fossil):
+                alphas.append(held.life.alpha)
         training = None
         if population.orders[host].batch_size <= MAX_SAMPLES:
             training = self._program(host, ablation=None)
-        return _HostPlan(
-            training,
-            {},
-            parts,
-            [life.alpha for _, life in lives.items()],
-            population.costs_of(host).training_flops(lives),
-        )
+        sample_flops = population.costs_of(host).training_flops(lives)
+        return _HostPlan(training, {}, parts, alphas, sample_flops)
+
+    def _held_seeds(self, host: int) -> list[_HeldSeed]:
+        """Return the fossils and the computed seed of each slot of a host, in order."""
+        state, found = self.population.state, list[_HeldSeed]()
+        number = self.population.slot_config.max_slots
+        for index, (slot, life) in enumerate(state.lives[host].items()):
+            for n_below, fossil in enumerate(life.fossils):
+                key = state.find_seed(host, Layer(slot, n_below))
+                assert key is not None, "every fossil is computed"
+                found.append(_HeldSeed(number, key, fossil))
+                number += 1
+            key = state.find_seed(host, state.top(host, slot)) if life.is_computing else None
+            if key is not None:
+                found.append(_HeldSeed(index, key, life))
+        return found
 
     def _evaluation_program(self, host: int, ablation: Ablation) -> Program | None:
         programs = self._plan(host).evaluation
@@ -290,56 +325,58 @@ class VectorHosts:
         state = self.population.state
         own = state.hosts.own_shapes[state.hosts.hosts.index(host)]
         signature: list[Any] = [id(own)]
-        shapes: list[Any] = [own]
-        seeds: dict[str, tuple[GroupKey, SlotLife]] = {}
-        for slot, life in state.lives[host].items():
-            key = state.find_seed(host, slot) if life.is_computing else None
-            if key is None or (ablation is not None and ablation.excludes(slot, life)):
+        seeds: list[_HeldSeed] = []
+        for held in self._held_seeds(host):
+            life = held.life
+            is_live = isinstance(life, SlotLife)
+            if is_live and ablation is not None and ablation.excludes(held.key.layer.slot, life):
                 continue
-            seeds[slot] = (key, life)
-            store = state.groups[key]
-            shapes.append(store.own_shapes[store.hosts.index(host)])
-            is_isolated = ablation is None and life.stage == Stage.TRAINING
-            signature.append((slot, life.blueprint, life.style, is_isolated))
+            seeds.append(held)
+            is_isolated = is_live and ablation is None and life.stage == Stage.TRAINING
+            signature.append((held.number, held.key, life.blueprint, life.style, is_isolated))
         known = tuple(signature)
         if known not in self._programs:
-            program = self._write(host, shapes, seeds, is_training=ablation is None)
+            program = self._write(host, own, seeds, is_training=ablation is None)
             self._programs[known] = (program, own)
         return self._programs[known][0]
 
     def _write(
-        self,
-        host: int,
-        shapes: Sequence[Any],
-        seeds: dict[str, tuple[GroupKey, SlotLife]],
-        *,
-        is_training: bool,
+        self, host: int, own: Shapes, seeds: Sequence[_HeldSeed], *, is_training: bool
     ) -> Program | None:
         population = self.population
-        state, design, slot_config = population.state, population.design, population.slot_config
-        plans: dict[str, SeedPlan] = {}
-        for own, (slot, (key, life)) in zip(shapes[1:], seeds.items(), strict=True):
-            index, store, seed = slot_config.slot_index(slot), state.groups[key], design.seed(key)
+        state, design = population.state, population.design
+        plans: dict[str, list[SeedPlan]] = {}
+        for held in seeds:
+            life, layer = held.life, held.key.layer
+            store, seed = state.groups[held.key], design.seed(held.key)
             gate = None
-            if life.style == BlendStyle.LEARNED_GATE:
-                gates = state.gates[slot]
-                layout = RowLayout(2 + 2 * index, gates.shapes, gates.shapes)
-                gate = (design.gate(slot).template, layout)
-            plans[slot] = SeedPlan(
-                slot=index,
+            if held.is_gated:
+                gates = state.gates[layer]
+                layout = RowLayout(held.part + 1, gates.shapes, gates.shapes)
+                gate = (design.gate(layer).template, layout)
+            shapes = store.own_shapes[store.hosts.index(host)]
+            is_isolated = isinstance(life, SlotLife) and life.stage == Stage.TRAINING
+            plan = SeedPlan(
+                number=held.number,
                 template=seed.template,
                 form=seed.form,
-                layout=RowLayout(1 + 2 * index, store.shapes, own),
+                layout=RowLayout(held.part, store.shapes, shapes),
                 style=life.style,
-                is_isolated=is_training and life.stage == Stage.TRAINING,
+                is_isolated=is_training and is_isolated,
                 gate=gate,
             )
-        layout = RowLayout(0, state.hosts.shapes, shapes[0])
+            plans.setdefault(layer.slot, []).append(plan)
+        layout = RowLayout(0, state.hosts.shapes, own)
         n_inputs = population.specs[host].data.train_inputs.shape[1]
         try:
             return write_program(population.template, layout, n_inputs, plans)
         except NoProgramError:
             return None
+
+
+def _count_parts(plans: Sequence[_HostPlan]) -> int:
+    """Return the largest number of parts of any host."""
+    return 1 + 2 * max(len(plan.alphas) for plan in plans)
 
 
 def _memory_layout(store: RowStore) -> tuple[dict[int, int], int, int, int, Floats]:

@@ -7,7 +7,7 @@ and is computed with tensor operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -65,7 +65,8 @@ class RowLayout:
     """The layout of a module's parameters in a row, and their unpadded sizes."""
 
     part: int
-    """Index of the part: 0 for the host, then the seed and the gate of each slot."""
+    """Index of the part: 0 for the host, then the seed and the gate of each slot, then those of
+    each fossil."""
     shapes: Mapping[str, Shape]
     """Padded shapes of all parameters of a row, in order."""
     own: Mapping[str, Shape]
@@ -74,9 +75,10 @@ class RowLayout:
 
 @dataclass(frozen=True, eq=False)
 class SeedPlan:
-    """A seed in a host's program."""
+    """A seed or fossil in a host's program."""
 
-    slot: int
+    number: int
+    """Index of its alpha: the slot's for a seed, then one for each fossil."""
     template: nn.Module
     form: SeedForm
     layout: RowLayout
@@ -100,9 +102,9 @@ class Program:
 
 
 def write_program(
-    template: nn.Module, layout: RowLayout, n_inputs: int, seeds: Mapping[str, SeedPlan]
+    template: nn.Module, layout: RowLayout, n_inputs: int, seeds: Mapping[str, Sequence[SeedPlan]]
 ) -> Program:
-    """Return the program of a host with some seeds, given by slot name.
+    """Return the program of a host with some seeds, given in order by slot name.
 
     Raises:
         NoProgramError: If a module has no ops.
@@ -145,7 +147,7 @@ class _ModuleWriter:
         writer: _Writer,
         layout: RowLayout,
         detached: frozenset[int],
-        seeds: Mapping[str, SeedPlan],
+        seeds: Mapping[str, Sequence[SeedPlan]],
     ) -> None:
         self.writer = writer
         self.layout = layout
@@ -168,8 +170,9 @@ class _ModuleWriter:
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             raise NoProgramError("a module has hooks")
         output = self._write_own(module, name, source)
-        seed = self.seeds.get(name) if name else None
-        return output if seed is None else self._write_seed(seed, source, output)
+        for seed in self.seeds.get(name, ()) if name else ():
+            output = self._write_seed(seed, source, output)
+        return output
 
     def _write_own(self, module: nn.Module, name: str, source: int) -> int:
         prefix = f"{name}." if name else ""
@@ -209,7 +212,7 @@ class _ModuleWriter:
             size = self.writer.sizes[change]
             change = self.writer.add_op(OpKind.SCALE, size, opening, other=change)
         kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
-        return self._add(kind, y, other=change, slot=seed.slot)
+        return self._add(kind, y, other=change, slot=seed.number)
 
     def _require_apart(self, value: int, *others: int) -> None:
         if value in others:

@@ -345,7 +345,8 @@ class StepRecord:
     log_prob: float = column("Log-probability of the action, over the heads that the op reads.")
     slots: str = column(
         "The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution, "
-        "parameters of the seed]; without the last before schema version 3."
+        "parameters of the seed, number of fossils, parameters of the fossils]; earlier versions "
+        "wrote only the first four or five."
     )
     probabilities: bytes | None = column(
         "The probability of each choice of each head, two bytes each: little-endian, in "

@@ -137,8 +137,9 @@ def host_parts(host: nn.Module) -> list[HostPart]:
     grown = {
         id(module)
         for slot in slots(host).values()
-        if slot.seed is not None
-        for module in slot.seed.modules()
+        for part in (*slot.settled, slot)
+        if part.seed is not None
+        for module in part.seed.modules()
     }
     parts = [
         HostPart(name=name, kind=type(module).__name__, parameters=n_own, slot=None)

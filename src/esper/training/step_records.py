@@ -5,6 +5,7 @@ K = choices of the widest head, P = choices of all heads together.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -157,29 +158,38 @@ class StepRecorder:
             at, config = (env, slot), self._slot_configs[env]
             # A removed seed is -1 after the step, so take its blueprint from before.
             blueprint = int(max(after.blueprint[at], before.blueprint[at]))
-            found.append(
-                SeedEventRecord(
-                    **hosts[env],
-                    epoch=epochs[env],
-                    slot=config.slot_ids[slot],
-                    blueprint="" if blueprint < 0 else config.blueprints[blueprint],
-                    from_stage=Stage(before.stage[at]).name.lower(),
-                    to_stage=Stage(after.stage[at]).name.lower(),
-                    alpha=float(after.alpha[at]),
-                    contribution=float(after.contribution[at]),
+            stages = [Stage(before.stage[at]), Stage(after.stage[at])]
+            outcomes = [after]
+            if after.n_fossils[at] > before.n_fossils[at] and stages[0] != Stage.FOSSILIZED:
+                # The seed was fossilized and its slot freed in the same step.
+                stages.insert(1, Stage.FOSSILIZED)
+                outcomes.insert(0, before)
+            for (source, target), outcome in zip(pairwise(stages), outcomes, strict=True):
+                found.append(
+                    SeedEventRecord(
+                        **hosts[env],
+                        epoch=epochs[env],
+                        slot=config.slot_ids[slot],
+                        blueprint="" if blueprint < 0 else config.blueprints[blueprint],
+                        from_stage=source.name.lower(),
+                        to_stage=target.name.lower(),
+                        alpha=float(outcome.alpha[at]),
+                        contribution=float(outcome.contribution[at]),
+                    )
                 )
-            )
         return found
 
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
-    """Return the slots of each host as JSON: a list of five numbers for each slot."""
+    """Return the slots of each host as JSON: a list of seven numbers for each slot."""
     columns = (
         slots.stage.tolist(),
         slots.blueprint.tolist(),
         slots.alpha.round(6).tolist(),
         slots.contribution.round(6).tolist(),
         slots.parameters.tolist(),
+        slots.n_fossils.tolist(),
+        slots.fossil_parameters.tolist(),
     )
     return [
         "[" + ",".join(_slot_as_text(*slot) for slot in zip(*row, strict=True)) + "]"
@@ -187,9 +197,10 @@ def slots_as_text(slots: SlotOutcome) -> list[str]:
     ]
 
 
-def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, size: int) -> str:
+def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, *sizes: int) -> str:
     # JSON has no NaN.
-    return f"[{stage},{blueprint},{alpha},{worth if worth == worth else 'null'},{size}]"
+    contribution = worth if worth == worth else "null"
+    return f"[{stage},{blueprint},{alpha},{contribution},{','.join(map(str, sizes))}]"
 
 
 def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:

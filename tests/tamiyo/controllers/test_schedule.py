@@ -36,9 +36,9 @@ def test_a_seed_is_committed_at_the_earliest_epoch() -> None:
         "fossilize b",
         "wait",
     ]
-    assert alphas == pytest.approx([0.0, 0.0, 2 / 3, 1.0, 1.0, 1.0, 1.0])
-    assert hosts.stages() == [Stage.DORMANT, Stage.FOSSILIZED]
-    assert hosts.lives[0]["b"].blueprint == "widen_small"
+    assert alphas == pytest.approx([0.0, 0.0, 2 / 3, 1.0, 1.0, 1.0, 0.0])
+    assert hosts.stages() == [Stage.DORMANT, Stage.DORMANT]
+    assert [fossil.blueprint for fossil in hosts.lives[0]["b"].fossils] == ["widen_small"]
 
 
 def test_a_planting_determines_how_its_seed_is_blended() -> None:
@@ -96,7 +96,30 @@ def test_a_refused_seed_is_tried_again_and_a_held_one_delays_no_other() -> None:
         "advance b",
         "fossilize a",
     ]
-    assert held.stages() == [Stage.FOSSILIZED, Stage.FOSSILIZED]
+    assert [len(life.committed) for _, life in held.lives[0].items()] == [1, 1]
+
+
+def test_several_plantings_in_one_slot_grow_in_turn() -> None:
+    hosts = SimulatedHosts(SLOTS)
+    plantings = [
+        Planting(slot="a", blueprint="norm"),
+        Planting(slot="a", blueprint="widen_small", alpha_target=0.5),
+        Planting(slot="b", blueprint="norm", epoch=2),
+        Planting(slot="a", blueprint="widen_large", epoch=30),
+    ]
+    log = hosts.run(FixedSchedule(LAYOUT, plantings), 40)
+    germinated = [(epoch, op) for epoch, op in enumerate(log) if op.startswith("germinate")]
+    assert log[5:9] == ["fossilize a", "advance b", "advance b", "germinate a"]
+    assert germinated == [
+        (0, "germinate a"),
+        (3, "germinate b"),
+        (8, "germinate a"),
+        (30, "germinate a"),
+    ]
+    fossils = hosts.lives[0]["a"].fossils
+    assert [fossil.blueprint for fossil in fossils] == ["norm", "widen_small", "widen_large"]
+    assert [fossil.alpha for fossil in fossils] == [1.0, 0.5, 1.0]
+    assert log.count("fossilize a") == 3
 
 
 def test_a_seed_pruned_by_the_governor_is_not_planted_again() -> None:

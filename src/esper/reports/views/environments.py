@@ -87,6 +87,7 @@ def _environment(
     slots = read_slots(text, names.blueprints)
     parameters = [slot["parameters"] for slot in slots]
     known = [number for number in parameters if number is not None]
+    fossils = sum(slot["fossil_parameters"] for slot in slots)
     return {
         "env": env,
         "episode": episode,
@@ -98,7 +99,7 @@ def _environment(
         "alphas": [slot["alpha"] for slot in slots],
         "op": named(names.ops, op_done),
         "ep_rew": _total([row[3] for row in own]),
-        "seed_parameters": sum(known) if len(known) == len(parameters) else None,
+        "seed_parameters": sum(known) + fossils if len(known) == len(parameters) else None,
         "n_episodes": episode + is_over,
     }
 

@@ -25,6 +25,10 @@ class SlotState(TypedDict):
     alpha: float | None
     contribution: float | None
     parameters: int | None
+    """Parameters of the seed."""
+    n_fossils: int
+    """Number of seeds that have become part of the block."""
+    fossil_parameters: int
 
 
 class Terms(TypedDict):
@@ -144,6 +148,8 @@ def read_slots(text: str, blueprints: list[str]) -> list[SlotState]:
             "alpha": finite(alpha),
             "contribution": finite(contribution),
             "parameters": more[0] if more else None,
+            "n_fossils": more[1] if len(more) > 1 else 0,
+            "fossil_parameters": more[2] if len(more) > 1 else 0,
         }
         for stage, blueprint, alpha, contribution, *more in values
     ]

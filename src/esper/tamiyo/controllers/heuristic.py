@@ -22,7 +22,7 @@ from esper.lifecycle.factored_actions import (
     BlendStyle,
     Op,
 )
-from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage
+from esper.lifecycle.stages import LIVE_STAGES, Stage
 from esper.tamiyo.controllers.controller import (
     COLUMNS,
     ActionRows,
@@ -37,7 +37,6 @@ MOST_EPOCHS = 1000.0
 """The upper end of the logarithmic scale of ``task_epochs`` in observations."""
 
 _IS_LIVE = np.array([stage in LIVE_STAGES for stage in Stage])
-_IS_COOLING = np.array([stage in COOLING_STAGES for stage in Stage])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +68,7 @@ class Heuristic:
        ``max_live_seeds`` are alive and the budget leaves time to commit the seed. It uses the
        first of ``blueprints`` that fits, after each lost seed the next, with alpha 1;
     5. finish, if the score has not risen for ``finish_patience`` epochs and nothing more can be
-       grown: no seed is alive, and no time, slot or attempt is left.
+       grown: no seed is alive, and no time or attempt is left.
 
     The oldest seed comes first. A seed is lost if a rule prunes it or the governor rolls its host
     back; ``max_prunes`` counts both.
@@ -130,8 +129,7 @@ class Heuristic:
     def _count_losses(self, seen: _View) -> None:
         """Count the seeds that the governor removed, and note which are alive."""
         is_live = _IS_LIVE[seen.stage]
-        is_lost = self._grows & ~is_live & (seen.stage != Stage.FOSSILIZED)
-        self._n_lost += is_lost.sum(1)
+        self._n_lost += (self._grows & ~is_live).sum(1)
         self._grows = is_live
 
     def _tend(self, actions: ActionRows, seen: _View) -> None:
@@ -151,7 +149,8 @@ class Heuristic:
         ready |= (seen.stage == Stage.BLENDING) & seen.alpha_at_rest
 
         is_proven = is_held & helps & _has_lasted(seen, config.holding_epochs)
-        actions.choose(Op.FOSSILIZE, is_proven, oldest=seen.age)
+        taken = actions.choose(Op.FOSSILIZE, is_proven, oldest=seen.age)
+        self._grows[taken, actions.rows[taken, COLUMNS["slot"]]] = False
         self._prune(actions, useless, seen)
         actions.choose(Op.ADVANCE, ready, oldest=seen.age)
 
@@ -175,8 +174,8 @@ class Heuristic:
         if self.config.finish_patience is None:
             return
         has_seed = _IS_LIVE[seen.stage].any(1)
-        is_open = (seen.stage == Stage.DORMANT) | _IS_COOLING[seen.stage]
-        has_slot = (is_open & (self._blueprints[0] >= 0)).any(1)
+        # A slot without a live seed is free sooner or later.
+        has_slot = bool((self._blueprints[0] >= 0).any())
         is_done = ~has_seed & ~(may_try & has_slot)
         actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
 

@@ -117,8 +117,9 @@ class FixedSchedule:
 
     At each epoch it does one thing: it advances the oldest seed that can advance (a blending one
     only once alpha is at rest), or fossilizes it if it is held; otherwise it germinates the first
-    planting that is due. A seed that a gate has just refused is tried last. A seed that the
-    governor pruned is not planted again.
+    planting that is due and whose slot is free, which a slot is again some epochs after its seed
+    was fossilized. A seed that a gate has just refused is tried last. A seed that the governor
+    pruned is not planted again.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import { html, useMemo } from "../html.js";
 import { STAGE_COLOURS } from "../colours.js";
 import { count, whole } from "../format.js";
 import { layoutHost, sideOf } from "./network_layout.js";
+import { fossilWords } from "./slot_table.js";
 import { stageFill } from "./stages.js";
 
 /** Draws a host after a step; moving from step to step moves the drawing. */
@@ -52,7 +53,7 @@ function Slot({ group, plan, state }) {
   const wire = `${up}H${right - 12}Q${right} ${dock.y} ${right} ${dock.y + 12}V${plan.base}`;
   const stage = state?.stage ?? "dormant";
   return html`<g>
-    <title>${group.slot}: ${stage}${isLive ? `, ${state.blueprint}, alpha ${alpha.toFixed(2)}` : ""}</title>
+    <title>${group.slot}: ${stage}${isLive ? `, ${state.blueprint}, alpha ${alpha.toFixed(2)}` : ""}${fossilWords(state ?? {})}</title>
     <path class="wire" d=${wire} stroke-dasharray=${alpha > 0 ? null : "3 4"} stroke-width=${1 + 2 * alpha}
       style=${{ stroke: alpha > 0 ? STAGE_COLOURS[stage] : "" }} />
     <rect class="seed-square seed-ground" x=${middle - side / 2} y=${dock.y - side / 2} width=${side} height=${side} rx="3" />
@@ -63,14 +64,16 @@ function Slot({ group, plan, state }) {
     ${!isLive && html`<circle class="empty-slot" cx=${middle} cy=${dock.y} r="5" />`}
     <text class="block-name" x=${middle} y=${dock.top - 18} text-anchor="middle">${group.slot}</text>
     <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">
-      ${isLive ? `${state.blueprint}, ${stage}` : stage}</text>
+      ${isLive ? `${state.blueprint}, ${stage}` : stage}${fossilWords(state ?? {})}</text>
   </g>`;
 }
 
 function sumOfSeeds(step) {
-  const live = (step?.slots ?? []).filter(({ blueprint }) => blueprint);
+  const slots = step?.slots ?? [];
+  const live = slots.filter(({ blueprint }) => blueprint);
   if (live.some(({ parameters }) => parameters === null)) return null;
-  return live.reduce((total, { parameters }) => total + parameters, 0);
+  const fossils = slots.reduce((total, { fossil_parameters: n }) => total + (n ?? 0), 0);
+  return live.reduce((total, { parameters }) => total + parameters, fossils);
 }
 
 function sizeWords(host, seeds) {
@@ -81,7 +84,8 @@ function sizeWords(host, seeds) {
 function networkWords(detail, step) {
   const words = detail.slots.map((name, k) => {
     const state = step?.slots[k];
-    return state?.blueprint ? `${name} holds ${state.blueprint}, ${state.stage}` : `${name} is ${state?.stage ?? "dormant"}`;
+    const words = state?.blueprint ? `holds ${state.blueprint}, ${state.stage}` : `is ${state?.stage ?? "dormant"}`;
+    return `${name} ${words}${fossilWords(state ?? {})}`;
   });
   return `The host with its slots: ${words.join("; ")}.`;
 }

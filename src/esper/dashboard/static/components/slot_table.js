@@ -15,7 +15,7 @@ export function SlotTable({ states, names, chosen }) {
         contribution</th></tr></thead>
     <tbody>${states.map((state, k) => html`<tr key=${names[k]} class=${classes(names[k] === chosen && "slot-chosen")}>
       <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}
-        <div class="slot-seed">${state.blueprint ?? "–"}</div></th>
+        <div class="slot-seed">${state.blueprint ?? "–"}${fossilWords(state)}</div></th>
       <td class="slot-stage"><${StageSwatch} stage=${state.stage} /> ${state.stage}</td>
       <td class="n">${state.blueprint ? number(state.alpha, 2) : ""}</td>
       <td class="n wide-only">${state.blueprint && isNumber(state.parameters) ? whole(state.parameters) : ""}</td>
@@ -23,6 +23,11 @@ export function SlotTable({ states, names, chosen }) {
       <td class="n">${state.blueprint && isNumber(state.contribution) ? signed(state.contribution) : ""}</td>
     </tr>`)}</tbody>
   </table><//>`;
+}
+
+/** How many seeds have become part of the slot's block; nothing if there are none. */
+export function fossilWords({ n_fossils: n }) {
+  return n ? `, on ${n} ${n === 1 ? "fossil" : "fossils"}` : "";
 }
 
 function Diverging({ value, reach }) {
