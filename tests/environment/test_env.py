@@ -213,26 +213,6 @@ def test_waiting_to_the_end_costs_one_reference_run() -> None:
     assert costs == pytest.approx(env.vector.task.budget.flop_price, abs=1e-12)
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_the_final_score_is_that_of_the_committed_host(commits: bool) -> None:
-    env = make_env(n_epochs=8)
-    env.reset(seed=3)
-    population = env.vector.growth.population
-    config = env.vector.slot_config
-    for action in life_of_a_seed(config, commits=commits):
-        env.step(action)
-    *_, terminated, _, info = env.step(choose(Op.WAIT))
-    assert terminated
-    model = population.model(0).eval()
-    assert (slots(model)["blocks.0"].seed is not None) is commits
-    assert (info["seed_parameters"] > 0) is commits
-    data = population.specs[0].data
-    assert data.final_inputs is not None
-    with torch.no_grad():
-        hits = model(data.final_inputs).argmax(1) == data.final_targets
-    assert info["final_score"] == pytest.approx(hits.double().mean().item(), abs=1e-12)
-
-
 def test_the_contribution_of_a_held_seed_is_measured() -> None:
     env = make_env(n_epochs=8)
     env.reset(seed=3)

@@ -154,5 +154,5 @@ def test_stopping_and_scoring_number_hosts_across_designs() -> None:
     assert np.flatnonzero(growth.hosts.is_finished).tolist() == [N_OWN]
     envs.step(np.zeros((N, len(HEAD_NAMES)), np.int64))
     assert growth.records.epoch.tolist() == [1] * N_OWN + [0] + [1] * (N_VARIANT - 1)
-    both = growth.score_committed([N - 1, 0], "final")
-    assert both.tolist() == [growth.score_committed([host], "final")[0] for host in (N - 1, 0)]
+    both = growth.hosts.evaluate([N - 1, 0], "final").scores
+    assert both.tolist() == [growth.hosts.evaluate([h], "final").scores[0] for h in (N - 1, 0)]

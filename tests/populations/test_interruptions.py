@@ -122,7 +122,7 @@ def test_removed_seeds_do_not_return_when_the_host_is_rolled_back(form: type[Pop
     population.apply(0, act(Op.GERMINATE))
     population.apply(0, act(Op.ADVANCE))
     population.train_epoch()
-    population.remove_uncommitted(0)
+    population.end_growth(0, keep=False)
     good = population.get_state(0)
     spoil_data(population, 0)
     report = population.train_epoch()
@@ -136,9 +136,10 @@ def test_removed_seeds_do_not_return_when_the_host_is_rolled_back(form: type[Pop
 def test_unknown_hosts_cannot_be_finished_or_cleared(form: type[Population]) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
     for host in (-1, 2):
-        for change in (population.finish, population.remove_uncommitted):
-            with pytest.raises(ConfigError, match=rf"no host {host}; .*0 to 1"):
-                change(host)
+        with pytest.raises(ConfigError, match=rf"no host {host}; .*0 to 1"):
+            population.finish(host)
+        with pytest.raises(ConfigError, match=rf"no host {host}; .*0 to 1"):
+            population.end_growth(host, keep=False)
     assert not population.is_finished.any()
 
 

@@ -155,7 +155,7 @@ def test_committed_only_evaluation_leaves_out_every_other_seed(form: type[Popula
     committed = population.evaluate(hosts=[0], committed_only=True)
     assert committed.losses[0] != as_it_is.losses[0]
     assert committed.flops[0] < as_it_is.flops[0]
-    population.remove_uncommitted(0)
+    population.end_growth(0, keep=False)
     left = population.evaluate(hosts=[0])
     np.testing.assert_array_equal(committed.losses, left.losses)
     np.testing.assert_array_equal(committed.metrics, left.metrics)

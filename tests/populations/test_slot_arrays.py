@@ -120,7 +120,7 @@ def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population])
     population.apply(0, keep)
     before = population.evaluate().losses
     for host in range(2):
-        population.remove_uncommitted(host)
+        population.end_growth(host, keep=False)
     assert_arrays_follow(population)
     after = population.evaluate().losses
     assert after[0] == before[0]

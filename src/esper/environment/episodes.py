@@ -25,7 +25,7 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations import EpochReport, FirstSeed, Population
 from esper.populations.factory import Form
-from esper.populations.host_data import Split
+from esper.populations.host_data import HostState, Split
 from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -36,7 +36,10 @@ _OP = HEAD_NAMES.index("op")
 
 @dataclass(frozen=True, eq=False)
 class SlotOutcome:
-    """The slots after a step, ``[N, S]`` each; for hosts that ended, only what was committed."""
+    """The slots after a step, ``[N, S]`` each.
+
+    For hosts that ended, only the seeds of the epoch that counts, all of them fossilized.
+    """
 
     stage: Integers
     blueprint: Integers
@@ -70,7 +73,7 @@ class StepResult:
     interventions: dict[int, str]
     """Why the governor rolled a host back, by host."""
     final_scores: Floats
-    """Score of the committed host where ``terminated``, else NaN."""
+    """Score of the settled host where ``terminated``, else NaN."""
     slots: SlotOutcome
     """The slots after the step."""
 
@@ -86,8 +89,18 @@ class GrowthEpisodes:
         form: Form = "auto",
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
+        keeps_states: bool = False,
     ) -> None:
         """Start an episode for each draw seed; the hosts of a task's variants come last.
+
+        Args:
+            task: The task.
+            draw_seeds: The draw seed of each host.
+            form: How hosts are trained; see :func:`esper.make_population`.
+            rewards: Settings of the reward.
+            final_split: What the final score is measured on.
+            keeps_states: Whether a host that ends goes back to its best epoch. The scores are the
+                same without, but the host is as the last epoch left it.
 
         Raises:
             TaskError: If there are fewer seeds than designs, or the designs differ in slots or
@@ -103,6 +116,9 @@ class GrowthEpisodes:
         self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
+        self._keeps_states = keeps_states
+        self._settled_states: dict[int, tuple[HostState, bool]] = {}
+        """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._masks: ActionMasks | None = None
         """The current legal actions; None if the hosts have changed since they were computed."""
         for host, seed in enumerate(draw_seeds):
@@ -165,12 +181,13 @@ class GrowthEpisodes:
         flops = epoch.flops.copy()
         flops[training] += self._validate(training, epoch)
         self._measure_seeds(flops)
+        self._settle(training, flops)
         records.n_steps += is_running
 
         ended = is_running & (self.hosts.is_finished | (records.epoch >= self.task.budget.n_epochs))
         added_parameters = np.where(is_training, records.seed_parameters.sum(1), 0)
         potential_after = self._potential()
-        final_scores = self._score_final(ended)
+        final_scores = self._end(ended)
         account = StepAccount(
             score_change=records.score - score_before,
             flops=flops / records.reference_flops,
@@ -197,15 +214,21 @@ class GrowthEpisodes:
 
     def slot_outcome(self) -> SlotOutcome:
         """Return a copy of the current slots."""
-        arrays = self.hosts.slot_arrays()
+        arrays, records = self.hosts.slot_arrays(), self.records
+        over = records.is_over[:, None]
+        stage = np.where(records.is_settled, Stage.FOSSILIZED, Stage.DORMANT)
+        fossil_parameters = np.where(
+            over, records.settled_fossil_parameters, arrays.fossil_parameters
+        )
+        parameters = np.where(over, records.settled_parameters, records.seed_parameters)
         return SlotOutcome(
-            stage=arrays.stage.copy(),
-            blueprint=arrays.blueprint.copy(),
-            alpha=arrays.alpha.copy(),
-            contribution=self.records.contribution.copy(),
-            parameters=self.records.seed_parameters - arrays.fossil_parameters,
-            n_fossils=arrays.n_fossils.copy(),
-            fossil_parameters=arrays.fossil_parameters.copy(),
+            stage=np.where(over, stage, arrays.stage),
+            blueprint=np.where(over, records.settled_blueprint, arrays.blueprint),
+            alpha=np.where(over, records.settled_alpha, arrays.alpha),
+            contribution=np.where(over & ~records.is_settled, 0.0, records.contribution),
+            parameters=parameters - fossil_parameters,
+            n_fossils=np.where(over, records.settled_fossils, arrays.n_fossils),
+            fossil_parameters=fossil_parameters,
         )
 
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
@@ -216,18 +239,6 @@ class GrowthEpisodes:
         self._masks = None
         self.records.seed_parameters[:] = self.hosts.seed_parameters()
         self._score_untrained(list(seeds))
-
-    def score_committed(self, hosts: Sequence[int], split: Split) -> Floats:
-        """Score hosts with their committed seeds only; this is free of charge."""
-        with self.stopwatch.measure("evaluation"):
-            return self.hosts.evaluate(hosts, split, committed_only=True).scores
-
-    def committed_parameters(self) -> Integers:
-        """Return the parameters of each host's committed seeds, ``[N]``: fossilized or fossils."""
-        arrays = self.hosts.slot_arrays()
-        is_committed = arrays.stage == Stage.FOSSILIZED
-        counts = np.where(is_committed, self.records.seed_parameters, arrays.fossil_parameters)
-        return counts.sum(1)
 
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
@@ -278,6 +289,8 @@ class GrowthEpisodes:
         """Score hosts before their first epoch; this first evaluation is free of charge."""
         found = self._evaluate(hosts)
         self.records.start_scores(hosts, found.scores, found.losses)
+        self.records.settled_score[hosts] = -np.inf
+        self._settle(hosts, np.zeros(self.n_hosts))
 
     def _apply_actions(
         self, actions: Integers, is_running: Flags
@@ -330,18 +343,53 @@ class GrowthEpisodes:
                 records.contribution[hosts, slot] = records.score[hosts] - without.scores
                 flops[hosts] += without.flops
 
-    def _score_final(self, ended: Flags) -> Floats:
-        """Remove uncommitted seeds and score what is left on samples the controller never saw."""
-        scores = np.full(self.n_hosts, np.nan)
-        hosts = np.flatnonzero(ended).tolist()
-        if hosts:
-            for host in hosts:
+    def _settle(self, hosts: list[int], flops: Floats) -> None:
+        """Score hosts whose validation score is the best so far as if training ended here.
+
+        Blended seeds are kept if validation is at least as good with them as without them; what
+        that comparison costs is added to ``flops``. The final scores are free of charge and reach
+        no controller before the end.
+        """
+        records, arrays = self.records, self.hosts.slot_arrays()
+        better = [host for host in hosts if records.score[host] > records.settled_score[host]]
+        if not better:
+            return
+        scores, is_kept = records.score[better], np.ones(len(better), np.bool_)
+        blended = np.flatnonzero(arrays.is_blended[better].any(1))
+        if len(blended):
+            chosen = [better[index] for index in blended]
+            with self.stopwatch.measure("counterfactuals"):
+                without = self.hosts.evaluate(chosen, committed_only=True)
+            flops[chosen] += without.flops
+            is_kept[blended] = scores[blended] >= without.scores
+            scores[blended] = np.maximum(scores[blended], without.scores)
+        final_scores = np.empty(len(better))
+        for kept in (True, False):
+            indices = np.flatnonzero(is_kept == kept)
+            if len(indices):
+                with self.stopwatch.measure("evaluation"):
+                    found = self.hosts.evaluate(
+                        [better[index] for index in indices], "final", committed_only=not kept
+                    )
+                final_scores[indices] = found.scores
+        records.settle(better, is_kept, scores, final_scores, arrays)
+        if self._keeps_states:
+            for host, kept in zip(better, is_kept.tolist(), strict=True):
                 group, number = self.hosts.locate(host)
-                group.population.remove_uncommitted(number)
-                group.population.finish(number)
-            scores[hosts] = self._evaluate(hosts, "final").scores
-            self.records.seed_parameters[:] = self.hosts.seed_parameters()
-        return scores
+                self._settled_states[host] = group.population.get_state(number), kept
+
+    def _end(self, ended: Flags) -> Floats:
+        """End the training of hosts and return their final scores, NaN for the others."""
+        records = self.records
+        for host in np.flatnonzero(ended).tolist():
+            group, number = self.hosts.locate(host)
+            if host in self._settled_states:
+                state, is_kept = self._settled_states.pop(host)
+                group.population.set_state(number, state)
+                group.population.end_growth(number, keep=is_kept)
+            group.population.finish(number)
+        records.seed_parameters[ended] = records.settled_parameters[ended]
+        return np.where(ended, records.final_score, np.nan)
 
     def _potential(self) -> Floats:
         arrays = self.hosts.slot_arrays()

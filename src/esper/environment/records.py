@@ -14,6 +14,7 @@ from esper.arrays import Flags, Floats, Integers
 from esper.config.growth import Budget
 from esper.environment.rewards import EpisodeAccount
 from esper.growth.sites import SlotSize
+from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
 
@@ -48,6 +49,23 @@ class EpisodeRecords:
     seed_gradient_norm: Floats
     seed_parameters: Integers
     """``[N, S]`` parameters of the slot's seed and fossils."""
+    settled_epoch: Integers
+    """The epoch that counts: the first with the best validation score, 0 for the untrained host."""
+    settled_score: Floats
+    """Validation score after that epoch, without the blended seeds if that is better."""
+    final_score: Floats
+    """Score of the same host on samples that the controller never sees."""
+    is_settled: Flags
+    """``[N, S]`` slots whose seed is part of that host: committed, or blended in and kept."""
+    settled_blueprint: Integers
+    """``[N, S]`` the blueprint head's choice of each of these seeds, -1 without one."""
+    settled_style: Integers
+    settled_alpha: Floats
+    settled_parameters: Integers
+    """``[N, S]`` parameters of these seeds and of the fossils of that host."""
+    settled_fossils: Integers
+    """``[N, S]`` number of its fossils."""
+    settled_fossil_parameters: Integers
     slot_kind: Integers
     """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot."""
     slot_width: Integers
@@ -72,6 +90,13 @@ class EpisodeRecords:
             "is_measured": (n_hosts, n_slots),
             "seed_gradient_norm": (n_hosts, n_slots),
             "seed_parameters": (n_hosts, n_slots),
+            "is_settled": (n_hosts, n_slots),
+            "settled_blueprint": (n_hosts, n_slots),
+            "settled_style": (n_hosts, n_slots),
+            "settled_alpha": (n_hosts, n_slots),
+            "settled_parameters": (n_hosts, n_slots),
+            "settled_fossils": (n_hosts, n_slots),
+            "settled_fossil_parameters": (n_hosts, n_slots),
             "slot_kind": (n_hosts, n_slots),
             "slot_width": (n_hosts, n_slots),
             "slot_hidden": (n_hosts, n_slots),
@@ -129,6 +154,36 @@ class EpisodeRecords:
         self.train_loss[hosts] = train_losses
         self.gradient_norm[hosts] = norms
         self.epoch[hosts] += 1
+
+    def settle(
+        self,
+        hosts: list[int],
+        is_kept: Flags,
+        scores: Floats,
+        final_scores: Floats,
+        arrays: SlotArrays,
+    ) -> None:
+        """Record that the current state of some hosts is the one that counts.
+
+        Args:
+            hosts: The hosts, H of them.
+            is_kept: ``[H]`` whether their blended seeds are kept.
+            scores: ``[H]`` validation scores.
+            final_scores: ``[H]`` scores on samples that the controller never sees.
+            arrays: The slots of all hosts.
+        """
+        is_blended = arrays.is_blended[hosts] & is_kept[:, None]
+        settled = (arrays.stage[hosts] == Stage.FOSSILIZED) | is_blended
+        self.settled_epoch[hosts] = self.epoch[hosts]
+        self.settled_score[hosts], self.final_score[hosts] = scores, final_scores
+        self.is_settled[hosts] = settled
+        self.settled_blueprint[hosts] = np.where(settled, arrays.blueprint[hosts], -1)
+        self.settled_style[hosts] = np.where(settled, arrays.style[hosts], 0)
+        self.settled_alpha[hosts] = np.where(settled, arrays.alpha[hosts], 0.0)
+        of_fossils = arrays.fossil_parameters[hosts]
+        self.settled_parameters[hosts] = np.where(settled, self.seed_parameters[hosts], of_fossils)
+        self.settled_fossils[hosts] = arrays.n_fossils[hosts]
+        self.settled_fossil_parameters[hosts] = of_fossils
 
     def host_facts(self, budget: Budget) -> HostFacts:
         """Return the facts about hosts that observations encode."""

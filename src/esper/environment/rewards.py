@@ -81,7 +81,7 @@ class StepAccount:
     is_end: NDArray[np.bool_]
     """Episodes that terminated."""
     final_score: Floats
-    """Final score of the committed host; only read where ``is_end``."""
+    """Final score of the settled host; only read where ``is_end``."""
 
 
 @dataclass(eq=False)

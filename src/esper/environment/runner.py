@@ -30,14 +30,14 @@ class EpisodeResults:
     returns: Floats
     """Sum of rewards."""
     scores: Floats
-    """Final score of the committed host on unseen samples; NaN if truncated."""
+    """Score on unseen samples of the host after its best validated epoch; NaN if truncated."""
     flops: Floats
     """FLOPs spent, as a share of a reference run's."""
     n_epochs: Integers
     host_parameters: Integers
     """Parameters of the initial host."""
     seed_parameters: Integers
-    """Parameters of the committed seeds, also of a truncated episode."""
+    """Parameters of that host's seeds, also of a truncated episode."""
     op_counts: Integers
     """``[E, O]`` how often each op was carried out."""
     n_illegal: Integers
@@ -131,7 +131,7 @@ def run_episodes(
         flops=records.paid_flops.copy(),
         n_epochs=records.epoch.copy(),
         host_parameters=records.n_parameters.copy(),
-        seed_parameters=growth.committed_parameters(),
+        seed_parameters=records.settled_parameters.sum(1),
         op_counts=op_counts,
         n_illegal=n_illegal,
         draw_seeds=records.draw_seed.copy(),

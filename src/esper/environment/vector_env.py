@@ -74,6 +74,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         purpose: Purpose = "training",
         final_split: FinalSplit = "validation",
         autoreset: bool = True,
+        keeps_states: bool = False,
         max_episode_steps: int | None = None,
         episode_seconds: float | None = None,
         **task_options: Any,
@@ -90,6 +91,8 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 observed or, for evaluations, the test split.
             autoreset: Whether the step that ends an episode starts a new one. If not, a host whose
                 episode is over is left alone until :meth:`reset` with ``options["reset_mask"]``.
+            keeps_states: Whether a host whose episode ends goes back to its best epoch, as
+                exporting it needs.
             max_episode_steps: Steps after which an episode is truncated.
             episode_seconds: Wall time after which an episode is truncated.
             task_options: Options of the task, if it is given by name.
@@ -118,6 +121,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             form=form,
             rewards=self.rewards,
             final_split=final_split,
+            keeps_states=keeps_states,
         )
         self._has_seeds = False
         self._last_step: StepResult | None = None
@@ -332,7 +336,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             "n_epochs": records.epoch.copy(),
             "n_steps": records.n_steps.copy(),
             "host_parameters": records.n_parameters.copy(),
-            "seed_parameters": records.seed_parameters.sum(1),
+            "seed_parameters": records.settled_parameters.sum(1),
             "draw_seed": records.draw_seed.copy(),
             "reward_terms": result.terms.by_name(),
             "illegal_action": result.is_illegal,

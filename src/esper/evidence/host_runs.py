@@ -1,10 +1,11 @@
 """Training hosts to their end and recording the results.
 
-Shapes: N = hosts, S = slots, T = epochs, O = ops, C = committed seeds of the host with most.
+Shapes: N = hosts, S = slots, T = epochs, O = ops, C = settled seeds of the host with most.
 
 A host may stop before the end of its budget. Stopping is free and does not change what came before,
-so scoring the committed host after every epoch of one training gives the results of all stopping
-epochs.
+so scoring the settled host after every epoch of one training gives the results of all stopping
+epochs. The settled host is that of the best validated epoch so far, with the seeds that were
+committed by then, or blended in and kept.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ class HostRuns:
     """The results of hosts, ``[N]`` each, and the actions that led to them."""
 
     accuracy: Floats
-    """Score of the committed host on the final split, at its end."""
+    """Score of the settled host on the final split, at its end."""
     flops: Floats
     """FLOPs spent, as a share of the reference run's."""
     parameters: Integers
-    """Parameters of the host and its committed seeds."""
+    """Parameters of the host and its settled seeds."""
     host_parameters: Integers
     """Parameters of the initial host without seeds."""
     n_epochs: Integers
     grown: Integers
-    """Number of seeds committed during training."""
+    """Number of settled seeds that grew during training."""
     n_reads: Integers
-    """How often the host was scored on the final split."""
+    """How many epochs of the host have a score on the final split in these results."""
     n_classes: Integers
     n_samples: Integers
     actions: Integers
@@ -68,22 +69,22 @@ class HostRuns:
     op_counts: Integers
     """``[N, O]`` how often each op was carried out."""
     slot: Integers
-    """``[N, C]`` index of the slot of each committed seed, in the order of germination; -1 where a
+    """``[N, C]`` index of the slot of each settled seed, in the order of germination; -1 where a
     host has fewer."""
     blueprint: Integers
-    """``[N, C]`` the blueprint head's choice of each committed seed; -1 where a host has fewer."""
+    """``[N, C]`` the blueprint head's choice of each settled seed; -1 where a host has fewer."""
     style: Integers
-    """``[N, C]`` the style head's choice of each committed seed."""
+    """``[N, C]`` the style head's choice of each settled seed."""
     alpha: Floats
-    """``[N, C]`` alpha of each committed seed."""
+    """``[N, C]`` alpha of each settled seed."""
     number: Integers
-    """``[N, C]`` number of seeds that germinated in the host before each committed one."""
+    """``[N, C]`` number of seeds that germinated in the host before each settled one."""
     accuracy_by_epoch: Floats
     """``[N, T + 1]`` accuracy had the host stopped after each epoch, NaN where it was not scored;
     ``[N, 0]`` if not requested."""
     flops_by_epoch: Floats
     validation_by_epoch: Floats
-    """``[N, T + 1]`` score of the committed host on the validation samples, likewise."""
+    """``[N, T + 1]`` score of the settled host on the validation samples, likewise."""
     parameters_by_epoch: Floats
 
     def select(self, indices: Integers) -> HostRuns:
@@ -109,18 +110,18 @@ class HostRuns:
 def join_runs(parts: Sequence[HostRuns]) -> HostRuns:
     """Concatenate the runs of several groups of hosts."""
     names = parts[0].arrays()
-    n_committed = max(part.slot.shape[1] for part in parts)
+    n_settled = max(part.slot.shape[1] for part in parts)
     joined: dict[str, NDArray[Any]] = {}
     for name in names:
         values = [part.arrays()[name] for part in parts]
         if name in _NO_SEED:
-            values = [_pad(each, n_committed, _NO_SEED[name]) for each in values]
+            values = [_pad(each, n_settled, _NO_SEED[name]) for each in values]
         joined[name] = np.concatenate(values)
     return HostRuns(**joined)
 
 
 _NO_SEED = {"slot": -1, "blueprint": -1, "style": 0, "alpha": 0.0, "number": 0}
-"""The columns of committed seeds, and their values where a host has fewer."""
+"""The columns of settled seeds, and their values where a host has fewer."""
 
 
 def _pad(values: NDArray[Any], n_columns: int, fill: float) -> NDArray[Any]:
@@ -176,6 +177,8 @@ class _Recorder:
         self._op_counts = np.zeros((n, len(Op)), np.int64)
         self._numbers: dict[tuple[int, int], list[int]] = {pair: [] for pair in np.ndindex(shape)}
         """Number of each seed of a host's slot, fossils first; the last may not be committed."""
+        self._settled_numbers = {pair: list[int]() for pair in np.ndindex(shape)}
+        """The same after the epoch that counts."""
         self._n_planted, self._n_germinated = np.zeros((2, n), np.int64)
         self._accuracy, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
         columns = n_epochs + 1 if every_epoch or goals is not None else 0
@@ -193,6 +196,15 @@ class _Recorder:
             for seed in first_seeds:
                 self._numbers[host, slots.slot_index(seed.action.slot)].append(seed.number)
                 self._n_germinated[host] = seed.number + 1
+        self._keep_numbers()
+
+    def _keep_numbers(self) -> None:
+        """Keep the numbers of the seeds of hosts whose current epoch is the one that counts."""
+        records, n_slots = self._growth.records, self._growth.slot_config.max_slots
+        for host in range(self._n):
+            if records.settled_epoch[host] == records.epoch[host]:
+                for slot in range(n_slots):
+                    self._settled_numbers[host, slot] = list(self._numbers[host, slot])
 
     def add_step(self, actions: Integers, result: StepResult) -> None:
         """Record a step."""
@@ -208,6 +220,7 @@ class _Recorder:
             # A seed that was pruned before is replaced.
             self._numbers[host, slot][n_fossils:] = [int(self._n_germinated[host])]
             self._n_germinated[host] += 1
+        self._keep_numbers()
         self._score(was_running & (ops != Op.FINISH))
         self._add_ends(result.final_scores[trained], result.terminated[trained])
 
@@ -222,13 +235,13 @@ class _Recorder:
             self._fill_after_end(host)
 
     def _score(self, chosen: NDArray[np.bool_]) -> None:
-        """Score the committed hosts after the epoch they have just trained."""
+        """Score the settled hosts after the epoch they have just trained."""
         if not (self._splits or self._goals) or not chosen.any():
             return
         growth, hosts = self._growth, np.flatnonzero(chosen)
         at = hosts, growth.records.epoch[hosts]
         for split in self._splits:
-            self._by_epoch[split][at] = growth.score_committed(hosts.tolist(), split)
+            self._by_epoch[split][at] = self._settled(split)[hosts]
             self._n_reads[hosts] += split == "final"
         self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
@@ -247,9 +260,7 @@ class _Recorder:
         due = np.flatnonzero(is_due)
         self._n_reads[due] += 1
         if len(due):
-            self._by_epoch["final"][due, epochs[due]] = growth.score_committed(
-                due.tolist(), "final"
-            )
+            self._by_epoch["final"][due, epochs[due]] = self._settled("final")[due]
         is_done = chosen & self._has_spent & (epochs >= goals.n_epochs)
         for host in np.flatnonzero(is_done & ~growth.records.is_over[trained]).tolist():
             self._fill_after_end(host)
@@ -261,26 +272,32 @@ class _Recorder:
         for values in self._by_epoch.values():
             values[host, end:] = values[host, end]
 
-    def _parameters(self) -> Integers:
-        records, n = self._growth.records, self._n
-        return records.n_parameters[:n] + self._growth.committed_parameters()[:n]
+    def _settled(self, split: Split) -> Floats:
+        records = self._growth.records
+        return records.final_score if split == "final" else records.settled_score
 
-    def _committed_seeds(self) -> dict[str, NDArray[Any]]:
-        """Return the columns of committed seeds, ``[N, C]`` each."""
+    def _parameters(self) -> Integers:
+        records, trained = self._growth.records, slice(self._n)
+        return records.n_parameters[trained] + records.settled_parameters[trained].sum(1)
+
+    def _settled_seeds(self) -> dict[str, NDArray[Any]]:
+        """Return the columns of settled seeds, ``[N, C]`` each."""
         population, config = self._growth.population, self._growth.slot_config
+        records = self._growth.records
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
-        for (host, slot), numbers in self._numbers.items():
-            life = population.lives(host)[config.slot_ids[slot]]
-            for number, seed in zip(numbers, life.committed, strict=False):
-                found[host].append(
-                    {
-                        "slot": slot,
-                        "blueprint": config.blueprint_index(seed.blueprint),
-                        "style": STYLES.index(seed.style),
-                        "alpha": seed.alpha,
-                        "number": number,
-                    }
-                )
+        for (host, slot), numbers in self._settled_numbers.items():
+            at, n_fossils = (host, slot), int(records.settled_fossils[host, slot])
+            fossils = population.lives(host)[config.slot_ids[slot]].fossils[:n_fossils]
+            seeds = [
+                (config.blueprint_index(one.blueprint), STYLES.index(one.style), one.alpha)
+                for one in fossils
+            ]
+            if records.is_settled[at]:
+                choices = int(records.settled_blueprint[at]), int(records.settled_style[at])
+                seeds.append((*choices, float(records.settled_alpha[at])))
+            for number, seed in zip(numbers, seeds, strict=False):
+                columns = zip(("blueprint", "style", "alpha"), seed, strict=True)
+                found[host].append({"slot": slot, "number": number, **dict(columns)})
         shape = (self._n, max(map(len, found)))
         columns = {
             name: np.full(shape, fill, np.float64 if name == "alpha" else np.int64)
@@ -295,20 +312,20 @@ class _Recorder:
     def results(self) -> HostRuns:
         """Return everything that was recorded."""
         records, trained = self._growth.records, slice(self._n)
-        committed = self._committed_seeds()
+        settled = self._settled_seeds()
         return HostRuns(
             accuracy=self._accuracy,
             flops=records.paid_flops[trained].copy(),
             parameters=self._parameters(),
             host_parameters=records.n_parameters[trained].copy(),
             n_epochs=records.epoch[trained].copy(),
-            grown=(committed["slot"] >= 0).sum(1) - self._n_planted,
+            grown=(settled["slot"] >= 0).sum(1) - self._n_planted,
             n_reads=self._n_reads,
             n_classes=records.n_classes[trained].copy(),
             n_samples=records.n_samples[trained].copy(),
             actions=self._actions,
             op_counts=self._op_counts,
-            **committed,
+            **settled,
             accuracy_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],
             validation_by_epoch=self._by_epoch["validation"],

@@ -57,7 +57,7 @@ class GrowthSummary:
     after: float
     """The metric of the returned model."""
     grown: float
-    """The metric of the trained model with its committed seeds, returned or not."""
+    """The metric of the model after its best validated epoch, returned or not."""
     parameters_before: int
     parameters_after: int
     """Parameters of the returned model."""
@@ -86,8 +86,7 @@ class GrowthSummary:
         if not self.was_kept:
             return (
                 f"The given model is returned unchanged: its {self.split} {self.metric} is "
-                f"{self.before:.4g}, and training and growing it gave {self.grown:.4g}, which is "
-                "no better."
+                f"{self.before:.4g}, and no epoch of training and growing it gave a better one."
             )
         return (
             f"{self.split.capitalize()} {self.metric} went from {self.before:.4g} to "
@@ -158,10 +157,11 @@ def grow(
     """Train a model while a controller grows it, and return a plain module.
 
     A copy is trained and grown; the given model, its gradients and its modes do not change. The
-    controller sees its score on one half of the validation data after each epoch. At the end,
-    seeds that are not committed are removed, and the result is compared with the given model on
-    all of the validation data, in evaluation mode. The better one is returned, or a copy of the
-    given model if they are equal: the result is never worse on validation than the given model.
+    controller sees its score on one half of the validation data after each epoch. The epoch with
+    the best score counts: seeds that were blended in by then are kept if the score with them is at
+    least as good as without them. The result is compared with the given model on all of the
+    validation data, in evaluation mode. The better one is returned, or a copy of the given model
+    if they are equal: the result is never worse on validation than the given model.
     Because the validation data decide, an unbiased estimate needs separate test data.
 
     Given a task instead of a model, one host of the task is grown on the task's data, and measured
@@ -210,7 +210,14 @@ def grow(
                 "of a task, or change the Task."
             )
         task = replace(task, budget=_find_budget(budget, task.budget))
-        envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
+        envs = GrowthVectorEnv(
+            task,
+            1,
+            purpose="evaluation",
+            final_split="test",
+            autoreset=False,
+            keeps_states=True,
+        )
         decider = find_controller(controller, envs, target=target, fractions=fractions)
         return _grow_host(envs, decider, seed, on_step)
     given = _copy(model)
@@ -231,7 +238,7 @@ def grow(
         growth=None if saved is None else saved.growth,
         needs_all_classes=False,
     )
-    envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)
+    envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False, keeps_states=True)
     decider = find_controller(
         controller if saved is None else saved, envs, target=target, fractions=fractions
     )
@@ -272,7 +279,9 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
     best = summary.best_host
     parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
     task = next(part.task for part in reversed(parts) if part.first <= best.number)
-    envs = make_trial_envs(run.config, task, 1, purpose="evaluation", final_split="test")
+    envs = make_trial_envs(
+        run.config, task, 1, purpose="evaluation", final_split="test", keeps_states=True
+    )
     actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
     return _grow_host(envs, Replay(actions), TRIAL_SEED + best.number, lambda _: None)
 

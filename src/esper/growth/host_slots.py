@@ -189,6 +189,14 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Prune every uncommitted seed immediately and return the names of their slots."""
         return self.lives.abandon_growing(self)
 
+    def end_growth(self, *, keep: bool) -> None:
+        """End growth: commit every seed that is blended in at its alpha, and remove the others.
+
+        Args:
+            keep: Whether seeds that are blended in are committed; if not, they are removed too.
+        """
+        self.lives.end_growth(self, keep=keep)
+
     @contextmanager
     def switched_off(self, slot: str) -> Generator[None]:
         """Disable a slot's seed inside the context."""

@@ -49,7 +49,12 @@ class Fossil:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        return cls(**{**values, "style": BlendStyle(values["style"])})
+        return cls(
+            blueprint=values["blueprint"],
+            style=BlendStyle(values["style"]),
+            alpha=values["alpha"],
+            units=values["units"],
+        )
 
 
 @dataclass
@@ -312,6 +317,19 @@ class SlotLives:
         for slot in growing:
             self.abandon(slot, keeper)
         return growing
+
+    def end_growth(self, keeper: SeedKeeper, *, keep: bool) -> None:
+        """Commit the seeds that are blended in, at their alpha, or remove them; remove others."""
+        for slot, life in self._lives.items():
+            if not life.is_growing:
+                continue
+            if not (keep and life.affects_output):
+                self.abandon(slot, keeper)
+                continue
+            life.stage, life.stage_epochs = Stage.FOSSILIZED, 0
+            life.schedule = AlphaSchedule(0.0, life.alpha, 0, life.schedule.curve)
+            keeper.commit_seed(slot)
+            self._notify(slot)
 
     def commit(self, slot: str, keeper: SeedKeeper) -> None:
         """Commit a newly germinated seed immediately, at its alpha target."""

@@ -71,6 +71,11 @@ class SlotArrays:
     """Hidden units that they added to the block's own."""
     fossil_parameters: Integers
 
+    @property
+    def is_blended(self) -> NDArray[np.bool_]:
+        """Slots whose seed affects the output and is not committed."""
+        return (self.blueprint >= 0) & (self.alpha > 0.0) & (self.stage != Stage.FOSSILIZED)
+
     @classmethod
     def blank(cls, n_hosts: int, n_slots: int) -> SlotArrays:
         """Return the arrays of hosts with dormant slots."""
@@ -390,8 +395,8 @@ class Population(ABC):
         self.is_finished[host] = True
 
     @abstractmethod
-    def remove_uncommitted(self, host: int) -> None:
-        """Remove every uncommitted seed of a host immediately."""
+    def end_growth(self, host: int, *, keep: bool) -> None:
+        """Commit the blended seeds of a host, or remove them; remove those that are not blended."""
 
     def slot_arrays(self) -> SlotArrays:
         """Return the state of all slots as live arrays; treat them as read-only."""

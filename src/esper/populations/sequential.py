@@ -99,10 +99,10 @@ class SequentialPopulation(Population):
         """Return a copy of a host as a separate model with its slots and seeds."""
         return copy.deepcopy(self._hosts[host].model)
 
-    def remove_uncommitted(self, host: int) -> None:
-        """Remove every uncommitted seed of a host immediately."""
+    def end_growth(self, host: int, *, keep: bool) -> None:
+        """Commit the blended seeds of a host, or remove them; remove those that are not blended."""
         self._require_hosts([host])
-        self._hosts[host].slots.abandon_growing()
+        self._hosts[host].slots.end_growth(keep=keep)
         self._hosts[host].governor.keep_if_finite()
 
     def restart(self, host: int, spec: HostSpec) -> None:

@@ -271,10 +271,10 @@ class StackedPopulation(Population):
         self._put_host(self.state, host, state)
         self._put_host(self._snapshot, host, state)
 
-    def remove_uncommitted(self, host: int) -> None:
-        """Remove every uncommitted seed of a host immediately."""
+    def end_growth(self, host: int, *, keep: bool) -> None:
+        """Commit the blended seeds of a host, or remove them; remove those that are not blended."""
         self._require_hosts([host])
-        self.state.lives[host].abandon_growing(StackedKeeper(self, host))
+        self.state.lives[host].end_growth(StackedKeeper(self, host), keep=keep)
         self._has_acted = True
 
     def restart(self, host: int, spec: HostSpec) -> None:

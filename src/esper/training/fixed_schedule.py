@@ -59,9 +59,8 @@ def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], 
 def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
     """Return the return ``[N]`` of each episode if it stops now, without shaping."""
     records = growth.records
-    scores = growth.score_committed(range(growth.n_hosts), "final")
     costs = growth.task.budget.flop_price * records.paid_flops
-    return scores - costs + records.paid_rent + records.paid_penalty
+    return records.final_score - costs + records.paid_rent + records.paid_penalty
 
 
 class _StopReader:
