@@ -218,6 +218,37 @@ def test_a_damaged_file_is_named(
     assert main(["runs", str(copied_run.parent)]) == 0
 
 
+def test_a_finished_run_with_other_settings_is_not_called_done(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied_run / "config.toml"
+    path.write_text(path.read_text().replace("\nseed = 0", "\nseed = 7"))
+    line = refused(["resume", str(copied_run)], capsys)
+    assert "seed is 7 in config.toml but was 0" in line
+    with pytest.raises(esper.errors.CheckpointError, match="seed is 7"):
+        esper.resume(copied_run)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "checkpoints", "telemetry.sqlite", "lock"])
+def test_a_finished_run_with_a_link_in_place_of_a_file_is_refused(
+    name: str, copied_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / name).rename(tmp_path / "elsewhere")
+    (copied_run / name).symlink_to(tmp_path / "elsewhere")
+    line = refused(["resume", str(copied_run)], capsys)
+    assert f"{copied_run / name} is a link" in line
+    with pytest.raises(esper.errors.RunError, match=name):
+        esper.resume(copied_run)
+
+
+def test_a_finished_run_needs_no_checkpoints(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copied_run / "checkpoints")
+    assert main(["resume", str(copied_run), "--quiet"]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+
+
 def test_damaged_telemetry_is_named_and_the_rest_shown(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from esper.tamiyo import (
     make_controller,
 )
 from esper.training.run import Run
-from esper.training.state import require_same_config
+from esper.training.state import require_saved_config
 
 SHIPPED = "shipped"
 """The name of the trained controller that ships with Esper."""
@@ -87,9 +87,9 @@ def controller_of(run: Run) -> SavedController:
         RunError: If the run has not been evaluated yet.
         CheckpointError: If no checkpoint of the run is intact.
     """
-    parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
-    if "config" in parts:
-        require_same_config(run.config, parts["config"].facts["toml"])
+    state = CheckpointFolder(run.folder.checkpoints).latest().state
+    require_saved_config(run.config, state)
+    parts = split(state)
     best = parts["best_policy"]
     if not best.tensors:
         raise RunError(
