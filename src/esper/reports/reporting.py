@@ -25,7 +25,7 @@ from esper.reports.run_report.values import (
     collect_values,
     evaluation_values,
 )
-from esper.storage.files import write_atomic
+from esper.storage.files import plain_reason, write_atomic
 from esper.storage.run_folder import shell_word
 from esper.telemetry.damage import hash_file_of
 from esper.version import __version__
@@ -242,8 +242,8 @@ def _run_values(run: Run, name: str) -> RunValues:
         if hash_file_of(run.folder.telemetry_file).exists():
             raise  # the records are those that were written, so this is a bug
         raise ReportError(
-            f"the records of {run.path} are damaged ({type(error).__name__}: {error}); restore a "
-            "copy of its telemetry."
+            f"the records of {run.path} are damaged ({plain_reason(error)}); restore a copy of its "
+            "telemetry."
         ) from error
     if values["overview"]["task"] is None:
         raise ReportError(f"{run.path} has no records yet; try again later.")
