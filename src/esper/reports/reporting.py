@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from esper.config.checks import require_choice
-from esper.errors import EsperWarning, EvidenceError, ReportError, StorageError, TelemetryError
+from esper.errors import (
+    EsperWarning,
+    EvidenceError,
+    ReportError,
+    StorageError,
+    TelemetryError,
+    escape_for_data,
+)
 from esper.invocation import training_command
 from esper.reports.evidence_figures import DATA_FILE
 from esper.reports.run_report import markdown, page
@@ -103,7 +110,8 @@ class Report:
     def text(self, format: Format) -> str:  # noqa: A002
         """Return the report as HTML, Markdown or JSON."""
         if format == "json":
-            return json.dumps(self.values, indent=1, allow_nan=False) + "\n"
+            text = json.dumps(self.values, indent=1, allow_nan=False) + "\n"
+            return escape_for_data(text)
         document = make_document(self.values, self._evidence)
         if format == "md":
             text = markdown.to_markdown(document)
