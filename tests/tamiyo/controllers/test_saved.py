@@ -132,6 +132,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
         "17 blueprints",
     ),
+    "a size that takes hours to make": (
+        _change(policy=lambda sizes: sizes | {"lstm_size": 10_000}),
+        "lstm_size is 10000, .*larger than",
+    ),
+    "a size beyond memory": (
+        _change(policy=lambda sizes: sizes | {"slot_size": 10**15}),
+        "slot_size is 1000000000000000, .*larger than",
+    ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
         "16 blueprints",

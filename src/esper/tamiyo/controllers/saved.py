@@ -104,21 +104,27 @@ class SavedController:
         Raises:
             ControllerError: If the weights do not fit the policy.
         """
+        largest = max((max(t.shape, default=0) for t in self.weights.values()), default=0)
+        for name, size in asdict(self.policy).items():
+            if size > largest:  # found before a network of that size is made
+                raise self._misfit(f"{name} is {size}, but no weight is larger than {largest}")
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             policy = SlotPolicy(slot_config, self.policy)
         try:
             policy.load_state_dict(dict(self.weights))
         except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise ControllerError(
-                f"the weights of controller {self.name!r} do not fit a policy of its sizes with "
-                f"{len(self.blueprints)} blueprints ({reason}); export it again."
-            ) from error
+            raise self._misfit(str(error).splitlines()[-1].strip()) from error
         if not all(torch.isfinite(tensor).all() for tensor in policy.state_dict().values()):
             raise ControllerError(
                 f"the weights of controller {self.name!r} are not all finite; export it again."
             )
         return policy
+
+    def _misfit(self, reason: str) -> ControllerError:
+        return ControllerError(
+            f"the weights of controller {self.name!r} do not fit a policy of its sizes with "
+            f"{len(self.blueprints)} blueprints ({reason}); export it again."
+        )
 
 
 FORMAT = 2
