@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,13 +46,16 @@ from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.networks import Towers
 from esper.simic.policy.recurrent import RecurrentPolicy
 from esper.simic.rollout.factory import make_members
+from esper.storage.files import with_checksum
 from esper.storage.run_folder import RunFolder, list_folders
+from esper.tamiyo import save_controller
 from esper.tamiyo.policy.action_masks import SlotConfig, SlotMaskState, compute_batch_masks
 from esper.tasks import make_task, register_task
 from esper.tasks import registry as task_registry
 from esper.training.run import Run, list_runs
 from esper.training.setup import require_room
 from tests.cli.test_run_commands import refused
+from tests.tamiyo.fresh_controllers import fresh_controller
 
 LONG = "a" * 5000
 DEEP = "x/" * 3000
@@ -287,6 +291,67 @@ def test_hosts_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_beyond_64_bits_are_rejected(make: Callable[[], object], name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         make()
+
+
+FOREVER: dict[str, tuple[dict[str, Any], str]] = {
+    "batches": (
+        {"origin": {"task": "spirals", "task_options": {"batches_per_epoch": 10**15}}},
+        "batches_per_epoch is 1000000000000000; .*at most 1000000",
+    ),
+    "epochs": ({"budget": 10**15}, "budget.n_epochs is 1000000000000000; .*at most 100000"),
+    "both": (
+        {
+            "budget": 100_000,
+            "origin": {"task": "spirals", "task_options": {"batches_per_epoch": 10_000}},
+        },
+        "n_epochs 100000 and batches_per_epoch 10000; .*at most 100000000 batches",
+    ),
+    "blocks": (
+        {"origin": {"task": "text", "task_options": {"n_blocks": 10**7}}},
+        "n_blocks is 10000000; .*at most 1000",
+    ),
+    "width": (
+        {"origin": {"task": "text", "task_options": {"width": 10**10}}},
+        "width is 10000000000 .*memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOREVER)
+def test_a_controller_cannot_ask_for_work_without_end(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, words = FOREVER[kind]
+    path = save_controller(fresh_controller(), tmp_path / "c") / "controller.json"
+    facts = json.loads(path.read_text())
+    del facts["checksum"]
+    facts["budget"]["n_epochs"] = changes.get("budget", 3)
+    path.write_text(json.dumps(with_checksum(facts | {"origin": changes.get("origin", {})})))
+    assert re.search(words, refused(["grow", "--controller", "c"], capsys))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "task = 'spirals'\n[task_options]\nbatches_per_epoch = 1000000000",
+            "batches_per_epoch is",
+        ),
+        ("[budget]\nn_epochs = 1000000000", r"budget\.n_epochs is 1000000000"),
+        ("[ppo]\nn_epochs = 1000000000", r"ppo\.n_epochs is 1000000000; .*at most 10000"),
+    ],
+)
+def test_a_settings_file_cannot_ask_for_work_without_end(
+    text: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("big.toml").write_text(text)
+    assert re.search(words, refused(["train", "--config", "big.toml"], capsys))
 
 
 def test_available_memory_is_the_least_of_all_limits(

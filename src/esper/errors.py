@@ -54,7 +54,15 @@ marks that reverse or hide text, and undecoded bytes of a file name that are con
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text in which control characters are visible, as ``\u001b``."""
+    r"""Return a text for people in which control characters are visible, as ``\x1b``.
+
+    The form is that of ``repr``, so that quoted and unquoted names look the same.
+    """
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def escape_for_data(text: str) -> str:
+    r"""Return JSON or TOML with control characters as ``\u001b``, which both require."""
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

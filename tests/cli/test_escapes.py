@@ -25,7 +25,7 @@ from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.training.tiny import tiny_config
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\r\u202e\u2066\x7f[bold]loud[/bold]"
-SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J"
+SHOWN = repr(EVIL.partition("[bold]")[0])[1:-1]
 
 
 def is_control(character: str) -> bool:
@@ -63,7 +63,8 @@ def test_a_runs_strings_are_shown_escaped(run: Path, capsys: pytest.CaptureFixtu
     assert SHOWN in printed(["runs", str(run.parent)], capsys)
     assert SHOWN in printed(["resume", str(run)], capsys)
     assert SHOWN in printed(["report", str(run), "--format", "md"], capsys)
-    printed(["report", str(run), "--format", "json"], capsys)
+    values = json.loads(printed(["report", str(run), "--format", "json"], capsys))
+    assert values["runs"][0]["name"] == run.name
     printed(["export-controller", str(run), "--out", "kept"], capsys)
     for words in (["show", str(run), "--json"], ["runs", str(run.parent), "--json"]):
         values = json.loads(printed(words, capsys))
@@ -116,6 +117,18 @@ def test_the_live_panel_escapes_and_interprets_no_markup(tmp_path: Path) -> None
     assert not any(map(is_control, drawn))
     assert SHOWN in drawn
     assert "task [bold]loud" in drawn
+
+
+def test_quoted_and_unquoted_names_look_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = EVIL.partition("[bold]")[0]
+    quoted = printed(["show", name], capsys, code=2)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.toml").write_text("task = [")
+    unquoted = printed(["show", name], capsys, code=2)
+    assert SHOWN in quoted
+    assert SHOWN in unquoted
 
 
 def test_messages_escape_what_they_quote(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import warnings
 from pathlib import Path
 
 import pytest
 
 from esper.cli.main import main
+from esper.storage.checkpoint import CheckpointWarning
 from esper.tamiyo import load_saved
 from tests.cli.test_run_commands import refused
 
@@ -46,6 +49,32 @@ def test_an_export_can_be_named_made_greedy_and_replaced(
     assert "kept already holds a controller" in refused(words, capsys)
     assert main([*words, "--force"]) == 0
     assert (load_saved("kept").name, load_saved("kept").deterministic) == (finished_run.name, False)
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_controller_lost_with_its_checkpoints_is_not_called_missing(
+    is_complete: bool, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = sorted((copied_run / "checkpoints").iterdir())
+    for checkpoint in others:
+        (checkpoint / "state.json").write_text("{}")
+    summary = copied_run / "summary.json"
+    if not is_complete:
+        summary.unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        line = refused(["export-controller", str(copied_run), "--out", "kept"], capsys)
+    for checkpoint in others:
+        assert checkpoint.name in line
+    assert f"{first.name} is from before the first evaluation" in line
+    assert (f"delete {summary}" in line) == is_complete
+    command = line.partition("from there: esper ")[2]
+    assert shlex.split(command) == ["resume", str(copied_run)]
+    summary.unlink(missing_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        assert main([*shlex.split(command), "--quiet"]) == 0
+    assert main(["export-controller", str(copied_run), "--out", "kept"]) == 0
 
 
 def test_an_unknown_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

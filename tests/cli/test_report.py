@@ -163,9 +163,29 @@ def test_evaluations_are_found_in_or_next_to_the_runs_or_by_path(
         assert main(["report", str(copied_run), str(other), "--format", "json", *words]) == 0
         found = json.loads(capsys.readouterr().out)["evaluations"]
         assert [one["runs"] for one in found] == [["copied run", "other run"]]
-    (copied_run / "evaluation/evaluation.json").write_text("{")
-    assert main(["report", str(copied_run), "--format", "md"]) == 0
-    assert "evaluation/evaluation.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format_", ["html", "md", "json"])
+@pytest.mark.parametrize("name", ["summary.json", "evaluation.json", "evaluation/evaluation.json"])
+def test_a_damaged_file_is_named_and_the_rest_reported(
+    name: str, format_: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / name).parent.mkdir(exist_ok=True)
+    (copied_run / name).write_text("{")
+    words = ["report", str(copied_run), "--format", format_]
+    assert main([*words, "--out", "written"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "written\n"
+    (line,) = told.err.splitlines()
+    assert line.count(str(copied_run / name)) == 1
+    assert name in Path("written").read_text()
+    if format_ != "html":
+        assert main(words) == 2
+        told = capsys.readouterr()
+        assert name in told.out
+        assert told.err == f"{line}\n"
+    with pytest.warns(esper.errors.EsperWarning, match=name):
+        assert esper.report(copied_run, format=format_, out="again") == Path("again")  # type: ignore[arg-type]
 
 
 def test_running_and_interrupted_runs_are_reported_as_such(

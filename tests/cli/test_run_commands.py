@@ -218,17 +218,53 @@ def test_a_damaged_file_is_named(
     assert main(["runs", str(copied_run.parent)]) == 0
 
 
+def test_a_finished_run_with_other_settings_is_not_called_done(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied_run / "config.toml"
+    path.write_text(path.read_text().replace("\nseed = 0", "\nseed = 7"))
+    line = refused(["resume", str(copied_run)], capsys)
+    assert "seed is 7 in config.toml but was 0" in line
+    with pytest.raises(esper.errors.CheckpointError, match="seed is 7"):
+        esper.resume(copied_run)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "checkpoints", "telemetry.sqlite", "lock"])
+def test_a_finished_run_with_a_link_in_place_of_a_file_is_refused(
+    name: str, copied_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied_run / name).rename(tmp_path / "elsewhere")
+    (copied_run / name).symlink_to(tmp_path / "elsewhere")
+    line = refused(["resume", str(copied_run)], capsys)
+    assert f"{copied_run / name} is a link" in line
+    with pytest.raises(esper.errors.RunError, match=name):
+        esper.resume(copied_run)
+
+
+def test_a_finished_run_needs_no_checkpoints(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copied_run / "checkpoints")
+    assert main(["resume", str(copied_run), "--quiet"]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+
+
 def test_damaged_telemetry_is_named_and_the_rest_shown(
     copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for leftover in copied_run.glob("telemetry.*"):
         leftover.unlink()
     (copied_run / "telemetry.sqlite").write_bytes(b"no database" * 99)
-    assert main(["show", str(copied_run)]) == 0
-    shown = capsys.readouterr().out
-    assert "unreadable, spirals, round ? of 2" in shown
-    assert "file is not a database" in shown
-    assert "Results on 4 held-out hosts" in shown
+    assert main(["show", str(copied_run)]) == 2
+    told = capsys.readouterr()
+    assert "unreadable, spirals, round ? of 2" in told.out
+    assert "Results on 4 held-out hosts" in told.out
+    (line,) = told.err.splitlines()
+    assert "telemetry.sqlite" in line
+    assert "file is not a database" in line
+    assert main(["show", str(copied_run), "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["problem"] in told.err
     assert main(["runs", str(copied_run.parent)]) == 0
     assert "file is not a database" in capsys.readouterr().out
     with warnings.catch_warnings():
@@ -238,6 +274,42 @@ def test_damaged_telemetry_is_named_and_the_rest_shown(
     assert "telemetry-damaged-1.sqlite" in line
     assert main(["show", str(copied_run)]) == 0
     assert "telemetry-damaged-1.sqlite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_damaged_sessions_are_named_and_the_rest_shown(
+    is_json: bool, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(copied_run / "telemetry.sqlite")) as connection:
+        connection.execute("UPDATE sessions SET threads = 'many'")
+        connection.commit()
+    (copied_run / "telemetry.sha256").unlink()
+    assert main(["show", str(copied_run), *["--json"] * is_json]) == 2
+    told = capsys.readouterr()
+    assert "unreadable" in told.out
+    (line,) = told.err.splitlines()
+    assert "sessions.threads is 'many'" in line
+
+
+@pytest.mark.parametrize("name", ["telemetry.sqlite-wal", "telemetry.sqlite-journal"])
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize(
+    "words", [["show"], ["report"], ["export-telemetry", "--csv"]], ids=lambda words: words[0]
+)
+def test_a_link_in_the_place_of_a_log_is_named(
+    words: list[str],
+    exists: bool,
+    name: str,
+    copied_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if exists:
+        (tmp_path / "elsewhere").write_text("mine")
+    (copied_run / name).unlink(missing_ok=True)
+    (copied_run / name).symlink_to(tmp_path / "elsewhere")
+    assert f"{copied_run / name} is a link" in refused([*words, str(copied_run)], capsys)
+    assert (tmp_path / "elsewhere").exists() == exists
 
 
 def test_resuming_repeats_a_missing_comparison(

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from esper.config.growth import Budget, RewardConfig
+from esper.config.growth import MOST_EPOCHS, Budget, RewardConfig
 from esper.config.learning import PolicyConfig, PPOConfig
 from esper.config.run import (
     CheckpointConfig,
@@ -13,6 +13,7 @@ from esper.config.run import (
 )
 
 counts = st.integers(1, 2**62)
+epochs = st.integers(1, MOST_EPOCHS)
 positive = st.floats(0, 1e300, exclude_min=True)
 not_negative = st.floats(0, 1e300)
 shares = st.floats(0, 1)
@@ -30,7 +31,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     ppo = st.builds(
         PPOConfig,
         learning_rate=not_negative,
-        n_epochs=counts,
+        n_epochs=st.integers(1, 10_000),
         batch_size=counts,
         n_minibatches=st.none() | st.just(1),  # more need as many sequences
         sequence_length=st.none() | counts,
@@ -56,7 +57,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
             n_steps=counts,
             seed=st.integers(0, 2**64 - 1),
             threads=st.integers(1, 1024),
-            budget=st.builds(Budget, n_epochs=counts, flop_price=not_negative),
+            budget=st.builds(Budget, n_epochs=epochs, flop_price=not_negative),
             rewards=st.builds(RewardConfig, gamma=st.just(gamma), shaping=not_negative),
             policy=st.builds(PolicyConfig, lstm_size=counts, normalize_observations=st.booleans()),
             ppo=ppo,

@@ -42,6 +42,11 @@ def send(served: Served, text: str) -> str:
         (f"GET /{'x' * 500_000} HTTP/1.1\r\nHost: {{host}}\r\n{{end}}", "400"),
         (f"{HEAD}Host: {{host}}\r\nOrigin: http://{{host}}\r\nOrigin: http://x\r\n\r\n", "403"),
         (f"{HEAD}Host: {{host}}\r\nCookie: x=y\r\n\r\n", "200"),
+        (f"{HEAD}Host: {{host}}\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n\r\n", "400"),
+        (f"{HEAD}Host: {{host}}\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n", "400"),
+        (f"{HEAD}Host: {{host}}\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n\r\n", "400"),
+        ("POST / HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n\r\n", "400"),
     ],
 )
 def test_malformed_requests_get_an_error_status(
@@ -76,3 +81,19 @@ def test_requests_are_not_logged(tmp_path: Path, capfd: pytest.CaptureFixture[st
                 served.ask(f"{path}?token={served.made.access.token}", method)
         served.ask("/api/runs", host="evil.example")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_malformed_body_after_the_response_closes_the_connection(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = f"GET /api/runs HTTP/1.1\r\nHost: {{host}}\r\n{OWN}Transfer-Encoding: chunked\r\n\r\n"
+    with serve(tmp_path) as served:
+        known = {"host": served.host, "cookie": served.cookie, "key": served.key}
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+            connection.sendall(head.format(**known).encode())
+            assert connection.recv(65536)[9:12] == b"200"
+            connection.sendall(b"nonsense\r\n\r\n")
+            while connection.recv(65536):
+                pass
+        assert served.ask("/api/runs").status == 200
+    assert capfd.readouterr().err == ""

@@ -1,6 +1,7 @@
 """A host of a task is grown like any model, and can be saved for use without Esper."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 
+import esper
 from esper.environment.draws import draw_seed
-from esper.errors import ConfigError, RunError, StorageError
+from esper.errors import ConfigError, RunError, SavedModelError, StorageError
 from esper.growing.grow import TimelineStep, grow, grow_best_host, save_grown
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import WaitController
@@ -95,6 +97,16 @@ def test_a_saved_model_runs_without_esper_for_any_batch_size(tmp_path: Path) -> 
             parameter.zero_()
     grown.model.load_state_dict(weights)
     assert all(torch.equal(before[n], t) for n, t in grown.model.state_dict().items())
+
+
+def test_loading_a_grown_model_as_a_growing_one_says_what_to_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    folder = save_grown(grow("spirals", controller="wait", n_epochs=1), tmp_path / "grown")
+    call = re.escape(f"torch.export.load({str(folder / 'model.pt2')!r}).module()")
+    with pytest.raises(SavedModelError, match=rf"{folder} .*save_grown; .*{call}"):
+        esper.load(folder, torch.nn.Identity)
 
 
 def test_a_controller_is_a_run_its_path_or_a_name(done_run: Run) -> None:

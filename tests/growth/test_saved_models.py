@@ -270,12 +270,21 @@ def _edit(saved: Path, **changes: object) -> None:
 BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "tensors gone": (lambda d: next(d.glob("*.safetensors")).unlink(), "is missing"),
     "JSON gone": (lambda d: (d / "growth.json").unlink(), "growth.json is missing"),
-    "JSON cut": (lambda d: (d / "growth.json").write_text('{"format": 1'), "is damaged"),
+    "JSON cut": (lambda d: (d / "growth.json").write_text('{"format": 1'), r"damaged: .*\(line 1"),
     "no object": (lambda d: (d / "growth.json").write_text("[1]"), "is damaged"),
+    "no format": (
+        lambda d: (d / "growth.json").write_text('{"gormat": 1}'),
+        "growth.json is damaged: it has no 'format'",
+    ),
     "newer": (lambda d: _edit(d, format=2), "has format 2"),
     "outside": (lambda d: _edit(d, tensors="../victim.safetensors"), "'../victim.safetensors'"),
     "no name": (lambda d: _edit(d, tensors=None), "names the tensor file None"),
     "no lives": (lambda d: _edit(d, lives={}), "is damaged"),
+    "no name of a kind": (
+        lambda d: _edit(d, sites=[dict.fromkeys(("input_shape", "path", "kind"), 3)]),
+        "is damaged: it has a value of the wrong type",
+    ),
+    "an empty site": (lambda d: _edit(d, sites=[{}]), "is damaged: it has no '"),
 }
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -89,6 +90,55 @@ def _make_link_of(path: Path) -> None:
 
 def _exchange(path: Path) -> None:
     shutil.copy(path.parents[1] / "step-000000001" / path.name, path)
+
+
+WORDS = {
+    b"": r"manifest\.json is not valid JSON \(line 1, column 1\)\.$",
+    b"\xff": r"manifest\.json is not UTF-8 text\.$",
+    b"[]": r"manifest\.json is not a JSON object\.$",
+    b"{}": r"manifest\.json has no 'format'\.$",
+    b'{"format": 2}': r"manifest\.json has no 'sha256'\.$",
+    b'{"format": 2, "sha256": "x"}': r"manifest\.json does not match its own sha256\.$",
+    b'{"a": 1, "a": 2}': r"manifest\.json has the key 'a' twice\.$",
+    write_manifest({"format": 3}): r"manifest\.json has format 3; .*reads 2\.$",
+    write_manifest({"format": 2}): r"step in manifest\.json is missing; .*int\.$",
+}
+
+
+@pytest.mark.parametrize("content", WORDS)
+def test_a_damaged_manifest_is_described_in_plain_words(tmp_path: Path, content: bytes) -> None:
+    _saved(tmp_path, 1)
+    (tmp_path / "step-000000001/manifest.json").write_bytes(content)
+    start = re.escape(f"checkpoint {tmp_path / 'step-000000001'} is damaged: ")
+    with pytest.raises(CheckpointError, match=f"^{start}{WORDS[content]}"):
+        load_checkpoint(tmp_path / "step-000000001")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *(("step",), ("is_best",), ("files",), ("made_with",)),
+        ("files", "state.json"),
+        ("files", "state.json", "size"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, [1], "1", 1.5])
+def test_a_manifest_with_a_wrong_type_and_a_valid_hash_is_damaged(
+    tmp_path: Path, keys: tuple[str, ...], value: object
+) -> None:
+    _saved(tmp_path, 1)
+    file = tmp_path / "step-000000001/manifest.json"
+    manifest = read_manifest(file.read_bytes())
+    inner = manifest
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    file.write_bytes(write_manifest(manifest))
+    name = re.escape(".".join(keys))
+    with pytest.raises(CheckpointError, match=rf"is damaged: {name} in manifest\.json"):
+        load_checkpoint(file.parent)
+    with pytest.warns(CheckpointWarning, match=name):
+        CheckpointFolder(tmp_path).best()
 
 
 DAMAGES = [_truncate, _lengthen, _empty, Path.unlink, _make_folder_of, _make_link_of, _exchange]

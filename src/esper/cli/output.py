@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from esper.errors import StorageError, escape_controls
+from esper.errors import StorageError, escape_controls, escape_for_data
 
 _ESCAPE_UNENCODABLE = "esper_escape_unencodable"
 
@@ -141,7 +141,7 @@ def print_json(value: Any) -> None:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON, in ASCII if stdout cannot encode it otherwise."""
     text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
-    return text if can_encode(text) else json.dumps(finite(value), indent=indent)
+    return escape_for_data(text if can_encode(text) else json.dumps(finite(value), indent=indent))
 
 
 def finite(value: Any) -> Any:

@@ -36,24 +36,24 @@ class ReportOptions:
 
 
 def run_report(args: Sequence[str]) -> int:
-    """Print the report, or write it and print its path."""
+    """Print the report, or write it and print its path; then name damaged files it lacks."""
     options = parse(ReportOptions, args, command="report")
     if not options.runs:
         raise UsageError("RUN is missing; give one or more runs. See esper report --help.")
-    from esper.reports.reporting import Report, find_runs, report
+    from esper.errors import ReportError
+    from esper.reports.reporting import Report, find_runs, report_file
 
-    if options.format != "html" and options.out is None:
-        made = Report(find_runs(options.runs), evaluation=options.evaluation)
-        if options.png is not None:
-            made.save_plots(Path(options.png))
+    found = find_runs(options.runs)
+    is_printed = options.format != "html" and options.out is None
+    place = None if is_printed else report_file(found, options.format, options.out)
+    made = Report(found, evaluation=options.evaluation)
+    if options.png is not None:
+        made.save_plots(Path(options.png))
+    if place is None:
         print(made.text(options.format), end="")
-        return 0
-    path = report(
-        options.runs,
-        format=options.format,
-        out=options.out,
-        evaluation=options.evaluation,
-        png=options.png,
-    )
-    print(path)
+    else:
+        made.write(place, options.format)
+        print(place)
+    if made.problems:
+        raise ReportError(" ".join(made.problems))
     return 0

@@ -16,10 +16,11 @@ from esper.cli.output import one_line, print_columns, print_json, print_wrapped
 from esper.cli.parsing import Switch, optional, parse
 from esper.cli.progress import count
 from esper.config.schema import shown
-from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
+from esper.errors import ConfigError, EsperError, RunError, StorageError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder
 from esper.telemetry import Metrics, open_run
+from esper.training.comparison import Comparison
 from esper.training.run import Run, load_run
 
 
@@ -40,6 +41,7 @@ def facts_of(folder: RunFolder, *, verify: bool = False) -> dict[str, Any]:
         if _has_results(folder):
             with open_run(folder.path, verify=verify) as telemetry:
                 metrics = telemetry.metrics()
+                telemetry.sessions()  # a state read from damaged sessions would be wrong
         facts |= {
             "state": run.state,
             "task": run.config.task,
@@ -146,7 +148,7 @@ class ShowOptions:
 
 
 def run_show(args: Sequence[str]) -> int:
-    """Print the state, progress and results of a run."""
+    """Print the state, progress and results of a run; those that can be read if it is damaged."""
     options = parse(ShowOptions, args, command="show")
     found = load_run(options.run)
     facts, summary = facts_of(found.folder, verify=True), found.summary
@@ -156,7 +158,18 @@ def run_show(args: Sequence[str]) -> int:
     if options.json:
         comparison = None if summary is None else summary.to_json()
         print_json(facts | {"sessions": sessions, "summary": comparison})
-        return 0
+    else:
+        _show_text(found, facts, sessions, summary)
+        if options.plot is not None:
+            print(f"\nFigure saved to {options.plot}")
+    if "problem" in facts:
+        raise RunError(facts["problem"])
+    return 0
+
+
+def _show_text(
+    found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]], summary: Comparison | None
+) -> None:
     _show_state(found, facts, sessions)
     if facts["rounds_done"]:
         print()
@@ -172,9 +185,6 @@ def run_show(args: Sequence[str]) -> int:
         show_comparison(summary)
     elif facts["state"] not in ("running", "unreadable"):
         print(f"\nResume with: {found.resume_command}")
-    if options.plot is not None:
-        print(f"\nFigure saved to {options.plot}")
-    return 0
 
 
 def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]]) -> None:
@@ -185,8 +195,6 @@ def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]
         f"{found.path}: {facts['state']}, {config.task}, round {done} of {config.rounds}, "
         f"seed {config.seed}"
     )
-    if "problem" in facts:
-        print_wrapped(facts["problem"], indent="  ")
     for session in sessions:
         ended = session["ended_at"]
         end = _local(ended) if ended else "now" if facts["state"] == "running" else "unknown"
@@ -225,11 +233,10 @@ def _table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def _sessions(found: Run) -> list[dict[str, Any]]:
-    try:
-        with open_run(found.path) as telemetry:
-            return [asdict(session) for session in telemetry.sessions()]
-    except TelemetryError:
+    if not _has_results(found.folder):
         return []
+    with open_run(found.path) as telemetry:
+        return [asdict(session) for session in telemetry.sessions()]
 
 
 def _save_figure(found: Run, path: Path) -> None:

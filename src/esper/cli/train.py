@@ -245,7 +245,10 @@ def run_resume(args: Sequence[str]) -> int:
     from esper.training.run import load_run
 
     found = load_run(options.run)
-    if found.state == "done" and found.summary is not None:
+    if found.is_complete:
+        from esper.training.runs import resume
+
+        resume(found)
         print(f"esper: {found.path} is done; nothing to resume", file=sys.stderr)
         show_results(found, quiet=options.quiet, as_json=options.json)
         return 0

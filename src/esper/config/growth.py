@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from esper.config.checks import (
+    MOST_INT,
     make_numbers_plain,
     require_bool,
     require_choice,
@@ -13,6 +14,14 @@ from esper.config.checks import (
     require_number,
 )
 from esper.errors import ConfigError
+
+MOST_EPOCHS = 100_000
+"""Most epochs of an episode. This and what follows bound the time that a file can ask for."""
+
+MOST_BATCHES_PER_EPOCH = 1_000_000
+
+MOST_BLOCKS = 1000
+"""Most blocks of a host, each of which has slots; other sizes are bounded by memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +99,7 @@ class Budget:
     score."""
 
     def __post_init__(self) -> None:
-        require_int("n_epochs", self.n_epochs, least=1)
+        require_int("n_epochs", self.n_epochs, least=1, most=MOST_EPOCHS)
         require_number("flop_price", self.flop_price, least=0.0)
         require_number("parameter_rent", self.parameter_rent, least=0.0)
         make_numbers_plain(self)
@@ -170,7 +179,9 @@ class PopulationConfig:
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size, least=2)
         if self.batches_per_epoch is not None:
-            require_int("batches_per_epoch", self.batches_per_epoch, least=1)
+            require_int(
+                "batches_per_epoch", self.batches_per_epoch, least=1, most=MOST_BATCHES_PER_EPOCH
+            )
         require_number("learning_rate", self.learning_rate, above=0.0)
         require_number("weight_decay", self.weight_decay, least=0.0)
         for name in ("momentum", "beta1", "beta2"):
@@ -255,4 +266,5 @@ HostConfig = MLPHostConfig | CNNHostConfig | GPTHostConfig
 
 def _require_sizes(config: HostConfig, *names: str) -> None:
     for name in names:
-        require_int(name, getattr(config, name), least=1)
+        most = MOST_BLOCKS if name == "n_blocks" else MOST_INT
+        require_int(name, getattr(config, name), least=1, most=most)

@@ -156,7 +156,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         require_number("learning_rate", self.learning_rate, least=0.0)
-        require_int("n_epochs", self.n_epochs, least=1)
+        require_int("n_epochs", self.n_epochs, least=1, most=10_000)
         require_int("batch_size", self.batch_size, least=1)
         if self.n_minibatches is not None:
             require_int("n_minibatches", self.n_minibatches, least=1)

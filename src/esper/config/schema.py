@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from esper.config.run import RunConfig
-from esper.errors import ConfigError, did_you_mean, escape_controls
+from esper.errors import ConfigError, did_you_mean, escape_for_data
 
 NONE = "none"
 """The spelling of None, which TOML lacks."""
@@ -109,7 +109,7 @@ def string_text(text: str) -> str:
         raise ConfigError(f"{shown(text)} is not valid Unicode.") from error
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     escaped = re.sub(r"[\t\n]", lambda found: f"\\u{ord(found[0]):04X}", escaped)
-    return f'"{escape_controls(escaped)}"'
+    return f'"{escape_for_data(escaped)}"'
 
 
 def key_text(key: str) -> str:

@@ -168,9 +168,12 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a malformed request, with the headers of every response, and close."""
-        if self.is_busy:  # the response to another request has begun
-            self.transport.close()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # the body of a request that has been answered
             return
+        if self.is_busy:  # the body of a request whose response has not begun
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = json_text({"error": msg}).encode()
         headers = {
             **HEADERS,

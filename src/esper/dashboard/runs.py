@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from esper.errors import EsperError, RunError, message_of
 from esper.reports import views
+from esper.storage.files import plain_reason
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import RunTelemetry, open_run
 
@@ -191,7 +192,7 @@ def _row(name: str, folder: RunFolder) -> Row:
         row["problem"] = str(error)
     except (ValueError, KeyError, TypeError) as error:
         # Malformed files of one run must not hide the others.
-        row["problem"] = f"{name} is damaged: {error!r}"
+        row["problem"] = f"{name} is damaged: {plain_reason(error)}."
     return row
 
 

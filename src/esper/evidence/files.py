@@ -97,7 +97,7 @@ class EvidenceFile:
             return cls.from_json(parse_json(text))
         except ValueError as error:
             raise EvidenceError(
-                f"{name} is not valid JSON: {error}; run the evaluation again."
+                f"{name} cannot be read: {error}; run the evaluation again."
             ) from error
         except EvidenceError as error:
             raise EvidenceError(f"{name} cannot be read: {error}") from error

@@ -6,7 +6,7 @@ The same configuration and seed always give the same weights.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from esper.config.growth import (
     HostConfig,
     MLPHostConfig,
 )
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.host_slots import slots
@@ -47,12 +48,13 @@ def make_host(
             a host of that design. May differ from ``config`` only in ``hidden``.
 
     Raises:
-        ConfigError: If ``design`` differs from ``config`` in anything but ``hidden``.
+        ConfigError: If ``design`` differs from ``config`` in anything but ``hidden``, or the
+            weights do not fit into memory.
     """
     if design is not None:
         _require_same_sites(config, design)
-    host = build_host(config, seed=seed)
     sites = list(host_sites(design or config))
+    host = build_host(config, seed=seed)
     attach_slots(host, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
     return host
 
@@ -90,9 +92,29 @@ def build_host(config: HostConfig, *, seed: int = 0) -> nn.Module:
                 return GPTHost(config)
 
 
+def _count_matrix_weights(config: HostConfig) -> int:
+    """Return the number of weights in a host's matrices, which is nearly all."""
+    width, blocks = config.width, config.n_blocks
+    match config:
+        case MLPHostConfig():
+            ends = config.n_features + config.n_classes
+            return width * (ends + 2 * blocks * config.hidden)
+        case CNNHostConfig():
+            ends = 9 * config.n_channels + config.n_classes
+            return width * (ends + 18 * blocks * config.hidden)
+        case GPTHostConfig():
+            ends = 2 * config.vocabulary + config.context
+            return width * (ends + blocks * (4 * width + 2 * config.hidden))
+
+
 @lru_cache(maxsize=64)
 def host_sites(config: HostConfig) -> tuple[SlotSite, ...]:
-    """Return the sites of a host's slots, found by a dry run once per configuration."""
+    """Return the sites of a host's slots, found by a dry run once per configuration.
+
+    Raises:
+        ConfigError: If the weights of the host do not fit into memory.
+    """
+    require_memory(BYTES_PER_WEIGHT * _count_matrix_weights(config), **asdict(config))
     host = add_slots(build_host(config), slot_names(config), sample_input(config))
     return tuple(slots(host).sites)
 

@@ -30,7 +30,7 @@ from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
 from esper.growth.sites import SlotSite
-from esper.storage.files import read_json, verified, with_checksum, write_atomic
+from esper.storage.files import plain_reason, read_json, verified, with_checksum, write_atomic
 from esper.version import __version__
 
 
@@ -215,8 +215,8 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     try:
         _restore_slots(model, growth)
         saved = SavedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise SavedModelError(f"{folder / JSON_FILE} is damaged: {error!r}") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SavedModelError(f"{folder / JSON_FILE} is damaged: {plain_reason(error)}.") from error
     problem = saved.find_mismatch(TensorTable(model))
     if problem is not None:
         raise SavedModelError(f"build returned another model than the one in {folder}: {problem}")
@@ -282,20 +282,23 @@ def _read_json(folder: Path) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise SavedModelError(f"{folder} holds no saved model: {JSON_FILE} is missing.")
     try:
-        growth: Any = read_json(path)
-        version = growth["format"]
+        values: Any = read_json(path)
+        if isinstance(values, dict) and "format" not in values and "timeline" in values:
+            raise SavedModelError(
+                f"{folder} holds no growing model of esper.save, but a grown one of esper grow or "
+                "esper.save_grown; load it with torch.export.load("
+                f"{str(folder / 'model.pt2')!r}).module()."
+            )
+        version = values["format"] if isinstance(values, dict) else FORMAT
+        if version != FORMAT:
+            raise SavedModelError(
+                f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."
+            )
+        growth = verified(values)
     except OSError as error:
         raise SavedModelError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise SavedModelError(f"{path} is damaged: {error!r}") from error
-    if version != FORMAT:
-        raise SavedModelError(
-            f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."
-        )
-    try:
-        growth = verified(growth)
-    except ValueError as error:
-        raise SavedModelError(f"{path} is damaged: {error}.") from error
+    except (ValueError, KeyError) as error:
+        raise SavedModelError(f"{path} is damaged: {plain_reason(error)}.") from error
     names: list[Any] = [growth.get("tensors"), *(growth.get("replaces") or [])]
     for name in names:
         if not isinstance(name, str) or _TENSOR_FILE.fullmatch(name) is None:

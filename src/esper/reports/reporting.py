@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from esper.config.checks import require_choice
-from esper.errors import EvidenceError, ReportError, StorageError, TelemetryError
+from esper.errors import (
+    EsperWarning,
+    EvidenceError,
+    ReportError,
+    StorageError,
+    TelemetryError,
+    escape_for_data,
+)
 from esper.invocation import training_command
 from esper.reports.evidence_figures import DATA_FILE
 from esper.reports.run_report import markdown, page
@@ -24,7 +32,7 @@ from esper.reports.run_report.values import (
     collect_values,
     evaluation_values,
 )
-from esper.storage.files import write_atomic
+from esper.storage.files import plain_reason, write_atomic
 from esper.storage.run_folder import shell_word
 from esper.telemetry.damage import hash_file_of
 from esper.version import __version__
@@ -52,6 +60,8 @@ def report(
 ) -> Path:
     """Write a report on one or more runs, finished or not, and return its path.
 
+    Emits an :class:`EsperWarning` for each damaged file whose contents the report lacks.
+
     Args:
         runs: Runs, their folders, or their names in the runs folder.
         format: ``"html"`` for a self-contained page, ``"md"`` or ``"json"``.
@@ -64,19 +74,18 @@ def report(
         ConfigError: If the format is unknown, or charts are requested without matplotlib.
         RunError: If a run does not exist.
         ReportError: If a run has no records, or the file exists and is not a report.
+        TelemetryError: If the records of a run are damaged.
         StorageError: If a file cannot be written.
     """
     chosen = require_choice("format", format, FORMATS)
     found = find_runs(runs)
-    place = Path(out) if out is not None else _default_file(found, chosen)
-    require_replaceable(place)
+    place = report_file(found, chosen, out)
     made = Report(found, evaluation=evaluation)
     if png is not None:
         made.save_plots(Path(png))
-    try:
-        write_atomic(place, made.text(chosen))
-    except OSError as error:
-        raise StorageError(f"cannot write {place}: {error.strerror or error}.") from error
+    made.write(place, chosen)
+    for problem in made.problems:
+        warnings.warn(problem, EsperWarning, stacklevel=2)
     return place
 
 
@@ -101,7 +110,8 @@ class Report:
     def text(self, format: Format) -> str:  # noqa: A002
         """Return the report as HTML, Markdown or JSON."""
         if format == "json":
-            return json.dumps(self.values, indent=1, allow_nan=False) + "\n"
+            text = json.dumps(self.values, indent=1, allow_nan=False) + "\n"
+            return escape_for_data(text)
         document = make_document(self.values, self._evidence)
         if format == "md":
             text = markdown.to_markdown(document)
@@ -109,6 +119,28 @@ class Report:
             text = page.to_html(document, self.values, page_files())
         # A folder's name can contain bytes that are not valid UTF-8.
         return text.encode("utf-8", "replace").decode("utf-8")
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence for each file of the runs that is damaged, with its path."""
+        found = [
+            f"{run['path']}/{problem}"
+            for run in self.values["runs"]
+            for problem in (run["comparison"] or {"problems": []})["problems"]
+        ]
+        names_evaluation = any(DATA_FILE in problem for problem in found)
+        return found if names_evaluation else [*found, *self.values["problems"]]
+
+    def write(self, path: Path, format: Format) -> None:  # noqa: A002
+        """Write the report to a file.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        try:
+            write_atomic(path, self.text(format))
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
 
     def save_plots(self, folder: Path) -> list[Path]:
         """Save the charts as PNG in a folder and return their paths."""
@@ -137,6 +169,23 @@ def find_runs(
         if places.count(place) > 1:
             raise ReportError(f"{run.path} is given twice; give each run once.")
     return found
+
+
+def report_file(
+    runs: Sequence[Run],
+    format: Format,  # noqa: A002
+    out: str | os.PathLike[str] | None,
+) -> Path:
+    """Return the file to write a report to, the default one if none is given.
+
+    Raises:
+        ReportError: If there is another kind of file in its place.
+    """
+    name = f"report.{format}"
+    default = runs[0].path / name if len(runs) == 1 else Path(name)
+    place = default if out is None else Path(out)
+    require_replaceable(place)
+    return place
 
 
 def require_replaceable(path: Path) -> None:
@@ -174,11 +223,6 @@ def _text_files(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
     return found
 
 
-def _default_file(runs: Sequence[Run], format: Format) -> Path:  # noqa: A002
-    name = f"report.{format}"
-    return runs[0].path / name if len(runs) == 1 else Path(name)
-
-
 def _names(runs: Sequence[Run]) -> list[str]:
     """Return the names of runs, or their folders where two names are the same."""
     names = [run.name for run in runs]
@@ -199,13 +243,15 @@ def _run_values(run: Run, name: str) -> RunValues:
                 commands=(training_command(run.config), f"esper report {shell_word(run.path)}"),
             )
     except TelemetryError as error:
+        if run.folder.telemetry_file.exists():
+            raise
         raise ReportError(f"{run.path} has no records: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
         if hash_file_of(run.folder.telemetry_file).exists():
             raise  # the records are those that were written, so this is a bug
         raise ReportError(
-            f"the records of {run.path} are damaged ({type(error).__name__}: {error}); restore a "
-            "copy of its telemetry."
+            f"the records of {run.path} are damaged ({plain_reason(error)}); restore a copy of its "
+            "telemetry."
         ) from error
     if values["overview"]["task"] is None:
         raise ReportError(f"{run.path} has no records yet; try again later.")

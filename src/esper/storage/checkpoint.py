@@ -95,19 +95,42 @@ def read_manifest(content: bytes) -> dict[str, Any]:
         CheckpointError: If a single bit has changed, or the format version is another one.
     """
     try:
-        manifest = cast("dict[str, Any]", parse_json(content))
-        version = manifest["format"]
-        del manifest["sha256"]
-        is_intact = write_manifest(manifest) == content
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{MANIFEST_FILE} is damaged: {error!r}") from error
-    if not is_intact:
-        raise CheckpointError(f"{MANIFEST_FILE} is damaged: it does not match its own sha256.")
+        values = parse_json(content)
+    except ValueError as error:
+        raise CheckpointError(f"{MANIFEST_FILE} {str(error).removeprefix('it ')}.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{MANIFEST_FILE} is not a JSON object.")
+    manifest = cast("dict[str, Any]", values)
+    for key in ("format", "sha256"):
+        if key not in manifest:
+            raise CheckpointError(f"{MANIFEST_FILE} has no {key!r}.")
+    del manifest["sha256"]
+    if write_manifest(manifest) != content:
+        raise CheckpointError(f"{MANIFEST_FILE} does not match its own sha256.")
+    version = manifest["format"]
     if version != FORMAT:
         raise CheckpointError(
             f"{MANIFEST_FILE} has format {version!r}; this version of esper reads {FORMAT}."
         )
     return manifest
+
+
+def _require_complete(manifest: dict[str, Any]) -> None:
+    """Reject a manifest with a valid checksum that :func:`make_manifest` cannot have made."""
+    _require_types(manifest, "", step=int, is_best=bool, files=dict, made_with=dict)
+    _require_types(manifest["files"], "files.", **dict.fromkeys((TENSORS_FILE, FACTS_FILE), dict))
+    for name in (TENSORS_FILE, FACTS_FILE):
+        _require_types(manifest["files"][name], f"files.{name}.", size=int, sha256=str)
+
+
+def _require_types(values: dict[str, Any], prefix: str, **kinds: type) -> None:
+    for name, kind in kinds.items():
+        if type(values.get(name)) is not kind:
+            found = repr(values[name]) if name in values else "missing"
+            raise CheckpointError(
+                f"{prefix}{name} in {MANIFEST_FILE} is {found[:60]}; it must be of type "
+                f"{kind.__name__}."
+            )
 
 
 _NAME = re.compile(r"step-([0-9]{9,})")
@@ -193,6 +216,7 @@ def inspect(folder: Path, step: int) -> dict[str, Any]:
                 f"{MANIFEST_FILE} has {size} bytes, more than {MAX_MANIFEST_BYTES}."
             )
         manifest = read_manifest((folder / MANIFEST_FILE).read_bytes())
+        _require_complete(manifest)
         if manifest["step"] != step:
             raise CheckpointError(f"it is the checkpoint of step {manifest['step']}.")
         for name in (TENSORS_FILE, FACTS_FILE):

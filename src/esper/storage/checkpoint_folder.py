@@ -102,7 +102,9 @@ class CheckpointFolder:
             return loaded
         if skipped:
             names = ", ".join(path.name for path in skipped)
-            raise CheckpointError(f"{self.path} has only damaged checkpoints: {names}.")
+            raise CheckpointError(
+                f"{self.path} has only damaged checkpoints: {names}; restore a copy of one."
+            )
         raise CheckpointError(f"{self.path} holds no checkpoints.")
 
     def best(self) -> Loaded | None:

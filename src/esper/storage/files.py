@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from esper.errors import StorageError
+from esper.errors import StorageError, message_of
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
@@ -99,7 +99,8 @@ def read_json(path: Path, *, allow_nan: bool = False) -> Any:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is not valid JSON, or an object has a key twice.
+        ValueError: If it is not valid JSON, or an object has a key twice; the message calls the
+            file "it".
     """
     return parse_json(path.read_bytes(), allow_nan=allow_nan)
 
@@ -108,7 +109,7 @@ def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
     """Return the value of a JSON text; see :func:`read_json`."""
 
     def reject(constant: str) -> Any:
-        raise ValueError(f"{constant} is not a finite number")
+        raise ValueError(f"it holds {constant}, which is not a finite number")
 
     try:
         return json.loads(
@@ -116,6 +117,24 @@ def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"it is not valid JSON ({place})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise ValueError("it has a number of thousands of digits") from error
+
+
+def plain_reason(error: Exception) -> str:
+    """Return why values from a file cannot be used, without the words of Python's exceptions."""
+    if isinstance(error, KeyError) and error.args:
+        return f"it has no {error.args[0]!r}"
+    if isinstance(error, (TypeError, LookupError, AttributeError)):
+        return "it has a value of the wrong type or length"
+    return message_of(error)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,7 +142,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} appears twice")
+        raise ValueError(f"it has the key {repeated!r} twice")
     return found
 
 
@@ -157,7 +176,7 @@ def verified(values: Any, *, may_lack: bool = False) -> dict[str, Any]:
     if CHECKSUM not in found and may_lack:
         return found
     if found.pop(CHECKSUM, None) != checksum_of(found):
-        raise ValueError("its contents do not match its checksum")
+        raise ValueError("it does not match its checksum")
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import CheckpointError, type_of
+from esper.storage.files import parse_json, plain_reason
 from esper.storage.tensors import has_code, pack, unpack
 
 MAX_DEPTH = 200
@@ -111,7 +112,7 @@ def to_nested(state: State) -> dict[Any, Any]:
     try:
         nested = _from_tree(state.facts[_NESTED], unused.pop)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the nested state is damaged: {error!r}") from error
+        raise CheckpointError(f"the nested state is damaged: {plain_reason(error)}") from error
     if unused or not isinstance(nested, dict):
         raise CheckpointError(
             f"the nested state does not use the tensors {sorted(unused)}; it was not made by "
@@ -205,12 +206,17 @@ def decode(files: dict[str, bytes]) -> State:
         CheckpointError: If the files were not made by :func:`encode`.
     """
     try:
-        plain: dict[str, Any] = json.loads(files[FACTS_FILE])
-        tensors = unpack(files[TENSORS_FILE])
+        plain = cast("dict[str, Any]", parse_json(files[FACTS_FILE], allow_nan=True))
         facts, names = cast("dict[str, Any]", plain["facts"]), cast("list[str]", plain["tensors"])
+    except (ValueError, KeyError, TypeError) as error:
+        reason = plain_reason(error).removeprefix("it ")
+        raise CheckpointError(f"{FACTS_FILE} {reason}.") from error
+    try:
+        tensors = unpack(files[TENSORS_FILE])
         ordered = {name: tensors.pop(name) for name in names}
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"the files of the state are invalid: {error!r}") from error
+        reason = plain_reason(error)
+        raise CheckpointError(f"{TENSORS_FILE} cannot be read ({reason}).") from error
     if tensors:
         raise CheckpointError(f"{FACTS_FILE} does not name the tensors {sorted(tensors)}.")
     return State(ordered, facts)

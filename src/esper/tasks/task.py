@@ -92,6 +92,9 @@ def bits_per_character(vocabulary: int) -> Metric:
     )
 
 
+MOST_BATCHES = 100_000_000
+"""Most batches of an episode, which take hours even for the smallest hosts."""
+
 __all__ = ["ACCURACY", "Metric", "Samples", "Task", "TaskData", "TaskDraw"]
 
 
@@ -129,6 +132,7 @@ class Task:
             has = "neither data nor draw" if self.data is None else "both data and draw"
             raise TaskError(f"task {self.name!r} has {has}; it must have exactly one of them.")
         self._require_kinds()
+        self._require_end()
         object.__setattr__(self, "variants", self._check_variants())
         if self.n_classes is not None:
             if self.data is None:
@@ -242,6 +246,15 @@ class Task:
                     f"{name} of task {self.name!r} is {shown(value)}; it must be a "
                     f"{allowed[0].__name__}."
                 )
+
+    def _require_end(self) -> None:
+        """Reject an episode that would never end."""
+        n_epochs, n_batches = self.budget.n_epochs, self.training.batches_per_epoch or 1
+        if n_epochs * n_batches > MOST_BATCHES:
+            raise TaskError(
+                f"task {self.name!r} has n_epochs {n_epochs} and batches_per_epoch {n_batches}; an "
+                f"episode may have at most {MOST_BATCHES} batches. Use fewer epochs or batches."
+            )
 
     @cached_property
     def _fixed(self) -> TaskDraw:

@@ -83,6 +83,20 @@ def require_own_journal(path: Path) -> None:
             )
 
 
+def require_no_linked_log(path: Path) -> None:
+    """Reject a link in the place of one of SQLite's own files, which SQLite does not follow.
+
+    Raises:
+        DamagedTelemetryError: If there is one, naming it; SQLite would name no file.
+    """
+    for end in LOGS:
+        log = path.with_name(f"{path.name}{end}")
+        if log.is_symlink():
+            raise DamagedTelemetryError(
+                f"{log} is a link; put the file itself in its place, or delete it."
+            )
+
+
 def set_aside(path: Path) -> Path:
     """Rename a broken database and its logs, so that a new one can take its place; return it."""
     number = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast, overload
 
 from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean, message_of
-from esper.telemetry.damage import require_unchanged
+from esper.telemetry.damage import require_no_linked_log, require_unchanged
 from esper.telemetry.metrics import Metrics, collect_metrics
 from esper.telemetry.records import RECORD_TYPES, TABLES, RunRecord, SessionRecord
 from esper.telemetry.schema import (
@@ -53,6 +53,7 @@ def open_run(directory: str | os.PathLike[str], *, verify: bool = False) -> RunT
     path = Path(directory) / FILE_NAME
     if not os.path.isfile(path):
         raise TelemetryError(f"{path} does not exist; name the folder of a run.")
+    require_no_linked_log(path)
     if verify:
         require_unchanged(path)
     return RunTelemetry(path)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
-from esper.errors import ConfigError, RunError, did_you_mean
+from esper.errors import CheckpointError, ConfigError, RunError, did_you_mean
 from esper.invocation import training_command
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
@@ -24,7 +25,7 @@ from esper.tamiyo import (
 )
 from esper.tamiyo.controllers.progressive import HostSize, progressive
 from esper.training.run import Run
-from esper.training.state import require_same_config
+from esper.training.state import require_saved_config
 
 SHIPPED = "shipped"
 """The name of the trained controller that ships with Esper."""
@@ -122,12 +123,19 @@ def controller_of(run: Run) -> SavedController:
 
     Raises:
         RunError: If the run has not been evaluated yet.
-        CheckpointError: If no checkpoint of the run is intact.
+        CheckpointError: If no checkpoint with a controller is intact.
     """
-    parts = split(CheckpointFolder(run.folder.checkpoints).latest().state)
-    if "config" in parts:
-        require_same_config(run.config, parts["config"].facts["toml"])
+    loaded = CheckpointFolder(run.folder.checkpoints).latest()
+    require_saved_config(run.config, loaded.state)
+    parts = split(loaded.state)
     best = parts["best_policy"]
+    if not best.tensors and loaded.skipped:
+        again = f"delete {run.folder.summary_file} and " if run.is_complete else ""
+        raise CheckpointError(
+            f"the controller of run {run.name!r} is lost: {_names(loaded.skipped)} damaged and "
+            f"{loaded.path.name} is from before the first evaluation; restore a copy, or {again}"
+            f"train again from there: {run.resume_command}"
+        )
     if not best.tensors:
         raise RunError(
             f"run {run.name!r} has no controller yet; its first evaluation is after round "
@@ -146,6 +154,10 @@ def controller_of(run: Run) -> SavedController:
         growth=None if growth is None else GrowthConfig(**growth),
         origin=_origin(run),
     )
+
+
+def _names(paths: tuple[Path, ...]) -> str:
+    return f"{', '.join(path.name for path in paths)} {'is' if len(paths) == 1 else 'are'}"
 
 
 def _origin(run: Run) -> dict[str, Any]:

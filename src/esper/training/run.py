@@ -59,6 +59,11 @@ class Run:
                 return "killed"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the run is done and has its final comparison, so that nothing is left to do."""
+        return self.state == "done" and self.summary is not None
+
+    @property
     def rounds_done(self) -> int:
         """Number of recorded rounds."""
         try:

@@ -50,7 +50,7 @@ from esper.training.records import evaluation_record
 from esper.training.run import Run
 from esper.training.setup import require_room, resolve_task
 from esper.training.signals import signals_ask
-from esper.training.state import Progress
+from esper.training.state import Progress, require_saved_config
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from esper.training.trials import count_hosts, run_final_trials, trial_parts
@@ -210,7 +210,7 @@ def resume(
     stop: StopRequest | None = None,
     allow_code: bool = False,
 ) -> Run:
-    """Resume a run from its last checkpoint; a run that is done is returned unchanged.
+    """Resume a run from its last checkpoint; a run that is done is checked and returned unchanged.
 
     Args:
         run: The run, its folder, or its name in the runs folder.
@@ -220,16 +220,30 @@ def resume(
 
     Raises:
         TaskError: If the run's settings name code and that is not allowed.
-        RunError: If there is no such run, or another process is working on it.
-        CheckpointError: If no checkpoint is intact.
+        RunError: If there is no such run, another process is working on it, or a link is in the
+            place of one of its files.
+        CheckpointError: If no checkpoint is intact, or the settings differ from its own.
     """
     folder = run.folder if isinstance(run, Run) else RunFolder.find(run)
     found = Run(folder)
-    if found.state == "done" and found.summary is not None:
+    if found.is_complete:
+        _check_complete(found)
         return found
     found.require_trusted_task(allow_code=allow_code)
     require_room(found.config)
     return _run(folder, found.config, watchers, stop or StopRequest())
+
+
+def _check_complete(run: Run) -> None:
+    """Check the files and settings of a run that is done as if it were resumed.
+
+    Its checkpoints may have been deleted: nothing needs them any more.
+    """
+    run.folder.require_own_files()
+    checkpoints = CheckpointFolder(run.folder.checkpoints)
+    if checkpoints.names():
+        with _torch_defaults(run.config.threads):
+            require_saved_config(run.config, checkpoints.latest().state)
 
 
 def _run(

@@ -125,7 +125,7 @@ class RunParts:
         """
         try:
             parts = split(state)
-            require_same_config(self.config, parts["config"].facts["toml"])
+            _require_same_config(self.config, parts["config"].facts["toml"])
             self.agent.load_state_dict(to_nested(parts["agent"]))
             envs: dict[str, Any] = vars(parts["envs"])
             self.envs.load_state_dict(envs)
@@ -144,12 +144,20 @@ MAY_CHANGE = ("checkpoints", "telemetry")
 """Sections that may change before a run is resumed, because they do not affect the results."""
 
 
-def require_same_config(config: RunConfig, saved: str) -> None:
-    """Reject settings that differ from those of the saved run.
+def require_saved_config(config: RunConfig, state: State) -> None:
+    """Reject settings that differ from those that a run's state was saved with.
+
+    States of Esper 0.1 may lack them.
 
     Raises:
         CheckpointError: Naming the first setting that differs.
     """
+    parts = split(state)
+    if "config" in parts:
+        _require_same_config(config, parts["config"].facts["toml"])
+
+
+def _require_same_config(config: RunConfig, saved: str) -> None:
     now = _leaves(asdict(config))
     then = _leaves(asdict(read_toml(saved, source="the checkpoint's settings")))
     for path in sorted(now.keys() | then.keys()):

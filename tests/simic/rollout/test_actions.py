@@ -332,3 +332,48 @@ def test_a_box_has_no_mask() -> None:
     reader = MaskReader(ActionSpec.from_space(space), CPU, space)
     with pytest.raises(ShapeError, match=r"environment 1.*'speed'"):
         reader.read_each([{"speed": None}, {"speed": np.ones(3)}])
+
+
+KINDS_OF_ARRAY: dict[str, Any] = {
+    "bool": lambda mask: mask,
+    "int8": lambda mask: mask.astype(np.int8),
+    "uint8": lambda mask: mask.astype(np.uint8),
+    "int64": lambda mask: mask.astype(np.int64),
+    "float32": lambda mask: mask.astype(np.float32),
+    "every other byte": lambda mask: np.repeat(mask.astype(np.int8), 2)[::2],
+    "list": lambda mask: mask.tolist(),
+}
+
+
+@pytest.mark.parametrize("first", KINDS_OF_ARRAY)
+@pytest.mark.parametrize("others", KINDS_OF_ARRAY)
+@pytest.mark.parametrize("n_envs", [1, 3, 5])
+def test_masks_of_any_kinds_of_arrays_are_read_alike(first: str, others: str, n_envs: int) -> None:
+    random, sizes = np.random.default_rng(n_envs), (2, 5, 3)
+    reader = MaskReader(ActionSpec.independent(sizes), CPU)
+    for _ in range(2):  # the reader remembers the number of environments
+        n_envs += 1
+        flags = [[random.random(size) < 0.5 for size in sizes] for _ in range(n_envs)]
+        expected = np.zeros((n_envs, 3, 5), np.bool_)
+        for env, heads in enumerate(flags):
+            for head, mask in enumerate(heads):
+                expected[env, head, : len(mask)] = mask
+        kinds = [KINDS_OF_ARRAY[others if env else first] for env in range(n_envs)]
+        pairs = list(zip(kinds, flags, strict=True))
+        of_heads = [tuple(kind(mask) for mask in heads) for kind, heads in pairs]
+        flat = [kind(np.concatenate(heads)) for kind, heads in pairs]
+        for masks in (of_heads, flat):
+            assert np.array_equal(reader.read_each(masks).legal.numpy(), expected)
+
+
+def test_masks_that_only_fit_together_are_rejected() -> None:
+    reader = MaskReader(ActionSpec.independent((2, 2)), CPU)
+    one = np.ones(2, np.int8)
+    with pytest.raises(ShapeError, match="environment 0"):
+        reader.read_each([(one, one, one), (one,)])
+    with pytest.raises(ShapeError, match="environment 1"):
+        reader.read_each([np.ones(4, np.int8), np.ones((4, 1), np.int8)])
+    with pytest.raises(ValueRangeError, match=r"environment 1 holds 2 for head"):
+        reader.read_each([(one, one), (one, 2 * one)])
+    with pytest.raises(ValueRangeError, match=r"environment 1 holds 2 for head"):
+        reader.read_each([np.ones(4, np.int8), np.full(4, 2, np.int8)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from esper.tamiyo import (
     save_controller,
 )
 from esper.tamiyo.controllers import saved as saved_files
+from esper.tamiyo.controllers.saved import facts_of
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.tamiyo.random_states import draw_states
@@ -131,13 +132,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
         "17 blueprints",
     ),
+    "a size that takes hours to make": (
+        _change(policy=lambda sizes: sizes | {"lstm_size": 10_000}),
+        "lstm_size is 10000, .*larger than",
+    ),
+    "a size beyond memory": (
+        _change(policy=lambda sizes: sizes | {"slot_size": 10**15}),
+        "slot_size is 1000000000000000, .*larger than",
+    ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
         "16 blueprints",
     ),
     "a blueprint twice": (
         _change(blueprints=lambda names: [*names[1:], names[1]]),
-        "holds no valid controller",
+        "controller.json, blueprints contains 'norm' twice",
     ),
     "an unknown size": (
         _change(policy=lambda sizes: sizes | {"depth": 2}),
@@ -148,8 +157,27 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         _change(policy=lambda sizes: sizes | {"lstm_size": -1}),
         "lstm_size is -1",
     ),
-    "no name": (_change(name=3), "name is 3"),
-    "no origin": (_change(origin=[]), r"and origin \[\]"),
+    "a list for a section": (_change(policy=[1]), r"controller.json, policy is \[1\]"),
+    "a number as a string": (
+        _change(policy=lambda sizes: sizes | {"lstm_size": "8"}),
+        "policy.lstm_size is '8'; it must be a whole number",
+    ),
+    "a nested list": (
+        _change(budget=lambda budget: budget | {"flop_price": [[0.5]]}),
+        r"budget.flop_price is \[\[0.5\]\]; it must be a finite number",
+    ),
+    "a string for a switch": (
+        _change(growth=asdict(GrowthConfig()) | {"advances_alone": "no"}),
+        "growth.advances_alone is 'no'; it must be true or false",
+    ),
+    "a number as a blueprint": (_change(blueprints=["norm", 3]), r"blueprints\[1\] is 3"),
+    "a string as a seed": (_change(origin={"seed": "3"}), "origin.seed is '3'"),
+    "a nested option": (
+        _change(origin={"task_options": {"a": {"b": 1}}}),
+        r"origin.task_options.a is \{'b': 1\}",
+    ),
+    "no name": (_change(name=3), "name is 3; it must be a string"),
+    "no origin": (_change(origin=[]), r"origin is \[\]"),
 }
 
 
@@ -200,9 +228,23 @@ def test_hosts_without_known_blueprints_are_rejected() -> None:
 def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path: Path) -> None:
     save_controller(fresh_controller(), tmp_path)
     _change(**{name: wrong})(tmp_path)
-    with pytest.raises(ControllerError) as caught:
+    with pytest.raises(ControllerError, match=name) as caught:
         load_saved(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["missing", "misspelt"])
+@pytest.mark.parametrize("name", sorted(facts_of(fresh_controller()) | {"sha256": ""}))
+def test_a_missing_fact_is_named(name: str, change: str, tmp_path: Path) -> None:
+    path = save_controller(fresh_controller(), tmp_path) / "controller.json"
+    facts = json.loads(path.read_text())
+    del facts["checksum"]
+    value = facts.pop(name)
+    if change == "misspelt":
+        facts["x" + name[1:]] = value
+    path.write_text(json.dumps(with_checksum(facts)))
+    with pytest.raises(ControllerError, match=f"controller.json has no '{name}'"):
+        load_saved(tmp_path)
 
 
 def test_a_controller_of_format_1_is_accepted_with_a_warning(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -54,11 +54,24 @@ class ObservationLeaf:
         """Whether an image holds 0 to 255, which networks see as 0 to 1."""
         return self.kind == "image" and self.dtype == "uint8"
 
-    def read(self, batch: Any) -> Tensor:
-        """Return values ``[B, ...]`` as a tensor of its own, as they are stored."""
+    def read(self, batch: Any, name: str = "") -> Tensor:
+        """Return values ``[B, ...]`` as a tensor of its own, as they are stored.
+
+        Raises:
+            ShapeError: If they have another shape, by the name of the leaf.
+        """
         if any(self.starts):
             batch = np.asarray(batch) - np.asarray(self.starts).reshape(self.shape)
-        return torch.from_numpy(np.array(batch, self.dtype, order="C"))
+        array = np.array(batch, self.dtype, order="C")
+        if array.shape[1:] != self.shape:
+            self.reject(name, array.shape)
+        return torch.from_numpy(array)
+
+    def reject(self, name: str, shape: object) -> NoReturn:
+        """Raise ShapeError for a batch of another shape."""
+        where = f"observations[{name!r}]" if name else "observations"
+        needed = ", ".join(map(str, ("batch size", *self.shape)))
+        raise ShapeError(f"{where} has shape {shape}; ({needed}) is needed.")
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,7 @@ class ObservationSpec:
         single = self.single
         if single is not None:
             return single.read(batch)
-        return {name: leaf.read(_part(batch, name)) for name, leaf in self.leaves.items()}
+        return {name: leaf.read(_part(batch, name), name) for name, leaf in self.leaves.items()}
 
     def read_list(self, observations: list[Any]) -> Observations:
         """Return observations of several environments as tensors ``[B, ...]``."""
@@ -113,7 +126,7 @@ class ObservationSpec:
         if single is not None:
             return single.read(observations)
         return {
-            name: leaf.read([_part(observation, name) for observation in observations])
+            name: leaf.read([_part(observation, name) for observation in observations], name)
             for name, leaf in self.leaves.items()
         }
 
@@ -147,9 +160,7 @@ class ObservationSpec:
             tensor = given.get(name)
             if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != leaf.shape:
                 shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
-                where = f"observations[{name!r}]" if name else "observations"
-                needed = ", ".join(map(str, ("batch size", *leaf.shape)))
-                raise ShapeError(f"{where} has shape {shape}; ({needed}) is needed.")
+                leaf.reject(name, shape)
 
     def misfit(self, observation: Any) -> str | None:
         """Return in words why one observation does not fit the space; None if it does.
@@ -161,7 +172,7 @@ class ObservationSpec:
             value = observation if name == "" else _part(observation, name)
             part = f" {name!r}" if name else ""
             try:
-                shape = tuple(leaf.read([value]).shape[1:])
+                shape = np.array(value, leaf.dtype).shape
             except (TypeError, ValueError):
                 return f"the observation{part} is {type_of(value)} that is no array of numbers"
             if shape != leaf.shape:

@@ -118,6 +118,7 @@ class LocalEnvironments(Environments):
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
         self._masks = MaskSource(reader)
+        self._bases: list[Any] = [env.unwrapped for env in self.envs]
         self._mask_methods = [mask_method(env) for env in self.envs]
         self._has_mask_methods = all_or_none([one is not None for one in self._mask_methods])
 
@@ -224,8 +225,7 @@ class LocalEnvironments(Environments):
         """Return observations as tensors; an error says whose is wrong, and when."""
         spec = self.observation_spec
         try:
-            tensors = spec.read_list(observations)
-            spec.require_fit(tensors)
+            return spec.read_list(observations)
         except (ShapeError, TypeError, ValueError):
             for number, one in enumerate(observations):
                 try:
@@ -235,7 +235,6 @@ class LocalEnvironments(Environments):
                 if wrong is not None:
                     raise ShapeError(f"environment {number}, {self._now}: {wrong}.") from None
             raise
-        return tensors
 
     @property
     def _now(self) -> str:
@@ -256,9 +255,9 @@ class LocalEnvironments(Environments):
             env.close()
 
     def _read_masks(self, infos: list[dict[str, Any]]) -> Any:
-        joint = [getattr(env.unwrapped, "masks", None) for env in self.envs]
-        if hasattr(joint[0], "for_policy"):
-            return join_masks([cast(PolicyMasks, masks).for_policy() for masks in joint])
+        if hasattr(getattr(self._bases[0], "masks", None), "for_policy"):
+            parts = [cast(PolicyMasks, base.masks).for_policy() for base in self._bases]
+            return join_masks(parts)
         source = self._masks
         offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
         source.find(offered, by_method=self._has_mask_methods)

@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import safetensors.torch
 import torch
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from esper.config import PolicyConfig
 from esper.config.growth import Budget, GrowthConfig
-from esper.errors import ControllerError, EsperError, StorageError, message_of
+from esper.config.run import OptionValue
+from esper.config.schema import checked_value, hints_of, shown
+from esper.errors import ConfigError, ControllerError, SlotError, StorageError, message_of
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -43,6 +45,8 @@ from esper.tamiyo.controllers.learned import (
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.version import __version__
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,21 +104,27 @@ class SavedController:
         Raises:
             ControllerError: If the weights do not fit the policy.
         """
+        largest = max((max(t.shape, default=0) for t in self.weights.values()), default=0)
+        for name, size in asdict(self.policy).items():
+            if size > largest:  # found before a network of that size is made
+                raise self._misfit(f"{name} is {size}, but no weight is larger than {largest}")
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             policy = SlotPolicy(slot_config, self.policy)
         try:
             policy.load_state_dict(dict(self.weights))
         except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise ControllerError(
-                f"the weights of controller {self.name!r} do not fit a policy of its sizes with "
-                f"{len(self.blueprints)} blueprints ({reason}); export it again."
-            ) from error
+            raise self._misfit(str(error).splitlines()[-1].strip()) from error
         if not all(torch.isfinite(tensor).all() for tensor in policy.state_dict().values()):
             raise ControllerError(
                 f"the weights of controller {self.name!r} are not all finite; export it again."
             )
         return policy
+
+    def _misfit(self, reason: str) -> ControllerError:
+        return ControllerError(
+            f"the weights of controller {self.name!r} do not fit a policy of its sizes with "
+            f"{len(self.blueprints)} blueprints ({reason}); export it again."
+        )
 
 
 FORMAT = 2
@@ -178,16 +188,20 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
         raise ControllerError(
             f"{path / WEIGHTS_FILE} cannot be read: {reason}; {_ADVICE}"
         ) from error
-    if facts.get("sha256") != _hash(content):
+    if facts["sha256"] != _hash(content):
         raise ControllerError(
             f"{path / WEIGHTS_FILE} does not match the sha256 in {FACTS_FILE}; {_ADVICE}"
         )
     try:
         weights = safetensors.torch.load(content)
         controller = _controller_from(facts, weights)
-    except (SafetensorError, EsperError, KeyError, TypeError, ValueError) as error:
+    except (ConfigError, SlotError) as error:
+        reason = str(error).rstrip(".")
+        raise ControllerError(f"in {path / FACTS_FILE}, {reason}; {_ADVICE}") from error
+    except SafetensorError as error:
+        reason = message_of(error)
         raise ControllerError(
-            f"{path} holds no valid controller ({message_of(error)}); {_ADVICE}"
+            f"{path / WEIGHTS_FILE} holds no valid weights ({reason}); {_ADVICE}"
         ) from error
     _validate(controller, path)
     return controller
@@ -227,7 +241,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise ControllerError(f"{path} cannot be read ({error}); {_ADVICE}") from error
     if not isinstance(facts, dict):
         raise ControllerError(f"{path} is not a JSON object; {_ADVICE}")
-    version = cast(dict[str, Any], facts).get("format")
+    _require_keys(path, cast(dict[str, Any], facts), ("format",))
+    version = cast(dict[str, Any], facts)["format"]
     if version not in (1, FORMAT):
         raise ControllerError(
             f"{path} has format {version!r}; this version of Esper reads 1 and {FORMAT}."
@@ -243,13 +258,20 @@ def read_facts(folder: Path) -> dict[str, Any]:
             ControllerWarning,
             stacklevel=3,
         )
+    _require_keys(path, found, (*_KEYS, *_meanings()))
     for name, wanted in _meanings().items():
-        if found.get(name) != wanted:
+        if found[name] != wanted:
             raise ControllerError(
-                f"the {name.replace('_', ' ')} of {path}, saved by Esper {found.get('esper')}, "
+                f"the {name.replace('_', ' ')} of {path}, saved by Esper {found['esper']}, "
                 f"are not those of this version ({__version__}); train the controller again."
             )
     return found
+
+
+def _require_keys(path: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if name not in facts:
+            raise ControllerError(f"{path} has no {name!r}; {_ADVICE}")
 
 
 def facts_of(controller: SavedController) -> dict[str, Any]:
@@ -269,6 +291,22 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
 
 
 _ADVICE = "save the controller again."
+_KEYS = (
+    *("esper", "name", "deterministic", "policy", "budget", "growth", "origin", "blueprints"),
+    "sha256",
+)
+_ORIGIN: dict[str, Any] = {
+    "task": str,
+    "task_options": dict[str, OptionValue],
+    "seed": int,
+    "rounds": int,
+    "episodes": int,
+    "envs": int,
+    "n_steps": int,
+    "command": str,
+    "comparison": tuple[str, ...],
+}
+"""Types of what is read from a controller's origin; all of it is optional."""
 
 
 def _meanings() -> dict[str, Any]:
@@ -289,34 +327,39 @@ def _meanings() -> dict[str, Any]:
 
 
 def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> SavedController:
-    name, blueprints, is_greedy = (facts[k] for k in ("name", "blueprints", "deterministic"))
     origin = facts["origin"]
-    kinds = isinstance(name, str), isinstance(is_greedy, bool), isinstance(origin, dict)
-    if not all(kinds):
-        raise ValueError(f"name is {name!r}, deterministic {is_greedy!r} and origin {origin!r}")
-    task, options = origin.get("task", ""), origin.get("task_options", {})
-    if not isinstance(task, str) or not isinstance(options, dict):
-        raise ValueError(f"origin.task is {task!r} and origin.task_options {options!r}")
-    growth = facts["growth"]
+    if not isinstance(origin, dict):
+        raise ConfigError(f"origin is {shown(origin)}; it must be an object.")
+    for name, hint in _ORIGIN.items():
+        if name in origin:
+            checked_value(f"origin.{name}", origin[name], hint)
+    blueprints = checked_value("blueprints", facts["blueprints"], tuple[str, ...])
     return SavedController(
-        name=name,
+        name=checked_value("name", facts["name"], str),
         weights=weights,
-        policy=PolicyConfig(**_settings(PolicyConfig, facts["policy"])),
-        blueprints=SlotConfig(("slot",), blueprints=tuple(blueprints)).blueprints,
-        deterministic=is_greedy,
-        budget=Budget(**_settings(Budget, facts["budget"])),
-        growth=None if growth is None else GrowthConfig(**_settings(GrowthConfig, growth)),
-        origin=origin,
+        policy=_section(PolicyConfig, facts, "policy"),
+        blueprints=SlotConfig(("slot",), blueprints=blueprints).blueprints,
+        deterministic=checked_value("deterministic", facts["deterministic"], bool),
+        budget=_section(Budget, facts, "budget"),
+        growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
+        origin=cast("dict[str, Any]", origin),
     )
 
 
-def _settings(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a dataclass, which must be exactly its fields."""
-    known = {each.name for each in fields(kind)}
-    if set(values) != known:
-        names = ", ".join(sorted(known.symmetric_difference(values)))
-        raise ValueError(f"missing or unknown settings: {names}")
-    return dict(values)
+def _section(kind: type[Section], facts: Mapping[str, Any], name: str) -> Section:
+    """Return the dataclass of settings under a name; they must be exactly its fields."""
+    values, hints = facts[name], hints_of(kind)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} is {shown(values)}; it must be an object of settings.")
+    given = cast("dict[str, Any]", values)
+    if given.keys() != hints.keys():
+        names = ", ".join(sorted(given.keys() ^ hints.keys()))
+        raise ConfigError(f"{name} has missing or unknown settings: {names}")
+    checked = {each: checked_value(f"{name}.{each}", given[each], hints[each]) for each in hints}
+    try:
+        return kind(**checked)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
 
 
 def _validate(controller: SavedController, path: Path) -> None:
