@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Tracer
 
 from esper.errors import UnsupportedHostError, type_of
+from esper.growth.blending import ADD_STYLES
+from esper.growth.blueprints.deepening import BlockCopy, read_affine, write_affine
 from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.export.composition import compose
-from esper.growth.export.merging import ADD_STYLES, Ties, merge_seed, scale_last_layer
+from esper.growth.export.merging import Ties, merge_seed, scale_copy, scale_last_layer
 from esper.growth.host_slots import ATTRIBUTE
+from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.stages import Stage
@@ -163,9 +166,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 
     The copy computes what the model computes in evaluation mode: blended seeds keep their current
     alpha, and seeds that still train in isolation are left out. A seed is merged into its block's
-    weights if that gives the same function; otherwise it becomes ordinary torch modules next to the
-    block. Several seeds in one slot are added in the order in which they grew. The model itself is
-    not changed.
+    weights if that gives the same function, and a copied block becomes one more entry of the list
+    that holds the block; otherwise a seed becomes ordinary torch modules next to the block. Several
+    seeds in one slot are added in the order in which they grew. The model itself is not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
 
@@ -179,7 +182,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     twin = copy.deepcopy(model)
     for module in twin.modules():
         module.__dict__.pop(ATTRIBUTE, None)
-    plain = _Exporter(Ties(twin), committed_only=committed_only).convert(twin, "")
+    exporter = _Exporter(twin, committed_only=committed_only)
+    plain = exporter.convert(twin, "")
+    exporter.insert_copies()
     require_plain(plain)
     return plain
 
@@ -187,10 +192,13 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 class _Exporter:
     """Converts the modules of one copied model, innermost first."""
 
-    def __init__(self, ties: Ties, *, committed_only: bool) -> None:
-        self._ties = ties
+    def __init__(self, model: nn.Module, *, committed_only: bool) -> None:
+        self._model = model
+        self._ties = Ties(model)
         self._committed_only = committed_only
         self._done: dict[nn.Module, nn.Module] = {}
+        self._copies: list[tuple[ListPlace, nn.Module]] = []
+        """Copied blocks and the entry of a list that each follows, in the order of the lists."""
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
         """Return the plain form of a module; a module that occurs twice is converted once."""
@@ -198,13 +206,16 @@ class _Exporter:
             self._done[module] = self._convert(module, name)
         return self._done[module]
 
+    def insert_copies(self) -> None:
+        """Add copied blocks to the lists of their blocks; call it when all is converted."""
+        # From the end, because an entry changes the indices of those after it.
+        order = sorted(range(len(self._copies)), key=lambda k: (self._copies[k][0].index, k))
+        for number in reversed(order):
+            insert_entry(*self._copies[number])
+
     def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, SeedSlot):
-            block = self.convert(module.block, name)
-            for layer in module.unstacked():
-                layer.block = block
-                block = self._add_seed(layer) if self._is_kept(layer) else block
-            return block
+            return self._convert_slot(module, name)
         children: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
         for child_name, child in list(children.items()):
             if child is None:
@@ -213,6 +224,21 @@ class _Exporter:
             if plain is not child:
                 setattr(module, child_name, plain)
         return to_plain(module, name)
+
+    def _convert_slot(self, slot: SeedSlot, name: str) -> nn.Module:
+        """Return the block of a slot with its seeds; copies may join the block's list instead."""
+        block = self.convert(slot.block, name)
+        layers = [layer for layer in slot.unstacked() if self._is_kept(layer)]
+        for layer in layers:
+            layer.block = block
+        n_entries = self._count_entries(layers)
+        for layer in layers[: len(layers) - n_entries]:
+            layer.block = block
+            block = self._add_seed(layer)
+        last = block
+        for layer in layers[len(layers) - n_entries :]:
+            last = self._add_entry(layer, last)
+        return block
 
     def _is_kept(self, slot: SeedSlot) -> bool:
         """Return whether the exported model includes the seed of a slot."""
@@ -229,9 +255,47 @@ class _Exporter:
             return slot.block
         if merge_seed(slot, self._ties):
             return slot.block
-        seed = self.convert(slot.seed, f"{slot.name}.seed")
         gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
-        alpha = slot.alpha
-        if slot.life.style in ADD_STYLES and scale_last_layer(seed, alpha, self._ties):
+        alpha, is_copy = slot.alpha, isinstance(slot.seed, BlockCopy)
+        own = slot.seed.block if isinstance(slot.seed, BlockCopy) else slot.seed
+        seed = self.convert(own, f"{slot.name}.seed")
+        is_added = slot.life.style in ADD_STYLES and not is_copy
+        if is_added and scale_last_layer(seed, alpha, self._ties):
             alpha = 1.0
         return compose(slot, seed, gate, alpha)
+
+    def _count_entries(self, layers: Sequence[SeedSlot]) -> int:
+        """Return how many copied blocks at the end of a slot become entries of the block's list."""
+        n_entries = 0
+        for layer in reversed(layers):
+            if not self._may_be_entry(layer):
+                break
+            n_entries += 1
+        site = layers[-1].site if layers else None
+        has_norm = site is not None and site.identity is not None and bool(site.identity.norms)
+        # The norm of a block that something was added to is no longer at its end.
+        return 0 if has_norm and n_entries < len(layers) else n_entries
+
+    def _may_be_entry(self, slot: SeedSlot) -> bool:
+        seed = slot.seed
+        if not isinstance(seed, BlockCopy) or slot.life.style not in ADD_STYLES:
+            return False
+        identity = seed.identity
+        norms = [slot.block.get_submodule(name) for name in identity.norms[-1:]]
+        if not identity.is_entry or not self._ties.may_change([*norms, seed]):
+            return False
+        return slot.alpha == 1.0 or scale_copy(slot, seed.block, slot.alpha)
+
+    def _add_entry(self, slot: SeedSlot, last: nn.Module) -> nn.Module:
+        """Add a copied block to the list of its block, after ``last``, and return it."""
+        seed = slot.seed
+        assert isinstance(seed, BlockCopy)
+        copied = self.convert(seed.block, f"{slot.name}.seed")
+        if seed.identity.norms:
+            norm = last.get_submodule(seed.identity.norms[-1])
+            weight, bias = read_affine(norm)
+            write_affine(norm, weight / seed.scale, (bias - seed.shift) / seed.scale)
+        place = find_list(self._model, slot.name)
+        assert place is not None, "the block was an entry of a list when it got its slot"
+        self._copies.append((place, copied))
+        return copied
