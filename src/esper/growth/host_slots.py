@@ -189,6 +189,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         for listener in self.action_listeners:
             listener()
 
+    def settle(self, slot: str) -> None:
+        """Make a committed seed part of its block at once, so that another can grow there.
+
+        Raises:
+            SlotError: If the slot holds no committed seed.
+        """
+        self.lives.settle(slot, self)
+        for listener in self.action_listeners:
+            listener()
+
     def apply(self, action: GrowthAction) -> Outcome:
         """Carry out an action; if a gate blocks it, do nothing and return the reason.
 
