@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 import esper
 from esper.config.growth import CNNHostConfig, GPTHostConfig, GrowthConfig, MLPHostConfig
-from esper.errors import ConfigError, IllegalActionError, SlotError
+from esper.errors import IllegalActionError, SlotError
 from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.footprint import count_flops, footprint
 from esper.growth.host_slots import HostSlots, slots
@@ -599,8 +599,3 @@ def test_only_a_new_seed_is_committed_at_once() -> None:
         host.commit("blocks.0")
     with pytest.raises(SlotError, match=r"'blocks\.0' is germinated"):
         host.settle("blocks.0")
-
-
-def test_an_unknown_start_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"deepen_start.*'stacked'.*copied, fresh"):
-        GrowthConfig(deepen_start="stacked")  # pyright: ignore[reportArgumentType]

@@ -49,9 +49,14 @@ class ListPlace:
     index: int
 
 
+def entries_of(container: nn.Module) -> dict[str, nn.Module]:
+    """Return the dictionary that holds a module's children; changing it changes the module."""
+    return container.__dict__["_modules"]
+
+
 def is_list(module: nn.Module) -> bool:
     """Return whether a module is a list or sequence of modules, numbered from 0."""
-    names = list(module._modules)
+    names = list(entries_of(module))
     kinds = (nn.ModuleList, nn.Sequential)
     return isinstance(module, kinds) and names == [str(k) for k in range(len(names))]
 
@@ -88,8 +93,8 @@ def insert_entry(
     """
     undo = [] if undo is None else undo
     container, index = place.container, place.index
-    modules = cast("dict[str, nn.Module]", container._modules)
-    entries, n_before = list(modules.values()), len(modules)
+    entries = list(entries_of(container).values())
+    n_before = len(entries)
     undo.append(lambda: _set_entries(container, entries))
     for number in range(n_before - 1, index, -1):
         _renumber(entries[number], number, number + 1, undo)
@@ -106,7 +111,7 @@ def insert_entry(
 
 
 def _set_entries(container: nn.Module, entries: list[nn.Module]) -> None:
-    modules = cast("dict[str, nn.Module]", container._modules)
+    modules = entries_of(container)
     modules.clear()
     modules.update({str(number): entry for number, entry in enumerate(entries)})
 
@@ -143,7 +148,7 @@ def _count_one_more(
         # One field may be another name of a field that was changed already.
         if is_own and type(value) is int and value == n_before:
             _set(config, name, n_before + 1, undo)
-    for name, value in list(vars(config).items()):
+    for name, value in list(cast("dict[str, Any]", vars(config)).items()):
         if isinstance(value, list) and "layer" in name and len(cast(list[Any], value)) == n_before:
             items = cast(list[Any], value)
             _set(config, name, [*items[: place.index + 1], *items[place.index :]], undo)

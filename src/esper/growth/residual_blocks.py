@@ -160,7 +160,7 @@ def _find_foreign(block: nn.Module, arguments: Sequence[Any]) -> str:
     """
     has_index = any(CACHE_INDEX in part.__dict__ for part in block.modules())
     for argument in arguments:
-        is_cache = has_index and isinstance(getattr(argument, "layers", None), list)
+        is_cache = has_index and hasattr(argument, "layers")
         if not (is_immutable(argument) or is_cache):
             return (
                 f"it is called with a {type(argument).__name__}, which it could change; a copy can "

@@ -129,11 +129,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "other sizes": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
-        "17 blueprints",
+        "18 blueprints",
     ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
-        "16 blueprints",
+        "17 blueprints",
     ),
     "a blueprint twice": (
         _change(blueprints=lambda names: [*names[1:], names[1]]),

@@ -98,12 +98,10 @@ class BlockCopy(nn.Module):
             return
         index, own = self.cache_layers
         for argument in (*args, *kwargs.values()):
-            layers: Any = getattr(argument, "layers", None)
-            if not isinstance(layers, list) or index >= len(cast(list[Any], layers)):
+            layers = cache_layers(argument)
+            if index >= len(layers) or getattr(layers[index], "is_initialized", False):
                 continue
-            if getattr(layers[index], "is_initialized", False):
-                continue
-            while len(cast(list[Any], layers)) <= own:
+            while len(layers) <= own:
                 layers.append(copy.copy(layers[index]))
             layers[own] = copy.copy(layers[index])
 
@@ -118,6 +116,12 @@ class BlockCopy(nn.Module):
         if self.identity.norms and not bool(self.scale.all()):
             return "the block's last norm has a weight of zero, which cannot be undone"
         return None
+
+
+def cache_layers(argument: object) -> list[Any]:
+    """Return the layers of a key-value cache; empty for anything else."""
+    layers: object = getattr(argument, "layers", None)
+    return cast(list[Any], layers) if isinstance(layers, list) else []
 
 
 def own_parameters(block: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
 
 from torch import nn
 
@@ -44,9 +45,9 @@ class Blueprint:
     kinds: frozenset[TensorKind]
     """Kinds of block output that it fits."""
     form: SeedForm
-    build: Callable[..., nn.Module]
-    """Builds the seed for a site, drawing its weights from torch's default generator. Takes the
-    site and, if ``copies_block``, a copy of the block, which becomes part of the seed."""
+    build: Callable[[SlotSite], nn.Module] | Callable[[SlotSite, nn.Module], nn.Module]
+    """Builds the seed for a site, drawing its weights from torch's default generator. If
+    ``copies_block``, it also takes a copy of the block, which becomes part of the seed."""
     summary: str
     """A short description of the seed."""
     family: str = ""
@@ -73,7 +74,8 @@ class Blueprint:
             SlotError: If the builder raises anything or does not return a module.
         """
         try:
-            seed: object = self.build(site, block) if self.copies_block else self.build(site)
+            given = (site, block) if self.copies_block else (site,)
+            seed: object = cast(Any, self.build)(*given)
         except Exception as error:
             blame_user_code(
                 SlotError,

@@ -310,11 +310,16 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     )
 
 
+LATER_SETTINGS = frozenset({"deepen_start"})
+"""Settings that controllers of earlier versions lack; they get their default."""
+
+
 def _settings(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a dataclass, which must be exactly its fields."""
     known = {each.name for each in fields(kind)}
-    if set(values) != known:
-        names = ", ".join(sorted(known.symmetric_difference(values)))
+    wrong = known.symmetric_difference(values) - (LATER_SETTINGS & known)
+    if wrong:
+        names = ", ".join(sorted(wrong))
         raise ValueError(f"missing or unknown settings: {names}")
     return dict(values)
 
