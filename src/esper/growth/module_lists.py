@@ -73,10 +73,10 @@ def find_list(model: nn.Module, name: str) -> ListPlace | None:
 
 @contextmanager
 def inserted_entry(place: ListPlace, entry: nn.Module) -> Generator[None]:
-    """Add an entry after a place inside the context."""
+    """Add a copy of the block at a place after it, inside the context."""
     undo: list[Callable[[], None]] = []
     try:
-        insert_entry(place, entry, undo)
+        insert_entry(place, entry, entry, undo)
         yield
     finally:
         for step in reversed(undo):
@@ -84,9 +84,12 @@ def inserted_entry(place: ListPlace, entry: nn.Module) -> Generator[None]:
 
 
 def insert_entry(
-    place: ListPlace, entry: nn.Module, undo: list[Callable[[], None]] | None = None
+    place: ListPlace,
+    entry: nn.Module,
+    copied: nn.Module,
+    undo: list[Callable[[], None]] | None = None,
 ) -> None:
-    """Add an entry after a place, in place.
+    """Add an entry, which is or contains a copy of the block at a place, after that place.
 
     Later entries are renumbered, and the counts of blocks in the configurations and attributes of
     the modules around the list follow. ``undo`` gets functions that revert each change.
@@ -98,7 +101,7 @@ def insert_entry(
     undo.append(lambda: _set_entries(container, entries))
     for number in range(n_before - 1, index, -1):
         _renumber(entries[number], number, number + 1, undo)
-    _number_like(entry, entries[index], index, undo)
+    _number_like(copied, entries[index], index, undo)
     _set_entries(container, [*entries[: index + 1], entry, *entries[index + 1 :]])
     configs = {id(o.__dict__.get("config")): o.__dict__.get("config") for o in place.owners}
     for config in configs.values():
@@ -125,11 +128,11 @@ def _renumber(entry: nn.Module, old: int, new: int, undo: list[Callable[[], None
 
 
 def _number_like(
-    entry: nn.Module, block: nn.Module, index: int, undo: list[Callable[[], None]]
+    copied: nn.Module, block: nn.Module, index: int, undo: list[Callable[[], None]]
 ) -> None:
     """Number a copy of a block as the entry after it."""
     others = dict(cast(Any, block.named_modules()))
-    for name, part in cast(Any, entry.named_modules()):
+    for name, part in cast(Any, copied.named_modules()):
         other = others.get(name)
         for key in INDICES:
             if other is not None and other.__dict__.get(key) == index and key in part.__dict__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -307,10 +307,7 @@ class SeedSlot(nn.Module):
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
         gate = None if part.gate is None else part.gate(y)
-        arguments: tuple[Any, ...] = ()
-        if isinstance(part.seed, BlockCopy):
-            arguments = _detached((args, kwargs)) if is_isolated else (args, kwargs)
-        delta = self._run_seed(part, life, source, *arguments)
+        delta = self._run_seed(part, life, source, args, kwargs, is_isolated=is_isolated)
         if delta.shape != y.shape:
             raise ShapeError(
                 f"the {life.blueprint} seed in slot {self.name!r} returns shape "
@@ -324,11 +321,20 @@ class SeedSlot(nn.Module):
         part: SeedSlot | SettledSeed,
         life: SlotLife | Fossil,
         source: Tensor,
-        *arguments: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        is_isolated: bool = False,
     ) -> Tensor:
         assert part.seed is not None, "the slot is empty"
         try:
-            return part.seed(source, *arguments)
+            if not isinstance(part.seed, BlockCopy):
+                return part.seed(source)
+            if not is_isolated:
+                return part.seed(source, args, kwargs)
+            # The dropout of a copied block must not change what the host draws after it.
+            with _forked_generators(source):
+                return part.seed(source, *_detached((args, kwargs)))
         except Exception as error:
             blame_user_code(
                 SlotError,
@@ -364,6 +370,14 @@ def copy_plain(block: nn.Module) -> nn.Module:
         if isinstance(part, SeedSlot):
             memo[id(part)] = copy.deepcopy(part.block, memo)
     return copy.deepcopy(block, memo)
+
+
+def _forked_generators(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return a context that restores the generators of the CPU and of a tensor's device."""
+    kind = tensor.device.type
+    if kind == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[tensor.device], device_type=kind)
 
 
 def _detached(value: Any) -> Any:

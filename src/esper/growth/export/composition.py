@@ -34,10 +34,38 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
     Raises:
         UnsupportedHostError: If a graph cannot express the block's signature.
     """
+    if isinstance(slot.seed, BlockCopy) and slot.seed.cache_layers is not None:
+        raise UnsupportedHostError(
+            f"the {slot.life.blueprint} seed at {slot.name!r} cannot be exported: its block has a "
+            "layer of a key-value cache, and the list that holds it cannot take one more entry; "
+            "prune the seed."
+        )
     graph = Graph()
     arguments = _read_arguments(graph, slot)
     y = _call(graph, "block", arguments)
-    gated = None if gate is None else graph.call_module("gate", (y,))
+    parts = {"block": slot.block, "seed": seed, "gate": gate}
+    return _compose(graph, slot, arguments, y, parts, alpha)
+
+
+def compose_entry(
+    slot: SeedSlot, copied: nn.Module, gate: nn.Module | None, alpha: float
+) -> GraphModule:
+    """Return a module like :func:`compose` does, but without the block, whose output it reads."""
+    graph = Graph()
+    arguments = _read_arguments(graph, slot)
+    y = _read_input(graph, slot, arguments)
+    return _compose(graph, slot, arguments, y, {"seed": copied, "gate": gate}, alpha)
+
+
+def _compose(
+    graph: Graph,
+    slot: SeedSlot,
+    arguments: _Arguments,
+    y: Node,
+    parts: dict[str, nn.Module | None],
+    alpha: float,
+) -> GraphModule:
+    gated = None if parts["gate"] is None else graph.call_module("gate", (y,))
     if isinstance(slot.seed, BlockCopy):
         source = _write_normalized(graph, slot.seed, y)
         copied = _call(graph, "seed", _with_input(graph, slot, arguments, source))
@@ -52,14 +80,14 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
     graph.output(graph.call_function(torch.add, (y, change), scale))
 
     root = nn.Module()
-    root.block, root.seed = slot.block, seed
-    if gate is not None:
-        root.gate = gate
+    for name, part in parts.items():
+        if part is not None:
+            root.add_module(name, part)
     if isinstance(slot.seed, BlockCopy):
         for name, buffer in slot.seed.named_buffers(recurse=False):
             root.register_buffer(name, buffer)
     root.training = slot.block.training
-    kind = _class_for(slot.block)
+    kind = _class_for(slot.block, "block" if "block" in parts else "seed")
     return kind(root, graph, kind.__name__)
 
 
@@ -225,15 +253,16 @@ def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: N
             return delta
 
 
-def _class_for(block: nn.Module) -> type[GraphModule]:
+def _class_for(block: nn.Module, part: str) -> type[GraphModule]:
     """Return a graph class that forwards the block's public attributes.
 
-    Attributes are properties that read the block, so that no submodule is registered twice.
+    Attributes are properties that read the part that is the block or a copy of it, so that no
+    submodule is registered twice.
     """
     own = ("training", "meta", "shape_env", "block", "seed", "gate", "scale", "shift")
     taken = {*dir(GraphModule), *own}
     names = [name for name in dir(block) if not name.startswith("_") and name not in taken]
-    forwarded: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
+    forwarded: dict[str, Any] = {name: property(attrgetter(f"{part}.{name}")) for name in names}
     kind = type(f"Grown{type(block).__name__}", (GraphModule,), forwarded)
     kind.__module__ = GraphModule.__module__
     return kind

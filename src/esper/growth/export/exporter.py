@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from torch import nn
@@ -12,9 +12,10 @@ from torch.fx import Graph, GraphModule, Tracer
 
 from esper.errors import UnsupportedHostError, type_of
 from esper.growth.blending import ADD_STYLES
+from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints.deepening import BlockCopy, read_affine, write_affine
 from esper.growth.blueprints.seeds import NoopSeed
-from esper.growth.export.composition import compose
+from esper.growth.export.composition import compose, compose_entry
 from esper.growth.export.merging import Ties, merge_seed, scale_copy, scale_last_layer
 from esper.growth.host_slots import ATTRIBUTE
 from esper.growth.module_lists import ListPlace, find_list, insert_entry
@@ -197,8 +198,8 @@ class _Exporter:
         self._ties = Ties(model)
         self._committed_only = committed_only
         self._done: dict[nn.Module, nn.Module] = {}
-        self._copies: list[tuple[ListPlace, nn.Module]] = []
-        """Copied blocks and the entry of a list that each follows, in the order of the lists."""
+        self._copies: list[tuple[ListPlace, nn.Module, nn.Module]] = []
+        """The entry of a list that each copied block follows, what follows, and the copy in it."""
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
         """Return the plain form of a module; a module that occurs twice is converted once."""
@@ -227,17 +228,23 @@ class _Exporter:
 
     def _convert_slot(self, slot: SeedSlot, name: str) -> nn.Module:
         """Return the block of a slot with its seeds; copies may join the block's list instead."""
-        block = self.convert(slot.block, name)
+        block = last = self.convert(slot.block, name)
         layers = [layer for layer in slot.unstacked() if self._is_kept(layer)]
-        for layer in layers:
-            layer.block = block
-        n_entries = self._count_entries(layers)
-        for layer in layers[: len(layers) - n_entries]:
-            layer.block = block
-            block = self._add_seed(layer)
-        last = block
-        for layer in layers[len(layers) - n_entries :]:
-            last = self._add_entry(layer, last)
+        # A seed that reads the block's input has to be in the same entry as the block.
+        parallel = [k for k, layer in enumerate(layers) if layer.form == SeedForm.PARALLEL]
+        n_inside = 1 + max(parallel, default=-1)
+        n_copies = len(self._copies)
+        for number, layer in enumerate(layers):
+            layer.block = last
+            if number >= n_inside and _is_entry(layer):
+                last = self._add_entry(layer)
+                continue
+            last = self._add_seed(layer)
+            if len(self._copies) == n_copies:
+                block = last
+            else:
+                place, _, copied = self._copies[-1]
+                self._copies[-1] = (place, last, copied)
         return block
 
     def _is_kept(self, slot: SeedSlot) -> bool:
@@ -264,38 +271,37 @@ class _Exporter:
             alpha = 1.0
         return compose(slot, seed, gate, alpha)
 
-    def _count_entries(self, layers: Sequence[SeedSlot]) -> int:
-        """Return how many copied blocks at the end of a slot become entries of the block's list."""
-        n_entries = 0
-        for layer in reversed(layers):
-            if not self._may_be_entry(layer):
-                break
-            n_entries += 1
-        site = layers[-1].site if layers else None
-        has_norm = site is not None and site.identity is not None and bool(site.identity.norms)
-        # The norm of a block that something was added to is no longer at its end.
-        return 0 if has_norm and n_entries < len(layers) else n_entries
-
-    def _may_be_entry(self, slot: SeedSlot) -> bool:
-        seed = slot.seed
-        if not isinstance(seed, BlockCopy) or slot.life.style not in ADD_STYLES:
-            return False
-        identity = seed.identity
-        norms = [slot.block.get_submodule(name) for name in identity.norms[-1:]]
-        if not identity.is_entry or not self._ties.may_change([*norms, seed]):
-            return False
-        return slot.alpha == 1.0 or scale_copy(slot, seed.block, slot.alpha)
-
-    def _add_entry(self, slot: SeedSlot, last: nn.Module) -> nn.Module:
-        """Add a copied block to the list of its block, after ``last``, and return it."""
+    def _add_entry(self, slot: SeedSlot) -> nn.Module:
+        """Add the copied block of a slot to the list of its block, and return the entry."""
         seed = slot.seed
         assert isinstance(seed, BlockCopy)
-        copied = self.convert(seed.block, f"{slot.name}.seed")
-        if seed.identity.norms:
-            norm = last.get_submodule(seed.identity.norms[-1])
-            weight, bias = read_affine(norm)
-            write_affine(norm, weight / seed.scale, (bias - seed.shift) / seed.scale)
         place = find_list(self._model, slot.name)
         assert place is not None, "the block was an entry of a list when it got its slot"
-        self._copies.append((place, copied))
-        return copied
+        copied = self.convert(seed.block, f"{slot.name}.seed")
+        gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
+        is_whole = slot.life.style in ADD_STYLES and self._ties.may_change([seed])
+        is_whole = is_whole and (slot.alpha == 1.0 or scale_copy(slot, copied, slot.alpha))
+        entry = copied
+        if not (is_whole and self._fold_norm(seed, slot.block)):
+            entry = compose_entry(slot, copied, gate, 1.0 if is_whole else slot.alpha)
+        self._copies.append((place, entry, copied))
+        return entry
+
+    def _fold_norm(self, seed: BlockCopy, block: nn.Module) -> bool:
+        """Fold what a copy does to its input into the block before it; return whether it can be."""
+        if not seed.identity.norms:
+            return True
+        try:
+            norm = block.get_submodule(seed.identity.norms[-1])
+        except AttributeError:
+            return False
+        if not self._ties.may_change([norm]):
+            return False
+        weight, bias = read_affine(norm)
+        write_affine(norm, weight / seed.scale, (bias - seed.shift) / seed.scale)
+        return True
+
+
+def _is_entry(slot: SeedSlot) -> bool:
+    """Return whether a slot's seed becomes one more entry of the list that holds its block."""
+    return isinstance(slot.seed, BlockCopy) and slot.seed.identity.is_entry
