@@ -17,6 +17,7 @@ from esper.errors import ConfigError
         ({"min_holding_epochs": True}, "min_holding_epochs is True"),
         ({"embargo_epochs": 0}, "embargo_epochs is 0; .* at least 1"),
         ({"embargo_epochs": "2"}, "embargo_epochs is '2'"),
+        ({"deepen_start": "stacked"}, "deepen_start is 'stacked'; .*copied, fresh"),
     ],
 )
 def test_invalid_growth_settings_are_rejected(settings: dict[str, object], message: str) -> None:
@@ -45,7 +46,7 @@ def test_invalid_governor_settings_are_rejected(settings: dict[str, object], mes
 
 def test_the_smallest_allowed_settings_are_accepted() -> None:
     least = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
-    assert dataclasses.astuple(least) == (0, 0, 1, False)
+    assert dataclasses.astuple(least) == (0, 0, 1, False, "copied")
     edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
     edge = dataclasses.replace(edge, outlier_floor=0)
     edge = dataclasses.replace(edge, warmup_factor=1, untrained_loss=1e-9)

@@ -74,6 +74,9 @@ class Keeper:
     def find_start_problem(self, slot: str) -> str | None:
         return self.problem
 
+    def explain_misfit(self, slot: str, blueprint: str) -> str:
+        return "it is another kind"
+
 
 class Host:
     """A host with one slot."""

@@ -23,10 +23,12 @@ MOST_BATCHES_PER_EPOCH = 1_000_000
 MOST_BLOCKS = 1000
 """Most blocks of a host, each of which has slots; other sizes are bounded by memory."""
 
+DEEPEN_STARTS = ("copied", "fresh")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthConfig:
-    """How long a seed stays in a stage before its gate opens."""
+    """How seeds start, and how long they stay in a stage before its gate opens."""
 
     min_training_epochs: int = 1
     """Epochs that a seed trains before it may blend."""
@@ -41,8 +43,12 @@ class GrowthConfig:
     """Whether seeds advance by themselves as soon as their gate opens. The controller then decides
     only what to germinate, fossilize and prune, and how to blend."""
 
+    deepen_start: Literal["copied", "fresh"] = "copied"
+    """Weights of a deepen seed behind its zeroed layers: the block's own, or newly drawn ones."""
+
     def __post_init__(self) -> None:
         require_bool("advances_alone", self.advances_alone)
+        require_choice("deepen_start", self.deepen_start, DEEPEN_STARTS)
         require_int("min_training_epochs", self.min_training_epochs, least=0)
         require_int("min_holding_epochs", self.min_holding_epochs, least=0)
         require_int("embargo_epochs", self.embargo_epochs, least=1)

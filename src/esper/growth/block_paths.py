@@ -32,7 +32,7 @@ _DROPOUTS = (
 
 def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
     """Return the two-layer path of a block that was called with ``x``, or None if it has none."""
-    if not all(map(_is_immutable, [*call.args, *call.kwargs.values()])):
+    if not all(map(is_immutable, [*call.args, *call.kwargs.values()])):
         # The block may write to the object (a cache), so calling it again may behave differently.
         return None
     leaves = {
@@ -50,10 +50,10 @@ def find_path(block: nn.Module, call: Call, x: Tensor) -> BlockPath | None:
     return None
 
 
-def _is_immutable(argument: Any) -> bool:
+def is_immutable(argument: Any) -> bool:
     """Return whether an argument is a tensor, an immutable value or a tuple of these."""
     if isinstance(argument, tuple):
-        return all(map(_is_immutable, cast(tuple[Any, ...], argument)))
+        return all(map(is_immutable, cast(tuple[Any, ...], argument)))
     plain = (Tensor, bool, int, float, complex, str, torch.dtype, torch.device, type(None))
     return isinstance(argument, plain)
 

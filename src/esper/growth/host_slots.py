@@ -15,7 +15,11 @@ from torch import nn
 from esper.config.checks import require_int, require_seed
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
-from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
+from esper.growth.blueprints import (
+    SeedForm,
+    blueprint_names,
+    fitting_blueprints,
+)
 from esper.growth.modules import seeded
 from esper.growth.seed_slot import SeedSlot, SettledSeed
 from esper.growth.sites import SlotSite
@@ -169,6 +173,32 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Commit a held seed, making it a permanent part of the model."""
         return self.apply(GrowthAction(op=Op.FOSSILIZE, slot=slot))
 
+    def commit(self, slot: str) -> None:
+        """Make a newly germinated seed part of the model at once, at its alpha target.
+
+        The model's output does not change if the seed is still zero, as a new one is.
+
+        Raises:
+            SlotError: If the seed is not newly germinated, or would change the model's output.
+        """
+        place = self[slot]
+        problem = None if place.seed is None else place.find_start_problem()
+        if problem is not None:
+            raise SlotError(f"the seed in slot {slot!r} cannot be committed: {problem}.")
+        self.lives.commit(slot, self)
+        for listener in self.action_listeners:
+            listener()
+
+    def settle(self, slot: str) -> None:
+        """Make a committed seed part of its block at once, so that another can grow there.
+
+        Raises:
+            SlotError: If the slot holds no committed seed.
+        """
+        self.lives.settle(slot, self)
+        for listener in self.action_listeners:
+            listener()
+
     def apply(self, action: GrowthAction) -> Outcome:
         """Carry out an action; if a gate blocks it, do nothing and return the reason.
 
@@ -235,6 +265,10 @@ class HostSlots(Mapping[str, SeedSlot]):
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
         return self[slot].find_start_problem()
+
+    def explain_misfit(self, slot: str, blueprint: str) -> str:
+        """Return why a blueprint does not fit a slot."""
+        return self[slot].explain_misfit(blueprint)
 
     def insert(self, slot: str) -> None:
         """Replace a block in the model by its slot."""

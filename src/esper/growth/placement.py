@@ -16,9 +16,16 @@ from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blu
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
 from esper.growth.footprint import count_flops
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
-from esper.growth.modules import count_parameters, module_names, named_modules
+from esper.growth.modules import (
+    count_parameters,
+    module_names,
+    named_modules,
+    unchanged_buffers,
+)
+from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
+from esper.modes import evaluation_mode
 
 
 def add_slots(
@@ -68,6 +75,7 @@ def add_slots(
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
         sites.append(site_of(name, block, calls[name][0]))
+    sites = try_entries(model, add_identities(model, sites, sample_input), sample_input)
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
@@ -181,11 +189,12 @@ def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
     blocks = {name: module for name, module in named_modules(model).items() if name}
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
-    return [
+    sites = [
         site_of(name, block, calls[name][0])
         for name, block in blocks.items()
         if _find_problem(model, name, block, calls[name], counts[name]) is None
     ]
+    return add_identities(model, sites, sample_input)
 
 
 def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
@@ -378,17 +387,44 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
         if any(True for _ in modules[site.name].parameters())
     ]
     blocks = [site for site in sites if any(modules[site.name].children())]
-    return SlotProposals(SlotProposal(site, seed_costs(site)) for site in blocks or sites)
+    proposed = blocks or sites
+    residual = {site.name: modules[site.name] for site in proposed if site.identity is not None}
+    calls = record_blocks(model, residual, sample_input)
+    return SlotProposals(
+        SlotProposal(site, seed_costs(site, modules[site.name], calls.get(site.name)))
+        for site in proposed
+    )
 
 
-def seed_costs(site: SlotSite) -> dict[str, SeedCost]:
-    """Return the cost of each blueprint that fits a site."""
+def seed_costs(
+    site: SlotSite, block: nn.Module, call: BlockCall | str | None = None
+) -> dict[str, SeedCost]:
+    """Return the cost of each blueprint that fits a site.
+
+    Args:
+        site: Any site.
+        block: Its block.
+        call: A call of the block, by which the FLOPs of its copies are counted.
+    """
     costs: dict[str, SeedCost] = {}
     for name in fitting_blueprints(site, blueprint_names()):
         recipe = find_blueprint(name)
+        if recipe.copies_block:
+            if isinstance(call, BlockCall):
+                costs[name] = SeedCost(count_parameters(block), _block_flops(block, call, site))
+            continue
         with torch.random.fork_rng(devices=[]):
             seed = recipe.build_seed(site).eval()
         x = torch.zeros((1, *recipe.form.input_shape(site)[1:]))
         flops = count_flops(lambda seed=seed, x=x: seed(x))
         costs[name] = SeedCost(count_parameters(seed), flops)
     return costs
+
+
+def _block_flops(block: nn.Module, call: BlockCall, site: SlotSite) -> int:
+    """Return the FLOPs of a residual block for one sample."""
+    assert site.input_key is not None
+    key = site.input_key
+    # With gradients, because the counter does not see fused operations without them.
+    with evaluation_mode(block), torch.enable_grad(), unchanged_buffers(block):
+        return count_flops(lambda: call.run(block, key, call.output)) // len(call.output)

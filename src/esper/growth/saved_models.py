@@ -289,7 +289,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
                 "esper.save_grown; load it with torch.export.load("
                 f"{str(folder / 'model.pt2')!r}).module()."
             )
-        version = values["format"] if isinstance(values, dict) else FORMAT
+        version: object = values["format"] if isinstance(values, dict) else FORMAT
         if version != FORMAT:
             raise SavedModelError(
                 f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."

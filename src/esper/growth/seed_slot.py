@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ShapeError, SlotError, blame_user_code
-from esper.growth.blending import blend, effective_change, straight_through
+from esper.growth.blending import ADD_STYLES, blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
@@ -102,6 +104,8 @@ class SeedSlot(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the grown block's output, changed by the seed according to its stage."""
+        for copied in self._copies():
+            copied.prepare_cache(args, kwargs)
         y = self.block(*args, **kwargs)
         life = self.life
         for part, fossil in zip(self.settled, life.fossils, strict=True):
@@ -134,10 +138,44 @@ class SeedSlot(nn.Module):
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
         """Build a seed for the block with the hidden units that fossils added to it."""
         recipe = find_blueprint(blueprint)
-        seed = recipe.build_seed(self.site.widened(units))
-        self.seed, self.form = seed.to(**self._tensor_options()), recipe.form
+        block = copy_plain(self.block) if recipe.copies_block else None
+        seed = recipe.build_seed(self.site.widened(units), block)
+        # Layers of a copied block keep their own dtypes.
+        self.seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        self.form = recipe.form
+        if isinstance(seed, BlockCopy):
+            self._start_copy(seed)
         self.seed.train(self.block.training)
         self.restyle(style)
+
+    def _start_copy(self, seed: BlockCopy) -> None:
+        """Choose the first weights of a copied block and what it has to share with others."""
+        if self._lives.growth_config.deepen_start == "fresh":
+            seed.draw_weights()
+        before = self._copies(without=seed)
+        if before:
+            seed.follow(before[-1])
+        model = self._model[0]
+        if model is not None:
+            seed.separate_cache([*model.modules(), *self.modules()])
+
+    def _copies(self, without: BlockCopy | None = None) -> list[BlockCopy]:
+        """Return the copies of the block among the fossils and the seed, in order."""
+        seeds = [*(part.seed for part in self.settled), self.seed]
+        return [seed for seed in seeds if isinstance(seed, BlockCopy) and seed is not without]
+
+    def _find_copy_problem(self, seed: BlockCopy) -> str | None:
+        """Return why a new copy of the block would change the host's output, or None."""
+        identity, before = seed.identity, [part.seed for part in self.settled]
+        for other, fossil in zip(before, self.life.fossils, strict=True):
+            is_copy = isinstance(other, BlockCopy) and fossil.style in ADD_STYLES
+            is_whole = fossil.alpha == 1.0 or not identity.norms
+            if not (identity.is_universal or (is_copy and is_whole)):
+                return (
+                    f"a {fossil.blueprint} seed has become part of the block, and a copy is the "
+                    "identity only on what the block itself returns"
+                )
+        return seed.find_start_problem()
 
     def restyle(self, style: BlendStyle) -> None:
         """Create the gate if the style needs one and there is none; remove it otherwise."""
@@ -237,6 +275,8 @@ class SeedSlot(nn.Module):
         The seed is run on a random probe.
         """
         assert self.seed is not None, "the slot is empty"
+        if isinstance(self.seed, BlockCopy):
+            return self._find_copy_problem(self.seed)
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(self.seed_input_shape, generator=generator)
         probe = probe.to(**self._tensor_options())
@@ -246,6 +286,10 @@ class SeedSlot(nn.Module):
             change = self._run_seed(self, self.life, probe)
         self.seed.train(mode)
         return find_change_problem(change, self.site.output_shape)
+
+    def explain_misfit(self, blueprint: str) -> str:
+        """Return why a blueprint does not fit the slot."""
+        return find_blueprint(blueprint).why_not(self.site) or "its slots leave it out"
 
     def _change(
         self,
@@ -263,7 +307,7 @@ class SeedSlot(nn.Module):
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
         gate = None if part.gate is None else part.gate(y)
-        delta = self._run_seed(part, life, source)
+        delta = self._run_seed(part, life, source, args, kwargs, is_isolated=is_isolated)
         if delta.shape != y.shape:
             raise ShapeError(
                 f"the {life.blueprint} seed in slot {self.name!r} returns shape "
@@ -273,11 +317,24 @@ class SeedSlot(nn.Module):
         return effective_change(life.style, y, delta, gate)
 
     def _run_seed(
-        self, part: SeedSlot | SettledSeed, life: SlotLife | Fossil, source: Tensor
+        self,
+        part: SeedSlot | SettledSeed,
+        life: SlotLife | Fossil,
+        source: Tensor,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        is_isolated: bool = False,
     ) -> Tensor:
         assert part.seed is not None, "the slot is empty"
         try:
-            return part.seed(source)
+            if not isinstance(part.seed, BlockCopy):
+                return part.seed(source)
+            if not is_isolated:
+                return part.seed(source, args, kwargs)
+            # The dropout of a copied block must not change what the host draws after it.
+            with _forked_generators(source):
+                return part.seed(source, *_detached((args, kwargs)))
         except Exception as error:
             blame_user_code(
                 SlotError,
@@ -297,6 +354,41 @@ class SeedSlot(nn.Module):
                 if parameter.is_floating_point():
                     return {"device": parameter.device, "dtype": parameter.dtype}
         return {}
+
+
+def copy_plain(block: nn.Module) -> nn.Module:
+    """Return a copy of a block, without the seeds of slots inside it.
+
+    Configurations are shared, because they belong to the whole model.
+    """
+    memo: dict[int, Any] = {}
+    parts = list(block.modules())
+    for part in parts:
+        if (config := part.__dict__.get("config")) is not None:
+            memo[id(config)] = config
+    for part in reversed(parts):
+        if isinstance(part, SeedSlot):
+            memo[id(part)] = copy.deepcopy(part.block, memo)
+    return copy.deepcopy(block, memo)
+
+
+def _forked_generators(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return a context that restores the generators of the CPU and of a tensor's device."""
+    kind = tensor.device.type
+    if kind == "cpu":
+        return cast(Any, torch.random.fork_rng(devices=[]))
+    return cast(Any, torch.random.fork_rng(devices=[tensor.device], device_type=kind))
+
+
+def _detached(value: Any) -> Any:
+    """Return a value in which no tensor passes a gradient on."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if type(value) in (tuple, list):
+        return type(value)(map(_detached, value))
+    if type(value) is dict:
+        return {key: _detached(part) for key, part in cast(dict[Any, Any], value).items()}
+    return value
 
 
 def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:

@@ -92,6 +92,25 @@ class BlockPath:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockIdentity:
+    """How a residual block becomes the identity, so that a copy of it can start unnoticed.
+
+    With the parameters of some layers set to zero, the block computes ``x``. A block that ends in
+    a norm, ``norm(x + f(x))``, computes ``x`` if ``x`` is normalized and all norms of its residual
+    stream have weight 1 and bias 0.
+    """
+
+    zeroed: tuple[str, ...]
+    """Names, inside the block, of the layers whose own parameters are zeroed."""
+    norms: tuple[str, ...] = ()
+    """Names of the norms of the residual stream of a block that ends in one; that one is last."""
+    is_universal: bool = True
+    """Whether it then computes ``x`` for every ``x``, not only for what the block returns."""
+    is_entry: bool = False
+    """Whether the block is an entry of a list of modules that can take one more."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotSize:
     """The size of one host's slot: its tensor kind, its width and its block's hidden units."""
 
@@ -118,6 +137,10 @@ class SlotSite:
     """Why parallel seeds cannot grow here; empty if they can."""
     path: BlockPath | None = None
     """The block's two layers, if they were recognized."""
+    identity: BlockIdentity | None = None
+    """How a copy of the block becomes the identity; None if the block is not residual."""
+    why_not_residual: str = "the block is not known to be residual"
+    """Why a copy of the block cannot follow it; empty if it can."""
 
     @property
     def width(self) -> int:
@@ -157,6 +180,10 @@ class SlotSite:
         values["output_shape"] = tuple(values["output_shape"])
         values["input_shape"] = None if shape is None else tuple(shape)
         values["path"] = None if path is None else _path_from_json(path)
+        # Files written before residual blocks were recognized have no identity.
+        if (identity := values.get("identity")) is not None:
+            names = {key: tuple(identity[key]) for key in ("zeroed", "norms")}
+            values["identity"] = BlockIdentity(**identity | names)
         return cls(**values)
 
 

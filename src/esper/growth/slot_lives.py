@@ -187,6 +187,10 @@ class SeedKeeper(Protocol):
         """Return why a germinated seed may not start training, or None if it may."""
         ...
 
+    def explain_misfit(self, slot: str, blueprint: str) -> str:
+        """Return why a blueprint does not fit a slot."""
+        ...
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -267,7 +271,7 @@ class SlotLives:
         """
         reason = self._find_closed_gate(action)
         if reason is None and not self.is_legal(action):
-            raise IllegalActionError(self._explain_illegal(action))
+            raise IllegalActionError(self._explain_illegal(action, keeper))
         if action.op in (Op.WAIT, Op.FINISH):
             return Outcome(action, was_done=True)
         is_start = action.op == Op.ADVANCE and self[action.slot].stage == Stage.GERMINATED
@@ -455,16 +459,19 @@ class SlotLives:
             return _describe_ramp(life)
         return None
 
-    def _explain_illegal(self, action: GrowthAction) -> str:
+    def _explain_illegal(self, action: GrowthAction, keeper: SeedKeeper) -> str:
         op = action.op.name.lower()
         if action.op == Op.FINISH:
             return "finish is disabled for this host (allow_finish is False)."
         config = self.slot_config
         if action.op == Op.GERMINATE and not config.does_fit(action.blueprint, action.slot):
             fitting = [name for name in config.blueprints if config.does_fit(name, action.slot)]
+            others = [slot for slot in config.slot_ids if config.does_fit(action.blueprint, slot)]
+            elsewhere = f" (it fits {', '.join(others)})" if others else ""
             return (
-                f"blueprint {action.blueprint!r} does not fit slot {action.slot!r}; "
-                f"choose from {', '.join(fitting)}."
+                f"blueprint {action.blueprint!r} does not fit slot {action.slot!r}: "
+                f"{keeper.explain_misfit(action.slot, action.blueprint)}{elsewhere}; choose from "
+                f"{', '.join(fitting)}."
             )
         stages = ", ".join(f"{slot} {life.stage.name.lower()}" for slot, life in self.items())
         reason = self._find_hidden_reason(action)

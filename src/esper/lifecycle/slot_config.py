@@ -27,6 +27,7 @@ BUILTIN_BLUEPRINTS: tuple[str, ...] = (
     "widen_small",
     "widen_medium",
     "widen_large",
+    "deepen",
 )
 """Names of the built-in blueprints, in the order of the blueprint head's choices."""
 

@@ -14,11 +14,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError
+from esper.growth.blueprints import find_blueprint
+from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters, named_tensors
+from esper.growth.residual_blocks import BlockCall, record_blocks
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
@@ -155,7 +158,12 @@ class CostTable:
         """The size of each slot."""
         self._sites = {site.name: site for site in slots(host).sites}
         self._lives = slots(host).lives
-        self._count = cache(self._count_seed)
+        places = slots(host).items()
+        self._blocks = {name: p.block for name, p in places if p.site.identity is not None}
+        self._calls = record_blocks(host, self._blocks, sample)
+        self._count_copy = cache(self._count_seed)
+        """Counts seeds that are copies of a block, which are as large as this host's own."""
+        self._count = self._count_copy
         if like is not None and like._sites == self._sites:
             self._count = like._count
 
@@ -168,11 +176,11 @@ class CostTable:
             is_gated: Whether it has a learned gate.
             units: Hidden units that fossils added to the block before it.
         """
-        return self._count(slot, blueprint, is_gated, units)[0]
+        return self._look_up(slot, blueprint, is_gated, units)[0]
 
     def seed_parameters(self, slot: str, blueprint: str, is_gated: bool, units: int = 0) -> int:
         """Return the number of parameters of a seed, including its gate; see :meth:`seed_work`."""
-        return self._count(slot, blueprint, is_gated, units)[1]
+        return self._look_up(slot, blueprint, is_gated, units)[1]
 
     def fossil_parameters(self, slot: str, life: SlotLife) -> int:
         """Return the number of parameters of all fossils of a slot."""
@@ -210,12 +218,19 @@ class CostTable:
             for fossil, units in _with_units(life)
         ]
 
+    def _look_up(
+        self, slot: str, blueprint: str, is_gated: bool, units: int
+    ) -> tuple[SeedWork, int]:
+        if find_blueprint(blueprint).copies_block:
+            return self._count_copy(slot, blueprint, is_gated, 0)
+        return self._count(slot, blueprint, is_gated, units)
+
     def _count_seed(
         self, slot: str, blueprint: str, is_gated: bool, units: int
     ) -> tuple[SeedWork, int]:
         """Count the FLOPs and parameters of a blueprint's seed by building one."""
         site = self._sites[slot].widened(units)
-        place = SeedSlot(site, nn.Identity(), self._lives)
+        place = SeedSlot(site, self._blocks.get(slot, nn.Identity()), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
         with torch.random.fork_rng(devices=[]):
             place.plant(blueprint, style)
@@ -223,8 +238,12 @@ class CostTable:
 
         def work(needs_grad: bool | None) -> float:
             modules = [(place.seed, shape), (place.gate, site.output_shape)]
+            if isinstance(place.seed, BlockCopy):
+                call = self._calls[slot]
+                assert isinstance(call, BlockCall), "the arguments of the block can be copied"
+                modules[0] = (_CalledCopy(place.seed, call), tuple(call.output.shape))
             pairs = [(module, size) for module, size in modules if module is not None]
-            return sum(_count(module, size, needs_grad) for module, size in pairs) / shape[0]
+            return sum(_count(module, size, needs_grad) / size[0] for module, size in pairs)
 
         n_parameters = sum(parameter.numel() for parameter in place.seed_parameters())
         return SeedWork(work(None), work(False), work(True)), n_parameters
@@ -240,12 +259,25 @@ def _with_units(life: SlotLife) -> list[tuple[Fossil, int]]:
     return list(zip(life.fossils, before, strict=False))
 
 
+class _CalledCopy(nn.Module):
+    """A copy of a block as a module of one tensor, with the block's other arguments."""
+
+    def __init__(self, copy: BlockCopy, call: BlockCall) -> None:
+        super().__init__()
+        self.copy, self.call = copy, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the copy's output."""
+        return self.call.run(self.copy.block, self.copy.input_key, x)
+
+
 def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:
     """Count the FLOPs of a module's forward pass (None), or of forward and backward passes.
 
     With ``needs_grad`` the backward pass includes the gradient of the input.
     """
-    x = torch.zeros(shape, requires_grad=bool(needs_grad))
+    dtype = next((parameter.dtype for parameter in module.parameters()), None)
+    x = torch.zeros(shape, dtype=dtype, requires_grad=bool(needs_grad))
     if needs_grad is None:
         with torch.no_grad():
             return count_flops(lambda: module(x))

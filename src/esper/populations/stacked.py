@@ -15,6 +15,7 @@ from torch import nn
 
 from esper.arrays import Floats
 from esper.errors import ConfigError, UnsupportedHostError
+from esper.growth.blueprints import find_blueprint
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import draw_seed_number, slots
 from esper.growth.modules import named_tensors, seeded
@@ -59,6 +60,9 @@ class StackedKeeper:
         """Build the action's blueprint; it is pending until it starts training."""
         seed, count = self.population.specs[self.host].seed, self.state.n_germinated[self.host]
         place = self._new_slot(slot)
+        if find_blueprint(action.blueprint).copies_block:
+            # The design's block has the sizes and weights of another host.
+            place.block = slots(self.population.model(self.host))[slot].block
         with seeded(draw_seed_number(seed, count)):
             place.plant(action.blueprint, action.style)
         self.state.n_germinated[self.host] = count + 1
@@ -92,6 +96,10 @@ class StackedKeeper:
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
         return self.state.pending[self.host, slot].find_start_problem()
+
+    def explain_misfit(self, slot: str, blueprint: str) -> str:
+        """Return why a blueprint does not fit a slot."""
+        return self._new_slot(slot).explain_misfit(blueprint)
 
     def _new_slot(self, slot: str) -> SeedSlot:
         return self.population.design.new_slot(slot, self.state.lives[self.host])

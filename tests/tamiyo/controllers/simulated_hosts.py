@@ -47,6 +47,9 @@ class Keeper:
         self.n_refusals -= 1
         return "it may not start yet" if self.n_refusals >= 0 else None
 
+    def explain_misfit(self, slot: str, blueprint: str) -> str:
+        return "it is another kind"
+
 
 class SimulatedHosts:
     """Hosts for a controller, one action and one epoch at a time."""

@@ -130,7 +130,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "other sizes": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
-        "17 blueprints",
+        "18 blueprints",
     ),
     "a size that takes hours to make": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 10_000}),
@@ -142,7 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
-        "16 blueprints",
+        "17 blueprints",
     ),
     "a blueprint twice": (
         _change(blueprints=lambda names: [*names[1:], names[1]]),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
 
 from torch import nn
 
@@ -44,14 +45,17 @@ class Blueprint:
     kinds: frozenset[TensorKind]
     """Kinds of block output that it fits."""
     form: SeedForm
-    build: Callable[[SlotSite], nn.Module]
-    """Builds the seed for a site, drawing its weights from torch's default generator."""
+    build: Callable[[SlotSite], nn.Module] | Callable[[SlotSite, nn.Module], nn.Module]
+    """Builds the seed for a site, drawing its weights from torch's default generator. If
+    ``copies_block``, it also takes a copy of the block, which becomes part of the seed."""
     summary: str
     """A short description of the seed."""
     family: str = ""
     """The largest blueprint with the same structure. This blueprint's seed, padded with zeros to
     the size of that one, computes the same, so stacked hosts can compute both together. Empty for
     the largest itself; ignored at sites where padding changes the result."""
+    copies_block: bool = False
+    """Whether the seed is built from a copy of the block. Such a blueprint fits residual blocks."""
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
@@ -59,16 +63,19 @@ class Blueprint:
             return f"it does not fit a {site.kind.value}"
         if self.form == SeedForm.PARALLEL and site.why_no_parallel:
             return site.why_no_parallel
+        if self.copies_block and site.identity is None:
+            return site.why_not_residual
         return None
 
-    def build_seed(self, site: SlotSite) -> nn.Module:
-        """Build the seed for a site.
+    def build_seed(self, site: SlotSite, block: nn.Module | None = None) -> nn.Module:
+        """Build the seed for a site; ``block`` is a copy of the block, if the blueprint needs one.
 
         Raises:
             SlotError: If the builder raises anything or does not return a module.
         """
         try:
-            seed: object = self.build(site)
+            given = (site, block) if self.copies_block else (site,)
+            seed: object = cast(Any, self.build)(*given)
         except Exception as error:
             blame_user_code(
                 SlotError,

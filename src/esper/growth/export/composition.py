@@ -5,6 +5,7 @@ The graph is built by hand, so user code is never traced. ``y`` is the block's o
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from esper.errors import UnsupportedHostError
 from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 
@@ -27,28 +29,65 @@ _WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
 def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: float) -> GraphModule:
     """Return a module that computes ``y + alpha * change`` and has the block's signature.
 
+    ``seed`` is the slot's seed as a plain module; that of a copied block is the block itself.
+
     Raises:
         UnsupportedHostError: If a graph cannot express the block's signature.
     """
+    if isinstance(slot.seed, BlockCopy) and slot.seed.cache_layers is not None:
+        raise UnsupportedHostError(
+            f"the {slot.life.blueprint} seed at {slot.name!r} cannot be exported: its block has a "
+            "layer of a key-value cache, and the list that holds it cannot take one more entry; "
+            "prune the seed."
+        )
     graph = Graph()
     arguments = _read_arguments(graph, slot)
-    y = _call_block(graph, arguments)
-    source = y
-    if slot.form == SeedForm.PARALLEL:
-        source = _read_input(graph, slot, arguments)
-    gated = None if gate is None else graph.call_module("gate", (y,))
-    delta = graph.call_module("seed", (source,))
+    y = _call(graph, "block", arguments)
+    parts = {"block": slot.block, "seed": seed, "gate": gate}
+    return _compose(graph, slot, arguments, y, parts, alpha)
+
+
+def compose_entry(
+    slot: SeedSlot, copied: nn.Module, gate: nn.Module | None, alpha: float
+) -> GraphModule:
+    """Return a module like :func:`compose` does, but without the block, whose output it reads."""
+    graph = Graph()
+    arguments = _read_arguments(graph, slot)
+    y = _read_input(graph, slot, arguments)
+    return _compose(graph, slot, arguments, y, {"seed": copied, "gate": gate}, alpha)
+
+
+def _compose(
+    graph: Graph,
+    slot: SeedSlot,
+    arguments: _Arguments,
+    y: Node,
+    parts: dict[str, nn.Module | None],
+    alpha: float,
+) -> GraphModule:
+    gated = None if parts["gate"] is None else graph.call_module("gate", (y,))
+    if isinstance(slot.seed, BlockCopy):
+        source = _write_normalized(graph, slot.seed, y)
+        copied = _call(graph, "seed", _with_input(graph, slot, arguments, source))
+        delta = graph.call_function(torch.sub, (copied, y))
+    else:
+        is_serial = slot.form == SeedForm.SERIAL
+        source = y if is_serial else _read_input(graph, slot, arguments)
+        delta = graph.call_module("seed", (source,))
     change = _write_change(graph, slot.life.style, y, delta, gated)
     change = graph.call_method("type_as", (change, y))
     scale: dict[str, Any] = {} if alpha == 1.0 else {"alpha": alpha}
     graph.output(graph.call_function(torch.add, (y, change), scale))
 
     root = nn.Module()
-    root.block, root.seed = slot.block, seed
-    if gate is not None:
-        root.gate = gate
+    for name, part in parts.items():
+        if part is not None:
+            root.add_module(name, part)
+    if isinstance(slot.seed, BlockCopy):
+        for name, buffer in slot.seed.named_buffers(recurse=False):
+            root.register_buffer(name, buffer)
     root.training = slot.block.training
-    kind = _class_for(slot.block)
+    kind = _class_for(slot.block, "block" if "block" in parts else "seed")
     return kind(root, graph, kind.__name__)
 
 
@@ -133,10 +172,10 @@ def _require(condition: bool, slot: SeedSlot, parameter: Parameter, what: str) -
         )
 
 
-def _call_block(graph: Graph, arguments: _Arguments) -> Node:
+def _call(graph: Graph, module: str, arguments: _Arguments) -> Node:
     positions, keywords = tuple(arguments.by_position), arguments.by_keyword
     if arguments.more_positions is None and arguments.more_keywords is None:
-        return graph.call_module("block", positions, dict(keywords))
+        return graph.call_module(module, positions, dict(keywords))
     # A graph cannot unpack arguments, but functional_call can.
     args: Any = positions
     if arguments.more_positions is not None:
@@ -145,8 +184,42 @@ def _call_block(graph: Graph, arguments: _Arguments) -> Node:
     if arguments.more_keywords is not None:
         join = cast(Any, operator.or_)
         kwargs = graph.call_function(join, (kwargs, arguments.more_keywords))
-    block = graph.create_node("get_attr", "block")
-    return graph.call_function(torch.func.functional_call, (block, {}, args, kwargs))
+    called = graph.create_node("get_attr", module)
+    return graph.call_function(torch.func.functional_call, (called, {}, args, kwargs))
+
+
+def _with_input(graph: Graph, slot: SeedSlot, arguments: _Arguments, value: Node) -> _Arguments:
+    """Return a block's arguments with another input."""
+    replaced, key = copy.copy(arguments), slot.site.input_key
+    assert key is not None, "the input of a residual block is known"
+    old = arguments.by_name.get(key) if isinstance(key, str) else None
+    if isinstance(key, int) and key < len(arguments.by_position):
+        old = arguments.by_position[key]
+    if old is not None:
+        swap = {old: value}
+        replaced.by_position = [swap.get(node, node) for node in arguments.by_position]
+        replaced.by_keyword = {k: swap.get(node, node) for k, node in arguments.by_keyword.items()}
+        return replaced
+    if isinstance(key, str):
+        more: Any = arguments.more_keywords
+        join = cast(Any, operator.or_)
+        replaced.more_keywords = graph.call_function(join, (more, {key: value}))
+        return replaced
+    first = key - len(arguments.by_position)
+    rest = (arguments.more_positions, slice(first + 1, None))
+    before = graph.call_function(operator.getitem, (arguments.more_positions, slice(first)))
+    after = graph.call_function(operator.getitem, rest)
+    joined = graph.call_function(operator.add, (before, (value,)))
+    replaced.more_positions = graph.call_function(operator.add, (joined, after))
+    return replaced
+
+
+def _write_normalized(graph: Graph, seed: BlockCopy, y: Node) -> Node:
+    """Add the nodes that compute :meth:`BlockCopy.normalize`."""
+    if not seed.identity.norms:
+        return y
+    shift, scale = (graph.create_node("get_attr", name) for name in ("shift", "scale"))
+    return graph.call_function(torch.div, (graph.call_function(torch.sub, (y, shift)), scale))
 
 
 def _read_input(graph: Graph, slot: SeedSlot, arguments: _Arguments) -> Node:
@@ -180,14 +253,16 @@ def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: N
             return delta
 
 
-def _class_for(block: nn.Module) -> type[GraphModule]:
+def _class_for(block: nn.Module, part: str) -> type[GraphModule]:
     """Return a graph class that forwards the block's public attributes.
 
-    Attributes are properties that read the block, so that no submodule is registered twice.
+    Attributes are properties that read the part that is the block or a copy of it, so that no
+    submodule is registered twice.
     """
-    taken = {*dir(GraphModule), "training", "meta", "shape_env", "block", "seed", "gate"}
+    own = ("training", "meta", "shape_env", "block", "seed", "gate", "scale", "shift")
+    taken = {*dir(GraphModule), *own}
     names = [name for name in dir(block) if not name.startswith("_") and name not in taken]
-    forwarded: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
+    forwarded: dict[str, Any] = {name: property(attrgetter(f"{part}.{name}")) for name in names}
     kind = type(f"Grown{type(block).__name__}", (GraphModule,), forwarded)
     kind.__module__ = GraphModule.__module__
     return kind

@@ -11,10 +11,14 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Tracer
 
 from esper.errors import UnsupportedHostError, type_of
+from esper.growth.blending import ADD_STYLES
+from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints.deepening import BlockCopy, read_affine, write_affine
 from esper.growth.blueprints.seeds import NoopSeed
-from esper.growth.export.composition import compose
-from esper.growth.export.merging import ADD_STYLES, Ties, merge_seed, scale_last_layer
+from esper.growth.export.composition import compose, compose_entry
+from esper.growth.export.merging import Ties, merge_seed, scale_copy, scale_last_layer
 from esper.growth.host_slots import ATTRIBUTE
+from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.stages import Stage
@@ -163,9 +167,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 
     The copy computes what the model computes in evaluation mode: blended seeds keep their current
     alpha, and seeds that still train in isolation are left out. A seed is merged into its block's
-    weights if that gives the same function; otherwise it becomes ordinary torch modules next to the
-    block. Several seeds in one slot are added in the order in which they grew. The model itself is
-    not changed.
+    weights if that gives the same function, and a copied block becomes one more entry of the list
+    that holds the block; otherwise a seed becomes ordinary torch modules next to the block. Several
+    seeds in one slot are added in the order in which they grew. The model itself is not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
 
@@ -179,7 +183,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     twin = copy.deepcopy(model)
     for module in twin.modules():
         module.__dict__.pop(ATTRIBUTE, None)
-    plain = _Exporter(Ties(twin), committed_only=committed_only).convert(twin, "")
+    exporter = _Exporter(twin, committed_only=committed_only)
+    plain = exporter.convert(twin, "")
+    exporter.insert_copies()
     require_plain(plain)
     return plain
 
@@ -187,10 +193,13 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 class _Exporter:
     """Converts the modules of one copied model, innermost first."""
 
-    def __init__(self, ties: Ties, *, committed_only: bool) -> None:
-        self._ties = ties
+    def __init__(self, model: nn.Module, *, committed_only: bool) -> None:
+        self._model = model
+        self._ties = Ties(model)
         self._committed_only = committed_only
         self._done: dict[nn.Module, nn.Module] = {}
+        self._copies: list[tuple[ListPlace, nn.Module, nn.Module]] = []
+        """The entry of a list that each copied block follows, what follows, and the copy in it."""
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
         """Return the plain form of a module; a module that occurs twice is converted once."""
@@ -198,13 +207,16 @@ class _Exporter:
             self._done[module] = self._convert(module, name)
         return self._done[module]
 
+    def insert_copies(self) -> None:
+        """Add copied blocks to the lists of their blocks; call it when all is converted."""
+        # From the end, because an entry changes the indices of those after it.
+        order = sorted(range(len(self._copies)), key=lambda k: (self._copies[k][0].index, k))
+        for number in reversed(order):
+            insert_entry(*self._copies[number])
+
     def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, SeedSlot):
-            block = self.convert(module.block, name)
-            for layer in module.unstacked():
-                layer.block = block
-                block = self._add_seed(layer) if self._is_kept(layer) else block
-            return block
+            return self._convert_slot(module, name)
         children: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
         for child_name, child in list(children.items()):
             if child is None:
@@ -213,6 +225,27 @@ class _Exporter:
             if plain is not child:
                 setattr(module, child_name, plain)
         return to_plain(module, name)
+
+    def _convert_slot(self, slot: SeedSlot, name: str) -> nn.Module:
+        """Return the block of a slot with its seeds; copies may join the block's list instead."""
+        block = last = self.convert(slot.block, name)
+        layers = [layer for layer in slot.unstacked() if self._is_kept(layer)]
+        # A seed that reads the block's input has to be in the same entry as the block.
+        parallel = [k for k, layer in enumerate(layers) if layer.form == SeedForm.PARALLEL]
+        n_inside = 1 + max(parallel, default=-1)
+        n_copies = len(self._copies)
+        for number, layer in enumerate(layers):
+            layer.block = last
+            if number >= n_inside and _is_entry(layer):
+                last = self._add_entry(layer)
+                continue
+            last = self._add_seed(layer)
+            if len(self._copies) == n_copies:
+                block = last
+            else:
+                place, _, copied = self._copies[-1]
+                self._copies[-1] = (place, last, copied)
+        return block
 
     def _is_kept(self, slot: SeedSlot) -> bool:
         """Return whether the exported model includes the seed of a slot."""
@@ -229,9 +262,46 @@ class _Exporter:
             return slot.block
         if merge_seed(slot, self._ties):
             return slot.block
-        seed = self.convert(slot.seed, f"{slot.name}.seed")
         gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
-        alpha = slot.alpha
-        if slot.life.style in ADD_STYLES and scale_last_layer(seed, alpha, self._ties):
+        alpha, is_copy = slot.alpha, isinstance(slot.seed, BlockCopy)
+        own = slot.seed.block if isinstance(slot.seed, BlockCopy) else slot.seed
+        seed = self.convert(own, f"{slot.name}.seed")
+        is_added = slot.life.style in ADD_STYLES and not is_copy
+        if is_added and scale_last_layer(seed, alpha, self._ties):
             alpha = 1.0
         return compose(slot, seed, gate, alpha)
+
+    def _add_entry(self, slot: SeedSlot) -> nn.Module:
+        """Add the copied block of a slot to the list of its block, and return the entry."""
+        seed = slot.seed
+        assert isinstance(seed, BlockCopy)
+        place = find_list(self._model, slot.name)
+        assert place is not None, "the block was an entry of a list when it got its slot"
+        copied = self.convert(seed.block, f"{slot.name}.seed")
+        gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
+        is_whole = slot.life.style in ADD_STYLES and self._ties.may_change([seed])
+        is_whole = is_whole and (slot.alpha == 1.0 or scale_copy(slot, copied, slot.alpha))
+        entry = copied
+        if not (is_whole and self._fold_norm(seed, slot.block)):
+            entry = compose_entry(slot, copied, gate, 1.0 if is_whole else slot.alpha)
+        self._copies.append((place, entry, copied))
+        return entry
+
+    def _fold_norm(self, seed: BlockCopy, block: nn.Module) -> bool:
+        """Fold what a copy does to its input into the block before it; return whether it can be."""
+        if not seed.identity.norms:
+            return True
+        try:
+            norm = block.get_submodule(seed.identity.norms[-1])
+        except AttributeError:
+            return False
+        if not self._ties.may_change([norm]):
+            return False
+        weight, bias = read_affine(norm)
+        write_affine(norm, weight / seed.scale, (bias - seed.shift) / seed.scale)
+        return True
+
+
+def _is_entry(slot: SeedSlot) -> bool:
+    """Return whether a slot's seed becomes one more entry of the list that holds its block."""
+    return isinstance(slot.seed, BlockCopy) and slot.seed.identity.is_entry

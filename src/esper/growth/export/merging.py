@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from esper.growth.blending import ADD_STYLES
 from esper.growth.blueprints.seeds import LowRankSeed
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.export.composition import signature_of
 from esper.growth.modules import module_names
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import BlockPath
-from esper.lifecycle.factored_actions import BlendStyle
 from esper.modes import evaluation_mode
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -93,9 +93,6 @@ def _is_like(layer: nn.Module, part: nn.Module) -> bool:
     return all(getattr(layer, name) == getattr(part, name) for name in settings)
 
 
-ADD_STYLES = frozenset({BlendStyle.ADD_LINEAR, BlendStyle.ADD_SIGMOID})
-"""Styles in which the slot's output is linear in the seed's output."""
-
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
 """Largest allowed difference between merged and unmerged, relative to the largest output."""
 
@@ -141,10 +138,37 @@ def scale_last_layer(seed: nn.Module, alpha: float, ties: Ties) -> bool:
     layer = _last_layer(seed)
     if layer is None or not ties.may_change([layer]):
         return False
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.mul_(alpha)
+    _scale(layer, alpha)
     return True
+
+
+def scale_copy(slot: SeedSlot, copied: nn.Module, alpha: float) -> bool:
+    """Multiply alpha into a copied block if that blends it in; return whether it does.
+
+    It does for a block with one residual branch and nothing after it: ``x + f(x)`` becomes
+    ``x + alpha * f(x)``.
+    """
+    identity = slot.site.identity
+    assert identity is not None, "only residual blocks are copied"
+    if len(identity.zeroed) != 1 or identity.norms or not _takes_one_tensor(slot):
+        return False
+    trial = copy.deepcopy(copied)
+    _scale(trial.get_submodule(identity.zeroed[0]), alpha)
+
+    def blended(x: Tensor) -> Tensor:
+        return torch.add(x, copied(x) - x, alpha=alpha)
+
+    with evaluation_mode(copied):
+        if not _do_compute_same(blended, trial, slot.site.output_shape):
+            return False
+    _scale(copied.get_submodule(identity.zeroed[0]), alpha)
+    return True
+
+
+@torch.no_grad()
+def _scale(layer: nn.Module, alpha: float) -> None:
+    for parameter in layer.parameters(recurse=False):
+        parameter.mul_(alpha)
 
 
 def _find_merge(slot: SeedSlot, ties: Ties) -> Callable[[nn.Module], None] | None:
@@ -181,17 +205,20 @@ def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
     """Return whether the merged block and the slot agree on a random input."""
     shape = slot.site.input_shape
     assert shape is not None, "parallel seeds need a site with a known input"
+    with evaluation_mode(slot):
+        return _do_compute_same(slot, merged, shape)
+
+
+def _do_compute_same(
+    wanted_by: Callable[[Tensor], Tensor], merged: nn.Module, shape: tuple[int, ...]
+) -> bool:
+    """Return whether a merged module computes what is wanted for a random input."""
     weight = next(merged.parameters())
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(shape, generator=generator).to(weight)
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-        evaluation_mode(slot),
-        evaluation_mode(merged),
-    ):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluation_mode(merged):
         try:
-            wanted, given = cast(Tensor, slot(probe)), cast(Tensor, merged(probe))
+            wanted, given = wanted_by(probe), cast(Tensor, merged(probe))
         except Exception:
             # A block may reject random input; then the seed is not merged.
             return False

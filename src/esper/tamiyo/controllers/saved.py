@@ -330,9 +330,10 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     origin = facts["origin"]
     if not isinstance(origin, dict):
         raise ConfigError(f"origin is {shown(origin)}; it must be an object.")
+    given = cast("dict[str, Any]", origin)
     for name, hint in _ORIGIN.items():
-        if name in origin:
-            checked_value(f"origin.{name}", origin[name], hint)
+        if name in given:
+            checked_value(f"origin.{name}", given[name], hint)
     blueprints = checked_value("blueprints", facts["blueprints"], tuple[str, ...])
     return SavedController(
         name=checked_value("name", facts["name"], str),
@@ -342,8 +343,12 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
         deterministic=checked_value("deterministic", facts["deterministic"], bool),
         budget=_section(Budget, facts, "budget"),
         growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
-        origin=cast("dict[str, Any]", origin),
+        origin=given,
     )
+
+
+LATER_SETTINGS = frozenset({"deepen_start"})
+"""Settings that controllers of earlier versions lack; they get their default."""
 
 
 def _section(kind: type[Section], facts: Mapping[str, Any], name: str) -> Section:
@@ -352,10 +357,11 @@ def _section(kind: type[Section], facts: Mapping[str, Any], name: str) -> Sectio
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {shown(values)}; it must be an object of settings.")
     given = cast("dict[str, Any]", values)
-    if given.keys() != hints.keys():
-        names = ", ".join(sorted(given.keys() ^ hints.keys()))
+    wrong = (given.keys() ^ hints.keys()) - (LATER_SETTINGS - given.keys())
+    if wrong:
+        names = ", ".join(sorted(wrong))
         raise ConfigError(f"{name} has missing or unknown settings: {names}")
-    checked = {each: checked_value(f"{name}.{each}", given[each], hints[each]) for each in hints}
+    checked = {each: checked_value(f"{name}.{each}", given[each], hints[each]) for each in given}
     try:
         return kind(**checked)
     except ConfigError as error:
