@@ -49,7 +49,8 @@ class Fossil:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        return cls(**{**values, "style": BlendStyle(values["style"])})
+        style = BlendStyle(values["style"])
+        return cls(values["blueprint"], style, values["alpha"], values["units"])
 
 
 @dataclass
