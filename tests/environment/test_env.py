@@ -224,7 +224,7 @@ def test_the_final_score_is_that_of_the_committed_host(commits: bool) -> None:
     *_, terminated, _, info = env.step(choose(Op.WAIT))
     assert terminated
     model = population.model(0).eval()
-    assert (slots(model)["blocks.0"].seed is not None) is commits
+    assert bool(slots(model)["blocks.0"].life.committed) is commits
     assert (info["seed_parameters"] > 0) is commits
     data = population.specs[0].data
     assert data.final_inputs is not None

@@ -75,7 +75,10 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     **dict.fromkeys(STYLE_NAMES, (0.0, "1 if the seed is blended in this style")),
     "contribution": (-1.0, "squashed score with the seed minus without, in units of 0.05"),
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
-    "parameter_share": (0.0, "squashed parameters of the seed and the fossils, relative to the host's"),
+    "parameter_share": (
+        0.0,
+        "squashed parameters of the seed and the fossils, relative to the host's",
+    ),
     "gradient_health": (
         -1.0,
         "gradient norm of the seed relative to the host's, on a log scale from 1e-3 to 10",
