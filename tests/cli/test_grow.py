@@ -1,13 +1,14 @@
 """``esper grow`` grows a host with any controller and saves a model that loads without Esper."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from esper.cli.grow import decision_text, fit
+from esper.cli.grow import decision_text, fit, slot_texts
 from esper.cli.main import main
 from esper.growing.grow import TimelineStep
 from esper.tamiyo import save_controller
@@ -101,6 +102,11 @@ def test_a_line_of_an_epoch_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -
         alphas={},
     )
     assert decision_text(step) == "set alpha target in blocks.0 (alpha is moving)"
+    monkeypatch.setattr("esper.cli.grow.can_encode", lambda _: False)
+    grown = replace(step, stages={"a": "training", "b": "blending"}, alphas={"a": 0.0, "b": 0.5})
+    assert slot_texts(grown) == ["a .... training", "b ##.. blending"]
+    grown = replace(grown, fossils={"b": 1, "c": 2})
+    assert slot_texts(grown) == ["a .... training", "b ##.. blending on 1 fossil", "c 2 fossils"]
     parts = ["a" * 10, "b" * 10, "c" * 10]
     assert fit(parts, 28) == ["; ".join(parts)]
     terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))

@@ -60,6 +60,32 @@ def test_scores_and_contributions_agree_with_the_models(form: str) -> None:
     assert len(set(worths)) > 1
 
 
+@pytest.mark.parametrize("form", ["sequential", "stacked"])
+def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
+    envs = make_envs(2, "digits", form=form, n_epochs=20)
+    envs.reset(seed=0)
+    population, records, layout = envs.growth.population, envs.growth.records, envs.layout
+    hidden = records.slot_hidden[0, 0]
+    life = life_of_a_seed(envs.slot_config)
+    rest = [choose(Op.WAIT)] * 2
+    units = 0
+    for row in (*life, *rest, *life, *rest[:1]):
+        observations, *_ = envs.step(np.stack([row, choose(Op.WAIT)]))
+        model = population.model(0)
+        n = sum(parameter.numel() for parameter in model.parameters())
+        assert records.n_parameters[0] + records.seed_parameters[0].sum() == n
+        place = slots(model)["blocks.0"]
+        units = sum(part.seed.first.weight.shape[0] for part in place.settled)  # type: ignore[union-attr, index]
+        seen = layout.slot(observations, "hidden")[:, 0]
+        expected = 2.0 * np.log([hidden + units, hidden]) / np.log(4096.0) - 1.0
+        np.testing.assert_allclose(seen, expected, rtol=1e-5)
+        committed = [p.numel() for part in place.settled for p in part.parameters()]
+        if place.stage == Stage.FOSSILIZED:
+            committed += [p.numel() for p in place.seed_parameters()]
+        assert envs.growth.committed_parameters().tolist() == [sum(committed), 0]
+    assert units == hidden + 2 * hidden
+
+
 def test_a_pruned_seed_contributes_nothing() -> None:
     envs = make_envs(2, "digits-family", n_epochs=14)
     envs.reset(seed=0)

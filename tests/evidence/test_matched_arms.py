@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.evidence.host_runs import HostRuns
+from esper.evidence.host_runs import HostRuns, join_runs
 from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.matched_arms import (
     at_same_epochs,
@@ -129,6 +129,26 @@ def test_counted_sizes_are_those_of_exported_networks(trainer: HostTrainer) -> N
         assert sum(p.numel() for p in wide.parameters()) - plain == pytest.approx(
             sizes[index], abs=40
         )
+
+
+def test_a_network_from_scratch_starts_with_every_seed_of_a_slot_that_grew_again() -> None:
+    task = make_task("spirals", n_epochs=16, batches_per_epoch=1)
+    trainer = HostTrainer(task, purpose="tuning", final_split="validation")
+    twice = [Planting(slot="blocks.0", blueprint="widen_large", epoch=k) for k in (0, 1)]
+    once = [Planting(slot="blocks.1", blueprint="norm")]
+    parts = [
+        trainer.run([host], lambda growth, _, plan=plan: FixedSchedule(growth.layout, plan))
+        for host, plan in ((3, twice), (4, once))
+    ]
+    runs = join_runs(parts)
+    assert runs.slot.tolist() == [[0, 0], [1, -1]]
+    assert runs.number.tolist() == [[0, 1], [0, 0]]
+    assert runs.grown.tolist() == [2, 1]
+    assert [seed.number for seed in committed_seeds(runs, 0, trainer.slot_config)] == [0, 1]
+    scratch = run_scratch(trainer, runs, [3, 4])
+    np.testing.assert_array_equal(scratch.parameters, runs.parameters)
+    np.testing.assert_array_equal(scratch.slot, runs.slot)
+    assert scratch.grown.tolist() == [0, 0]
 
 
 def test_committed_seeds_are_in_the_order_of_germination() -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,10 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     model = initialized(MLP(3))
     grown = grow(model, TRAIN, VAL, 30, learning_rate=3e-3, seed=1)
     require_valid(grown, model)
+    end = grown.timeline[-1]
     assert len(grown.summary.seeds) > 1
+    counts = Counter(end.fossils) + Counter(s for s, at in end.stages.items() if at == "fossilized")
+    assert Counter(slot for slot, _ in grown.summary.seeds) == counts
     planted = {(s.slot, s.blueprint) for s in grown.timeline if s.op == "germinate"}
     assert set(grown.summary.seeds) <= planted
     added = grown.summary.parameters_after - grown.summary.parameters_before

@@ -20,6 +20,7 @@ from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.placement import print_trainable_parameters
 from esper.growth.saved_models import load, save
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.lifecycle.factored_actions import BlendStyle
@@ -268,6 +269,22 @@ def test_gradmax_sees_the_gradient_behind_the_fossils() -> None:
     loss_of(model, x).backward()
     gradient = seed.second.weight.grad  # type: ignore[union-attr]
     torch.testing.assert_close(gradient.norm().item(), report.norm_after, rtol=1e-4, atol=0.0)  # type: ignore[union-attr]
+
+
+def test_fossils_are_listed_with_the_trainable_parameters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, host, _ = make_host("mlp")
+    grow(host, "blocks.0", "widen_large")
+    grow(host, "blocks.0", "norm")
+    grow(host, "blocks.1", "norm")
+    host.germinate("blocks.1", "mlp_small")
+    print_trainable_parameters(model)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  blocks.0: dormant; grown: widen_large, norm",
+        "  blocks.1: mlp_small, germinated, alpha 0.00, 45 parameters; grown: norm",
+        "  stem: dormant",
+    ]
 
 
 def test_a_model_is_deep_copied_with_its_fossils() -> None:

@@ -356,8 +356,9 @@ def test_a_model_of_another_architecture_is_rejected_by_name(
         load(saved, build)
 
 
+@pytest.mark.parametrize("is_fossil", [False, True])
 def test_an_unregistered_blueprint_is_rejected_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_fossil: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     recipe = Blueprint(
@@ -370,7 +371,11 @@ def test_an_unregistered_blueprint_is_rejected_by_name(
     register_blueprint(recipe)
     x = torch.randn(4, 5)
     model = add_slots(HOSTS["mlp"][0](), ["blocks.0"], x)
-    slots(model).germinate("blocks.0", "foreign")
+    host = slots(model)
+    host.germinate("blocks.0", "foreign")
+    if is_fossil:
+        host.lives.commit("blocks.0", host)
+        host.lives.settle("blocks.0", host)
     save(model, tmp_path)
     assert_same_model(load(tmp_path, HOSTS["mlp"][0]), model, x)
     blueprint._REGISTRY.pop("foreign")

@@ -11,6 +11,7 @@ import torch
 
 from esper.environment.episodes import SlotOutcome
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
+from esper.lifecycle.stages import Stage
 from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import CollectedStep
 from esper.tasks import Task, make_task
@@ -19,11 +20,12 @@ from esper.telemetry.records import (
     GovernorRecord,
     RoundRecord,
     RunRecord,
+    SeedEventRecord,
     StepRecord,
 )
 from esper.telemetry.schema import unpack_probabilities
 from esper.training import setup
-from esper.training.step_records import slots_as_text
+from esper.training.step_records import StepRecorder, slots_as_text
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -113,6 +115,39 @@ def test_a_nan_contribution_is_null() -> None:
     slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows, 2 * rows, 3 * rows)
     expected = [[0, 0, 0.0, None, 0, 0, 0], [1, 1, 0.5, 0.25, 1, 2, 3]]
     assert json.loads(slots_as_text(slots)[0]) == expected
+
+
+def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() -> None:
+    trainer, _, _ = make_trainer(CONFIG, Seen())
+    envs = setup.make_envs(CONFIG, trainer.task)
+    recorder = StepRecorder(envs, trainer.parts.policy, record_steps=False)
+    before, _ = recorder.before()
+    zeros, at = np.zeros_like(before.stage), (0, 1)
+
+    def outcome(stage: Stage, alpha: float, n_fossils: int) -> SlotOutcome:
+        stages, counts, alphas = zeros.copy(), zeros.copy(), np.zeros(zeros.shape)
+        stages[at], counts[at], alphas[at] = stage, n_fossils, alpha
+        kinds = np.where(stages > 0, 2, -1)
+        return SlotOutcome(stages, kinds, alphas, alphas, zeros, counts, zeros)
+
+    def events(before: SlotOutcome, after: SlotOutcome) -> list[tuple[str, str, str, float]]:
+        hosts = [{"round": 1, "step": 1, "env": e, "episode": 0, "draw_seed": 0} for e in range(4)]
+        found = recorder._seed_events(hosts, [3] * 4, before, after)
+        return [
+            (one.blueprint, one.from_stage, one.to_stage, one.alpha)
+            for one in found
+            if isinstance(one, SeedEventRecord)
+        ]
+
+    name = envs.slot_config.blueprints[2]
+    held, kept = outcome(Stage.HOLDING, 0.7, 1), outcome(Stage.FOSSILIZED, 0.7, 1)
+    free = outcome(Stage.DORMANT, 0.0, 2)
+    assert events(held, free) == [
+        (name, "holding", "fossilized", 0.7),
+        (name, "fossilized", "dormant", 0.0),
+    ]
+    assert events(kept, free) == [(name, "fossilized", "dormant", 0.0)]
+    assert events(held, kept) == [(name, "holding", "fossilized", 0.7)]
 
 
 def test_the_run_record_has_the_heads_read_by_ops_and_the_hosts_layers() -> None:

@@ -37,7 +37,7 @@ class GrowthConfig:
     """Epochs that a seed is held before it may be fossilized."""
 
     embargo_epochs: int = 2
-    """Epochs that a slot is closed after a seed was pruned."""
+    """Epochs that a slot is closed after a seed was pruned or fossilized."""
 
     advances_alone: bool = False
     """Whether seeds advance by themselves as soon as their gate opens. The controller then decides
@@ -126,7 +126,8 @@ class RewardConfig:
     """Reward every step, or only the last one."""
 
     shaping: float = 0.02
-    """Shaping potential of a host whose slots are all fossilized, in score; 0 for no shaping."""
+    """Shaping potential of a host with a committed seed in every slot, in score; 0 for no
+    shaping."""
 
     governor_penalty: float = 0.01
     """Penalty for each epoch that the governor rolls back, in score."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
@@ -289,7 +289,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
                 "esper.save_grown; load it with torch.export.load("
                 f"{str(folder / 'model.pt2')!r}).module()."
             )
-        version: object = values["format"] if isinstance(values, dict) else FORMAT
+        version = cast("dict[str, Any]", values)["format"] if isinstance(values, dict) else FORMAT
         if version != FORMAT:
             raise SavedModelError(
                 f"{path} has format {version!r}; this version of Esper reads format {FORMAT}."

@@ -49,12 +49,8 @@ class Fossil:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        return cls(
-            blueprint=values["blueprint"],
-            style=BlendStyle(values["style"]),
-            alpha=values["alpha"],
-            units=values["units"],
-        )
+        style = BlendStyle(values["style"])
+        return cls(values["blueprint"], style, values["alpha"], values["units"])
 
 
 @dataclass

@@ -100,6 +100,29 @@ def test_a_seed_worked_by_hand() -> None:
     ]
 
 
+def test_each_seed_of_a_slot_that_grows_again_has_a_bar() -> None:
+    events = [
+        event(1, Stage.DORMANT, Stage.HOLDING),
+        event(2, Stage.HOLDING, Stage.FOSSILIZED),
+        event(4, Stage.FOSSILIZED, Stage.DORMANT),
+        event(5, Stage.DORMANT, Stage.HOLDING, blueprint="widen"),
+        # Fossilized and free again in one step.
+        event(7, Stage.HOLDING, Stage.FOSSILIZED, blueprint="widen"),
+        event(7, Stage.FOSSILIZED, Stage.DORMANT, blueprint="widen"),
+    ]
+    first, second = make_bars(events, [], SLOTS, last_epoch=8, finish_step=None)
+    assert (first["blueprint"], first["seed"]) == ("norm", 0)
+    assert first["parts"] == [
+        {"stage": "holding", "from": 0, "to": 1},
+        {"stage": "fossilized", "from": 1, "to": 3},
+    ]
+    assert (second["blueprint"], second["seed"]) == ("widen", 1)
+    assert second["parts"] == [
+        {"stage": "holding", "from": 4, "to": 6},
+        {"stage": "fossilized", "from": 6, "to": 6},
+    ]
+
+
 def test_a_seed_lost_in_its_first_step_has_an_unnamed_bar() -> None:
     events = [event(6, Stage.DORMANT, Stage.PRUNED, blueprint="")]
     (bar,) = make_bars(events, [], SLOTS, last_epoch=6, finish_step=None)

@@ -192,7 +192,7 @@ def test_fields_missing_in_earlier_versions_are_none(tmp_path: Path, version: in
 
 def test_non_finite_numbers_are_none(tmp_path: Path) -> None:
     (first, *_), nan = own(RECORDS, StepRecord, 0, 0), float("nan")
-    slots = "[[3,1,0.5,nan,7],[4,0,-inf,inf,8]]"
+    slots = "[[3,1,0.5,nan,7],[4,0,-inf,inf,8,2,30]]"
     broken = replace(
         first, reward=nan, score=float("inf"), value=-float("inf"), shaping=nan, slots=slots
     )
@@ -203,6 +203,10 @@ def test_non_finite_numbers_are_none(tmp_path: Path) -> None:
     assert [(one["alpha"], one["contribution"]) for one in step["slots"]] == [
         (0.5, None),
         (None, None),
+    ]
+    assert [(one["n_fossils"], one["fossil_parameters"]) for one in step["slots"]] == [
+        (0, 0),
+        (2, 30),
     ]
 
 

@@ -75,7 +75,10 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     **dict.fromkeys(STYLE_NAMES, (0.0, "1 if the seed is blended in this style")),
     "contribution": (-1.0, "squashed score with the seed minus without, in units of 0.05"),
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
-    "parameter_share": (0.0, "squashed parameters of the seed, relative to the host's"),
+    "parameter_share": (
+        0.0,
+        "squashed parameters of the seed and the fossils, relative to the host's",
+    ),
     "gradient_health": (
         -1.0,
         "gradient norm of the seed relative to the host's, on a log scale from 1e-3 to 10",
@@ -83,7 +86,7 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     "position": (0.0, "0 for the host's first slot, 1 for its last; 0 if there is only one"),
     **dict.fromkeys(KIND_NAMES, (0.0, "1 if the slot sees this kind of tensor")),
     "width": (-1.0, "channels or features at the slot, on a log scale from 1 to 4,096"),
-    "hidden": (-1.0, "hidden units of the host's block, on the same scale; -1 if unknown"),
+    "hidden": (-1.0, "hidden units of the block and its fossils, on the same scale; -1 if unknown"),
     "blueprint": (0.0, "(1 + index of the blueprint) / number of blueprints; 0 without a seed"),
 }
 """Each slot feature: its smallest value (the largest is 1) and its meaning."""
@@ -137,7 +140,7 @@ class SlotFacts:
     """Score with the seed minus without, as last measured; 0 if never measured."""
     is_measured: Flags
     parameters: Integers
-    """Parameters of the seed; 0 without one."""
+    """Parameters of the seed and the fossils; 0 without any."""
     gradient_norm: Floats
     blueprint: Integers
     """-1 without a seed."""
@@ -146,7 +149,7 @@ class SlotFacts:
     width: Integers
     """Channels or features of the block's output."""
     hidden: Integers
-    """Units between the block's two layers; 0 if unknown."""
+    """Units between the block's two layers, with those of fossils; 0 if unknown."""
 
 
 def squash(values: Floats, *, missing: float = 0.0) -> Floats:
