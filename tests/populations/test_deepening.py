@@ -102,3 +102,26 @@ def test_planted_copies_train_alike_in_both_forms(design: str) -> None:
     assert_same_state(*pair, tolerance=1e-9)
     plain = [export(population.model(0)) for population in pair]
     assert len(plain[0].blocks) == len(plain[1].blocks) == CONFIGS[design].n_blocks + 1
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+def test_both_forms_agree_when_a_slot_deepens_again(design: str) -> None:
+    pair = make_pair(design)
+    seeds = [
+        FirstSeed(action=act(Op.GERMINATE, "blocks.0", blueprint=blueprint), number=number)
+        for number, blueprint in enumerate(["deepen", "norm", "deepen", "deepen"])
+    ]
+    for population in pair:
+        for host in range(2):
+            population.plant(host, seeds[2 * host :])
+    for _ in range(2):
+        reports = [population.train_epoch() for population in pair]
+        np.testing.assert_allclose(reports[0].losses, reports[1].losses, atol=1e-9)
+        np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
+    assert_same_state(*pair, tolerance=1e-9)
+    inputs = pair[0].specs[0].data.validation_inputs
+    for host in range(2):
+        model = pair[1].model(host).eval()
+        plain = export(model)
+        assert len(plain.blocks) == CONFIGS[design].n_blocks + 3 - host
+        torch.testing.assert_close(plain(inputs), model(inputs), atol=1e-9, rtol=1e-9)
