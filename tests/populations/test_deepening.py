@@ -14,7 +14,13 @@ from esper.growth.export import export
 from esper.growth.hosts import make_host
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
-from esper.populations import FirstSeed, HostSpec, SequentialPopulation, StackedPopulation
+from esper.populations import (
+    FirstSeed,
+    HostSpec,
+    SequentialPopulation,
+    StackedPopulation,
+    vector_hosts,
+)
 from tests.populations.test_forms_agree import act, assert_same_state, run_together
 from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
 
@@ -53,6 +59,14 @@ def script(slot: str) -> list[list[GrowthAction]]:
 def test_both_forms_agree_while_hosts_deepen(design: str, start: Any) -> None:
     pair = make_pair(design, start)
     run_together(pair, script("blocks.0"), tolerance=1e-9)
+
+
+def test_the_kernel_computes_copies_of_linear_blocks() -> None:
+    _, stacked = make_pair("mlp")
+    action = act(Op.GERMINATE, "blocks.0", blueprint="deepen")
+    stacked.plant(0, [FirstSeed(action=action, number=0)])
+    is_compiled = vector_hosts.is_kernel_available()
+    assert [stacked.vector_hosts.has_program(host) for host in range(3)] == [is_compiled] * 3
 
 
 @pytest.mark.parametrize("form", [0, 1])

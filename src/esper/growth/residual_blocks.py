@@ -84,9 +84,11 @@ def add_identities(
 
 def try_entries(model: nn.Module, sites: Sequence[SlotSite], sample_input: Any) -> list[SlotSite]:
     """Return sites that know whether the list that holds their block can take one more entry."""
+    residual = [site for site in sites if site.identity is not None]
+    before = _run(model, sample_input) if residual else []
     return [
         replace(site, identity=replace(site.identity, is_entry=True))
-        if site.identity is not None and _takes_entry(model, site, sample_input)
+        if site.identity is not None and _takes_entry(model, site, sample_input, before)
         else site
         for site in sites
     ]
@@ -104,6 +106,8 @@ def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
     layers = own_parameters(block)
     if not layers:
         return "it has no parameters"
+    if not any(True for _ in block.children()) and type(block).__module__.startswith("torch."):
+        return f"a {type(block).__name__} is not residual; name the block around it"
     if len(layers) > MAX_LAYERS:
         return f"it has {len(layers)} layers, more than {MAX_LAYERS}; name a block inside it"
     own = {id(part) for part in block.modules()}
@@ -320,7 +324,7 @@ def _shrink(names: Sequence[str], holds: Callable[[list[str]], bool]) -> list[st
     return kept
 
 
-def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any) -> bool:
+def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: list[Tensor]) -> bool:
     """Return whether the model computes the same with one more entry, which is the identity."""
     place = find_list(model, site.name)
     if place is None:
@@ -328,7 +332,6 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any) -> bool:
     assert site.identity is not None
     assert site.input_key is not None
     block = model.get_submodule(site.name)
-    before = _run(model, sample_input)
     twin = BlockCopy(copy_plain(block), site.identity, site.input_key)
     norm = block.get_submodule(site.identity.norms[-1]) if site.identity.norms else None
     kept = None if norm is None else (twin.scale, twin.shift)
