@@ -70,14 +70,18 @@ def add_identities(
     tried = {name: block for name, block in blocks.items() if not reasons[name]}
     calls = record_blocks(model, tried, sample_input)
     done: list[SlotSite] = []
+    known: dict[tuple[Any, ...], BlockIdentity] = {}
+    """By class and layers; most models repeat a block."""
     for site in sites:
-        found: BlockIdentity | str = reasons[site.name]
-        if site.name in calls:
-            call = calls[site.name]
-            found = call if isinstance(call, str) else _find_identity(site, blocks[site.name], call)
+        block, call = blocks[site.name], calls.get(site.name, reasons[site.name])
+        kind = (type(block), *(name for name, _ in own_parameters(block)))
+        found: BlockIdentity | str = call if isinstance(call, str) else ""
+        if isinstance(call, BlockCall):
+            found = _find_identity(site, block, call, known.get(kind))
         if isinstance(found, str):
             done.append(replace(site, why_not_residual=found))
         else:
+            known[kind] = found
             done.append(replace(site, identity=found, why_not_residual=""))
     return done
 
@@ -173,12 +177,14 @@ def _find_foreign(block: nn.Module, arguments: Sequence[Any]) -> str:
     return ""
 
 
-def _find_identity(site: SlotSite, block: nn.Module, call: BlockCall) -> BlockIdentity | str:
+def _find_identity(
+    site: SlotSite, block: nn.Module, call: BlockCall, hint: BlockIdentity | None
+) -> BlockIdentity | str:
     assert site.input_key is not None, "the block's input is known"
     trial = _Trial(block, call, site.input_key)
     with evaluation_mode(trial.twin), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            return trial.find() or _NO_IDENTITY
+            return trial.find(hint) or _NO_IDENTITY
         # A block may reject its own output in any way.
         except Exception as error:
             line = (str(error).splitlines() or [""])[0]
@@ -205,19 +211,27 @@ class _Trial:
         self.probes = [y, low + (high - low) * drawn]
         self.drawn = torch.randn(y.shape, generator=generator).to(y)
 
-    def find(self) -> BlockIdentity | None:
-        """Return how the block becomes the identity, or None if it cannot."""
-        calls = self._run_layers()
-        order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
+    def find(self, hint: BlockIdentity | None = None) -> BlockIdentity | None:
+        """Return how the block becomes the identity, or None if it cannot.
+
+        ``hint`` is that of another block of the same class, which saves the search if it holds.
+        """
         tolerance = 64 * torch.finfo(self.call.output.dtype).eps
-        if self._is_identity(order, (), tolerance):
-            zeroed = _shrink(order, lambda names: self._is_identity(names, (), tolerance))
-            if not zeroed:
-                return None
-            self.probes = [self.drawn]
-            is_universal = self._is_identity(zeroed, (), tolerance)
-            return BlockIdentity(zeroed=tuple(zeroed), is_universal=is_universal)
-        return self._find_behind_norm(order, calls)
+
+        def holds(names: Sequence[str]) -> bool:
+            return self._is_identity(names, (), tolerance)
+
+        zeroed = [] if hint is None or hint.norms else list(hint.zeroed)
+        if not zeroed or not self.layers.keys() >= set(zeroed) or not holds(zeroed):
+            calls = self._run_layers()
+            order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
+            if not holds(order):
+                return self._find_behind_norm(order, calls)
+            zeroed = _shrink(order, holds)
+        if not zeroed:
+            return None
+        self.probes = [self.drawn]
+        return BlockIdentity(zeroed=tuple(zeroed), is_universal=holds(zeroed))
 
     def _find_behind_norm(self, order: list[str], calls: _LayerCalls) -> BlockIdentity | None:
         """Return how a block that ends in a norm becomes the identity on normalized input."""
