@@ -313,6 +313,18 @@ def test_a_copy_trains_in_isolation(name: str) -> None:
     assert all(p.grad is not None for p in seed.parameters())
 
 
+def test_the_dropout_of_an_isolated_copy_does_not_change_the_hosts() -> None:
+    model, host, x = make("pre-norm")
+    model.train()
+    torch.manual_seed(3)
+    before = model(x)
+    host.germinate("layers.0", "deepen")
+    assert host.advance("layers.0").was_done
+    randomize(host["layers.0"].seed)
+    torch.manual_seed(3)
+    assert torch.equal(model(x), before)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_saved_model_keeps_its_copies(name: str, tmp_path: Path) -> None:
     model, host, x = make(name)
@@ -588,6 +600,10 @@ def test_a_block_that_changes_its_input_in_place_is_refused() -> None:
 
     model = nn.Sequential(nn.Linear(6, 6), InPlace(6, 4))
     assert "in place" in why_not(model, "1", normal(3, 6))
+
+
+def test_a_single_layer_is_refused() -> None:
+    assert "Linear" in why_not(nn.Sequential(nn.Linear(6, 6)), "0", normal(3, 6))
 
 
 def test_the_message_names_the_slots_that_fit() -> None:

@@ -14,7 +14,13 @@ from esper.growth.export import export
 from esper.growth.hosts import make_host
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
-from esper.populations import FirstSeed, HostSpec, SequentialPopulation, StackedPopulation
+from esper.populations import (
+    FirstSeed,
+    HostSpec,
+    SequentialPopulation,
+    StackedPopulation,
+    vector_hosts,
+)
 from tests.populations.test_forms_agree import act, assert_same_state, run_together
 from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
 
@@ -53,6 +59,14 @@ def script(slot: str) -> list[list[GrowthAction]]:
 def test_both_forms_agree_while_hosts_deepen(design: str, start: Any) -> None:
     pair = make_pair(design, start)
     run_together(pair, script("blocks.0"), tolerance=1e-9)
+
+
+def test_the_kernel_computes_copies_of_linear_blocks() -> None:
+    _, stacked = make_pair("mlp")
+    action = act(Op.GERMINATE, "blocks.0", blueprint="deepen")
+    stacked.plant(0, [FirstSeed(action=action, number=0)])
+    is_compiled = vector_hosts.is_kernel_available()
+    assert [stacked.vector_hosts.has_program(host) for host in range(3)] == [is_compiled] * 3
 
 
 @pytest.mark.parametrize("form", [0, 1])
@@ -102,3 +116,26 @@ def test_planted_copies_train_alike_in_both_forms(design: str) -> None:
     assert_same_state(*pair, tolerance=1e-9)
     plain = [export(population.model(0)) for population in pair]
     assert len(plain[0].blocks) == len(plain[1].blocks) == CONFIGS[design].n_blocks + 1
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+def test_both_forms_agree_when_a_slot_deepens_again(design: str) -> None:
+    pair = make_pair(design)
+    seeds = [
+        FirstSeed(action=act(Op.GERMINATE, "blocks.0", blueprint=blueprint), number=number)
+        for number, blueprint in enumerate(["deepen", "norm", "deepen", "deepen"])
+    ]
+    for population in pair:
+        for host in range(2):
+            population.plant(host, seeds[2 * host :])
+    for _ in range(2):
+        reports = [population.train_epoch() for population in pair]
+        np.testing.assert_allclose(reports[0].losses, reports[1].losses, atol=1e-9)
+        np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
+    assert_same_state(*pair, tolerance=1e-9)
+    inputs = pair[0].specs[0].data.validation_inputs
+    for host in range(2):
+        model = pair[1].model(host).eval()
+        plain = export(model)
+        assert len(plain.blocks) == CONFIGS[design].n_blocks + 3 - host
+        torch.testing.assert_close(plain(inputs), model(inputs), atol=1e-9, rtol=1e-9)

@@ -10,6 +10,7 @@ from torch import nn
 from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.growth.export import export
 from esper.growth.host_slots import slots
+from esper.growth.hosts import sample_input
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
@@ -20,6 +21,7 @@ from esper.populations import (
     StackedPopulation,
     vector_hosts,
 )
+from esper.populations.host_models import CostTable
 from tests.populations.test_forms_agree import assert_same_state
 from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
 
@@ -236,3 +238,18 @@ def test_a_restarted_host_has_no_fossils() -> None:
         assert population.lives(0)["blocks.0"].fossils == ()
         assert not [name for name in population.get_state(0).tensors if "fossil" in name]
         assert population.slot_arrays().fossil_parameters.sum() == 0
+
+
+def test_the_cost_of_a_seed_does_not_depend_on_the_host_it_was_counted_for() -> None:
+    hosts = [Builder(MLP)(0) for _ in range(2)]
+    before, after = (CostTable(host, sample_input(MLP)) for host in hosts)
+    grown = slots(hosts[1])
+    grown.germinate("blocks.0", "widen_large")
+    grown.commit("blocks.0")
+    grown.settle("blocks.0")
+    for units in (0, MLP.hidden):
+        sizes = [
+            table.seed_parameters("blocks.0", "widen_large", False, units)
+            for table in (before, after)
+        ]
+        assert sizes[0] == sizes[1]

@@ -70,23 +70,29 @@ def add_identities(
     tried = {name: block for name, block in blocks.items() if not reasons[name]}
     calls = record_blocks(model, tried, sample_input)
     done: list[SlotSite] = []
+    known: dict[tuple[Any, ...], BlockIdentity] = {}
+    """By class and layers; most models repeat a block."""
     for site in sites:
-        found: BlockIdentity | str = reasons[site.name]
-        if site.name in calls:
-            call = calls[site.name]
-            found = call if isinstance(call, str) else _find_identity(site, blocks[site.name], call)
+        block, call = blocks[site.name], calls.get(site.name, reasons[site.name])
+        kind = (type(block), *(name for name, _ in own_parameters(block)))
+        found: BlockIdentity | str = call if isinstance(call, str) else ""
+        if isinstance(call, BlockCall):
+            found = _find_identity(site, block, call, known.get(kind))
         if isinstance(found, str):
             done.append(replace(site, why_not_residual=found))
         else:
+            known[kind] = found
             done.append(replace(site, identity=found, why_not_residual=""))
     return done
 
 
 def try_entries(model: nn.Module, sites: Sequence[SlotSite], sample_input: Any) -> list[SlotSite]:
     """Return sites that know whether the list that holds their block can take one more entry."""
+    residual = [site for site in sites if site.identity is not None]
+    before = _run(model, sample_input) if residual else []
     return [
         replace(site, identity=replace(site.identity, is_entry=True))
-        if site.identity is not None and _takes_entry(model, site, sample_input)
+        if site.identity is not None and _takes_entry(model, site, sample_input, before)
         else site
         for site in sites
     ]
@@ -104,6 +110,8 @@ def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
     layers = own_parameters(block)
     if not layers:
         return "it has no parameters"
+    if not any(True for _ in block.children()) and type(block).__module__.startswith("torch."):
+        return f"a {type(block).__name__} is not residual; name the block around it"
     if len(layers) > MAX_LAYERS:
         return f"it has {len(layers)} layers, more than {MAX_LAYERS}; name a block inside it"
     own = {id(part) for part in block.modules()}
@@ -169,12 +177,14 @@ def _find_foreign(block: nn.Module, arguments: Sequence[Any]) -> str:
     return ""
 
 
-def _find_identity(site: SlotSite, block: nn.Module, call: BlockCall) -> BlockIdentity | str:
+def _find_identity(
+    site: SlotSite, block: nn.Module, call: BlockCall, hint: BlockIdentity | None
+) -> BlockIdentity | str:
     assert site.input_key is not None, "the block's input is known"
     trial = _Trial(block, call, site.input_key)
     with evaluation_mode(trial.twin), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            return trial.find() or _NO_IDENTITY
+            return trial.find(hint) or _NO_IDENTITY
         # A block may reject its own output in any way.
         except Exception as error:
             line = (str(error).splitlines() or [""])[0]
@@ -201,19 +211,27 @@ class _Trial:
         self.probes = [y, low + (high - low) * drawn]
         self.drawn = torch.randn(y.shape, generator=generator).to(y)
 
-    def find(self) -> BlockIdentity | None:
-        """Return how the block becomes the identity, or None if it cannot."""
-        calls = self._run_layers()
-        order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
+    def find(self, hint: BlockIdentity | None = None) -> BlockIdentity | None:
+        """Return how the block becomes the identity, or None if it cannot.
+
+        ``hint`` is that of another block of the same class, which saves the search if it holds.
+        """
         tolerance = 64 * torch.finfo(self.call.output.dtype).eps
-        if self._is_identity(order, (), tolerance):
-            zeroed = _shrink(order, lambda names: self._is_identity(names, (), tolerance))
-            if not zeroed:
-                return None
-            self.probes = [self.drawn]
-            is_universal = self._is_identity(zeroed, (), tolerance)
-            return BlockIdentity(zeroed=tuple(zeroed), is_universal=is_universal)
-        return self._find_behind_norm(order, calls)
+
+        def holds(names: Sequence[str]) -> bool:
+            return self._is_identity(names, (), tolerance)
+
+        zeroed = [] if hint is None or hint.norms else list(hint.zeroed)
+        if not zeroed or not self.layers.keys() >= set(zeroed) or not holds(zeroed):
+            calls = self._run_layers()
+            order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
+            if not holds(order):
+                return self._find_behind_norm(order, calls)
+            zeroed = _shrink(order, holds)
+        if not zeroed:
+            return None
+        self.probes = [self.drawn]
+        return BlockIdentity(zeroed=tuple(zeroed), is_universal=holds(zeroed))
 
     def _find_behind_norm(self, order: list[str], calls: _LayerCalls) -> BlockIdentity | None:
         """Return how a block that ends in a norm becomes the identity on normalized input."""
@@ -320,7 +338,7 @@ def _shrink(names: Sequence[str], holds: Callable[[list[str]], bool]) -> list[st
     return kept
 
 
-def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any) -> bool:
+def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: list[Tensor]) -> bool:
     """Return whether the model computes the same with one more entry, which is the identity."""
     place = find_list(model, site.name)
     if place is None:
@@ -328,7 +346,6 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any) -> bool:
     assert site.identity is not None
     assert site.input_key is not None
     block = model.get_submodule(site.name)
-    before = _run(model, sample_input)
     twin = BlockCopy(copy_plain(block), site.identity, site.input_key)
     norm = block.get_submodule(site.identity.norms[-1]) if site.identity.norms else None
     kept = None if norm is None else (twin.scale, twin.shift)

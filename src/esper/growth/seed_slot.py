@@ -166,9 +166,9 @@ class SeedSlot(nn.Module):
 
     def _find_copy_problem(self, seed: BlockCopy) -> str | None:
         """Return why a new copy of the block would change the host's output, or None."""
-        identity, before = seed.identity, [part.seed for part in self.settled]
-        for other, fossil in zip(before, self.life.fossils, strict=True):
-            is_copy = isinstance(other, BlockCopy) and fossil.style in ADD_STYLES
+        identity = seed.identity
+        for fossil in self.life.fossils:
+            is_copy = find_blueprint(fossil.blueprint).copies_block and fossil.style in ADD_STYLES
             is_whole = fossil.alpha == 1.0 or not identity.norms
             if not (identity.is_universal or (is_copy and is_whole)):
                 return (

@@ -157,7 +157,8 @@ class CostTable:
         self.slot_sizes: tuple[SlotSize, ...] = tuple(map(slot_size, slots(host).values()))
         """The size of each slot."""
         self._sites = {site.name: site for site in slots(host).sites}
-        self._lives = slots(host).lives
+        # Not the host's own, because its fossils would change what is counted.
+        self._lives = SlotLives(slots(host).slot_config)
         places = slots(host).items()
         self._blocks = {name: p.block for name, p in places if p.site.identity is not None}
         self._calls = record_blocks(host, self._blocks, sample)

@@ -62,7 +62,9 @@ class StackedKeeper:
         place = self._new_slot(slot)
         if find_blueprint(action.blueprint).copies_block:
             # The design's block has the sizes and weights of another host.
-            place.block = slots(self.population.model(self.host))[slot].block
+            own = slots(self.population.model(self.host))[slot]
+            place.block = own.block
+            place.set_fossils(own.settled)
         with seeded(draw_seed_number(seed, count)):
             place.plant(action.blueprint, action.style)
         self.state.n_germinated[self.host] = count + 1

@@ -17,6 +17,7 @@ import numpy as np
 from torch import nn
 
 from esper.growth.blueprints import SeedForm
+from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.hosts import MLPHost, PlainBlock, ResidualBlock
@@ -183,6 +184,8 @@ class _ModuleWriter:
         chain = _CHAINS.get(forward)
         if forward is nn.Sequential.forward:
             chain = tuple(name for name, _ in named_children(module))
+        if isinstance(module, BlockCopy) and not _is_residual(module.block):
+            chain = None
         if chain is None:
             raise NoProgramError(f"{type(module).__name__} has no op")
         output = source
@@ -285,12 +288,20 @@ class _ModuleWriter:
         return source
 
 
+def _is_residual(block: nn.Module) -> bool:
+    own = vars(block)
+    has_hooks = own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own
+    return type(block).forward is ResidualBlock.forward and not has_hooks
+
+
 _TWO_LAYERS = ("first", "norm", "activation", "second")
 _CHAINS: dict[Callable[..., Any], tuple[str, ...]] = {
     MLPHost.forward: ("stem", "blocks", "head"),
     PlainBlock.forward: _TWO_LAYERS,
     ResidualBlock.forward: _TWO_LAYERS,
     WidenSeed.forward: _TWO_LAYERS,
+    # What a copied residual block changes is its residual branch.
+    BlockCopy.forward: tuple(f"block.{name}" for name in _TWO_LAYERS),
 }
 """Children of modules that apply them in sequence, by forward function."""
 
