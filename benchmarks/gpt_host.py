@@ -19,6 +19,7 @@ from timing import Call, Effort, time_side_by_side
 
 GROUP = "gpt_host"
 VOCABULARY = 98
+HEAD_WIDTH = 32
 SIZES = ((64, 32, 32), (64, 16, 64), (128, 32, 32), (128, 16, 64))
 """Width, batch size and context of each row."""
 PRODUCTS = "its matrix products, forward and backward"
@@ -33,7 +34,7 @@ def run(effort: Effort) -> list[Row]:
             context=context,
             width=width,
             hidden=4 * width,
-            n_heads=4,
+            n_heads=width // HEAD_WIDTH,
             n_blocks=4,
         )
         ours = f"GPT host, width {width}, {batch} x {context} tokens, training step"

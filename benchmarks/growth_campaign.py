@@ -1,6 +1,6 @@
 """Which training runs `growth_pays.py` needs next, and the file of their results.
 
-Learning rates and moments of growth are chosen on one seed, results are reported on others.
+Learning rates and the times of growth are chosen on one seed, results are reported on others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ SETTINGS = {
     "copied moments": Settings(moments="copied"),
     "fresh weights": Settings(moments="zero", inner="fresh"),
     "learning rate rises over 5%": Settings(moments="zero", rewarm=0.05),
+    "weight decay 0.01": Settings(moments="zero", weight_decay=0.01),
     "weight decay 0.1": Settings(moments="zero", weight_decay=0.1),
 }
-"""What the settings of growth are compared at, by name; the first is what the others vary."""
+"""Settings of growth that are compared; each differs from the first in one thing."""
 EXTRA = (0.1, 0.25, 0.5, 1.0)
 """More FLOPs for a trained network, relative to those it was trained with."""
 
@@ -63,6 +64,18 @@ class Results:
 
     def __getitem__(self, run: Run) -> dict[str, Any]:
         return self._found[run]
+
+    def drop_other_data(self, problem: str, digest: str) -> None:
+        """Leave out results on other data than this machine has; they are not comparable."""
+        others = [
+            run
+            for run, result in self._found.items()
+            if run.problem == problem and result.get("data") != digest
+        ]
+        if others:
+            print(f"{problem}: ignored {len(others)} results on other data", file=sys.stderr)
+        for run in others:
+            del self._found[run]
 
     def loss(self, run: Run, split: str = "validation") -> float:
         """Return the loss of a finished run; infinity if it diverged."""

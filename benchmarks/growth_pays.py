@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +37,8 @@ FOLDER = Path(__file__).parent / "growth_pays"
 def main() -> None:
     arguments = parse_arguments()
     os.nice(arguments.nice)
+    # Ends the worker processes too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as temporary:
         run_all(arguments, arguments.out or Path(temporary if arguments.small else FOLDER))
 
@@ -61,6 +65,8 @@ def run_all(arguments: argparse.Namespace, folder: Path) -> None:
     results = Results(folder / "runs.jsonl")
     campaigns = choose_campaigns(arguments, results)
     if not arguments.report:
+        for problem in {campaign.problem.name: campaign.problem for campaign in campaigns}.values():
+            results.drop_other_data(problem.name, problem.load().digest)
         execute(campaigns, results, arguments.jobs)
     shown = campaigns if arguments.small else every_campaign(results)
     text = report(shown)

@@ -212,7 +212,7 @@ PROBLEMS = {
             load=lambda: _digits("mlp"),
             sizes=(1, 2, 4),
             growths=((1, 4),),
-            budgets=(0.2, 0.5, 1.25, 3.1),
+            budgets=(0.02, 0.05, 0.125, 0.31),
             rates=RATES,
         ),
     )

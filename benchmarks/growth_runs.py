@@ -125,7 +125,7 @@ def train(run: Run) -> dict[str, Any]:
     return {
         "validation": _finite(evaluate(training.model, data, "validation", problem.n_scored)),
         "test": _finite(evaluate(training.model, data, "test", problem.n_scored)),
-        "gigaflops": round(training.flops / GIGA, 3),
+        "gigaflops": round(training.flops / GIGA, 6),
         "steps": training.n_steps,
         "parameters": count_parameters(training.model),
         "jump": _finite(training.jump),
@@ -148,7 +148,8 @@ def load_base(training: Training) -> None:
     assert run.base is not None
     arm = Arm(run.arm.start, run.arm.start)
     base = Run(run.problem, arm, run.base.budget, run.base.rate, run.seed)
-    path = BASES / f"{run.problem}-{arm.name}-{base.budget:g}-{base.rate:g}-{run.seed}.pt"
+    digest = training.data.digest
+    path = BASES / f"{run.problem}-{arm.name}-{base.budget:g}-{base.rate:g}-{run.seed}-{digest}.pt"
     if not path.exists():
         earlier = Training(
             training.model, training.optimizer, training.data, base, batch_size=training.batch_size

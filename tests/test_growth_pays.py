@@ -108,6 +108,18 @@ def test_results_survive_a_kill_while_one_is_written(
     assert found.loss(after) == math.inf
 
 
+def test_results_on_other_data_are_computed_again(
+    campaign: Any, runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = campaign.Results(tmp_path / "runs.jsonl")
+    mine, other = (runs.Run("text", runs.Arm(2, 2), 66.0, 0.01, seed) for seed in range(2))
+    results.add(mine, {"validation": 1.5, "data": "here"})
+    results.add(other, {"validation": 1.6, "data": "elsewhere"})
+    results.drop_other_data("text", "here")
+    assert list(results) == [mine]
+    assert "ignored 1" in capsys.readouterr().err
+
+
 def test_a_campaign_tunes_on_one_seed_and_reports_others(
     campaign: Any, runs: Any, tmp_path: Path
 ) -> None:
@@ -163,3 +175,37 @@ def test_a_run_spends_its_budget_and_no_more(runs: Any) -> None:
     assert 0.0035 < first["gigaflops"] <= 0.004
     assert first["jump"] == pytest.approx(0.0, abs=1e-6)
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_a_warm_start_continues_from_a_trained_network(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "BASES", tmp_path)
+    base = runs.Base(0.008, 0.01)
+    scratch = runs.Run("digits-mlp-small", runs.Arm(1, 1), 0.0008, 0.01, 0)
+    warm = runs.Run("digits-mlp-small", runs.Arm(1, 1), 0.0008, 0.01, 0, base=base)
+    grown = runs.Run("digits-mlp-small", runs.Arm(1, 4, "identity"), 0.002, 0.01, 0, 0.0, base=base)
+    first, again = runs.train(warm), runs.train(warm)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert first["gigaflops"] <= 0.0008
+    assert first["validation"] < runs.train(scratch)["validation"]
+    assert runs.train(grown)["jump"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_warm_start_compares_three_arms_at_four_budgets(campaign: Any, tmp_path: Path) -> None:
+    problem = importlib.import_module("growth_problems").PROBLEMS["text"]
+    results = campaign.Results(tmp_path / "runs.jsonl")
+    warm = campaign.WarmStartCampaign(problem, results)
+    while planned := warm.plan():
+        for run in planned:
+            loss = abs(math.log(run.rate / 5e-3))
+            results.add(run, {"validation": loss, "test": loss})
+    start, final = problem.growths[-1]
+    for extra in campaign.EXTRA:
+        found = [warm.warm(arm, extra) for arm in warm.arms()]
+        assert [[run.seed for run in arm] for arm in found] == [[0, 1, 2]] * 3
+        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-1]}
+        assert [arm[0].base is None for arm in found] == [False, False, True]
+        assert [arm[0].arm.final for arm in found] == [start, final, final]
+        assert {run.rate for arm in found for run in arm} == {5e-3}
