@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils import flop_counter
 
 from esper.growth.dry_run import batch_size_of, call_model, tensors_in
 from esper.growth.host_slots import ATTRIBUTE, slots
@@ -47,11 +43,11 @@ class Footprint:
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
+    return flop_counter.sdpa_flop_count(query, key, value)
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
+    return flop_counter.sdpa_backward_flop_count(grad, query, key, value)
 
 
 CPU_ATTENTION = {
@@ -63,7 +59,7 @@ CPU_ATTENTION = {
 
 def count_flops(work: Callable[[], Any]) -> int:
     """Return the FLOPs of calling ``work``."""
-    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
         work()
     return counter.get_total_flops()
 
