@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from esper.statistics import Interval, mean_interval, paired_interval
 from growth_campaign import EXTRA, SETTINGS, Campaign, SettingsCampaign, WarmStartCampaign, arms_of
@@ -116,8 +117,11 @@ def compare(campaign: Campaign) -> Comparison:
     for arm in arms_of(campaign.problem):
         found = (fixed if arm.how == "fixed" else grown).setdefault(arm.name, {})
         for budget in campaign.problem.budgets:
-            if runs := campaign.reported(arm, budget):
-                found[budget] = [campaign.results.loss(run, "test") for run in runs]
+            runs = campaign.reported(arm, budget)
+            losses = [campaign.results.loss(run, "test") for run in runs]
+            # No verdict is based on runs that diverged.
+            if losses and all(map(math.isfinite, losses)):
+                found[budget] = losses
     return Comparison(fixed, grown)
 
 
@@ -220,42 +224,42 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def draw(campaigns: Sequence[Campaign], path: Path) -> None:
     """Draw the loss of every arm by budget, with intervals over seeds."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
-    shown = [(c, found) for c in campaigns if any((found := compare(c)).arms.values())]
+    # Settings and warm starts have tables alone.
+    plain = [(campaign, compare(campaign)) for campaign in campaigns if type(campaign) is Campaign]
+    shown = [pair for pair in plain if any(pair[1].arms.values())]
     if not shown:
         return
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.2 * len(shown), 3.6), layout="constrained", squeeze=False
     )
     for axis, (campaign, found) in zip(axes.flat, shown, strict=True):
-        axis.set_title(campaign.problem.title, fontsize=9)
-        for number, (arm, by_budget) in enumerate(found.arms.items()):
-            if not by_budget:
-                continue
+        for number, arm in enumerate(found.arms):
             is_fixed = arm in found.fixed
             color = plt.cm.Blues(0.4 + 0.15 * number) if is_fixed else f"C{number % 3 + 1}"
-            intervals = [mean_interval(losses) for losses in by_budget.values()]
-            means = [one.mean for one in intervals]
-            errors = [
-                [one.mean - one.low for one in intervals],
-                [one.high - one.mean for one in intervals],
-            ]
-            style = "o-" if is_fixed else "s--"
-            axis.errorbar(
-                list(by_budget),
-                means,
-                errors,
-                fmt=style,
-                color=color,
-                label=arm,
-                markersize=3,
-                linewidth=1.2,
-                elinewidth=0.8,
-            )
-        axis.set_xscale("log")
-        axis.tick_params(labelsize=7)
+            _draw_arm(axis, arm, found.arms[arm], style="o-" if is_fixed else "s--", color=color)
+        budgets = campaign.problem.budgets
+        axis.set_title(campaign.problem.title, fontsize=9)
+        axis.set(xscale="log", yscale="log")
+        axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.tick_params(labelsize=7, which="both")
         axis.legend(fontsize=7, frameon=False)
     figure.supxlabel("training FLOPs, billions", fontsize=9)
     figure.supylabel("test loss", fontsize=9)
     figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def _draw_arm(
+    axis: Any, arm: str, losses: Mapping[float, Sequence[float]], *, style: str, color: Any
+) -> None:
+    """Draw the mean loss of an arm by budget, with its interval over seeds."""
+    if not losses:
+        return
+    found = [mean_interval(by_seed) for by_seed in losses.values()]
+    means = [one.mean for one in found]
+    below, above = [one.mean - one.low for one in found], [one.high - one.mean for one in found]
+    look = {"markersize": 3, "linewidth": 1.2, "elinewidth": 0.8, "color": color}
+    axis.errorbar(list(losses), means, [below, above], fmt=style, label=arm, **look)

@@ -143,6 +143,22 @@ def test_a_campaign_tunes_on_one_seed_and_reports_others(
             assert {run.grow_at for run in reported} == {None if arm.how == "fixed" else 0.2}
 
 
+def test_a_budget_with_a_diverged_run_has_no_verdict(
+    campaign: Any, report: Any, tmp_path: Path
+) -> None:
+    problem = importlib.import_module("growth_problems").SMALL_PROBLEMS["digits-mlp-small"]
+    whole = campaign.Campaign(problem, campaign.Results(tmp_path / "runs.jsonl"), n_seeds=2)
+    while planned := whole.plan():
+        for run in planned:
+            is_lost = run.seed == 1 and run.budget == problem.budgets[1]
+            loss = None if is_lost else 1.0 + run.rate
+            whole.results.add(run, {"validation": loss, "test": loss})
+    assert report.compare(whole).budgets == [problem.budgets[0]]
+    assert "1 of 2 budgets" in report.report([whole])
+    report.draw([whole], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 0
+
+
 @pytest.mark.parametrize("problem", ["text", "digits-cnn", "digits-mlp"])
 def test_new_blocks_change_nothing_and_learn_from_the_first_step(runs: Any, problem: str) -> None:
     problems = importlib.import_module("growth_problems")
