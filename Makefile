@@ -10,7 +10,7 @@ KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning evidence chromium clean
+.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth evidence chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -46,6 +46,9 @@ bench: $(BENCH_READY)  ## speed against other libraries; BENCH="--only act" for 
 
 bench-learning: $(BENCH_READY)  ## what PPO learns against other libraries; an hour and a half, continues after Ctrl-C; LEARNING="--only images"
 	$(BENCH_VENV)/bin/python benchmarks/learning.py $(LEARNING)
+
+bench-growth: $(READY)  ## growing networks against every fixed size at equal FLOPs; two hours, continues after Ctrl-C; GROWTH="--only text"
+	$(BIN)/python benchmarks/growth_pays.py $(GROWTH)
 
 evidence: $(READY)  ## every claim about controllers, from training to the shipped one; hours; goes on after Ctrl-C
 	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)

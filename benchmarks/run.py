@@ -41,6 +41,7 @@ GROUPS = (
     "telemetry",
     "training",
     "host_epochs",
+    "gpt_host",
 )
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.footprint import (
     TrainingMeter,
     count_flops,
@@ -44,6 +45,18 @@ def test_a_convolutional_network_worked_by_hand() -> None:
     assert counted.parameters == (2 * 3 * 9 + 3) + (3 * 4 + 4)
     assert counted.forward_flops == first + second
     assert counted.training_step_flops == 3 * (first + second) - first
+
+
+def test_attention_worked_by_hand() -> None:
+    # 2 sequences of 5 steps, 3 heads of width 4; every product is 5 x 5 x 4 for each of 6 heads.
+    model = CausalAttention(12, 3)
+    product = 2 * 6 * 5 * 5 * 4
+    layers = 2 * 10 * (12 * 36 + 12 * 12)
+    x = torch.randn(2, 5, 12)
+    assert forward_flops(model, x) == layers + 2 * product
+    # Backward computes the scores again, then the gradients of both products.
+    step = training_step_flops(model, x)
+    assert step == 3 * layers - 2 * 10 * 12 * 36 + 2 * product + 5 * product
 
 
 def test_a_step_costs_three_forward_passes_if_the_input_needs_a_gradient() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils import flop_counter
 
 from esper.growth.dry_run import batch_size_of, call_model, tensors_in
 from esper.growth.host_slots import ATTRIBUTE, slots
@@ -42,9 +42,24 @@ class Footprint:
         return self.host_parameters + sum(self.seed_parameters.values())
 
 
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return flop_counter.sdpa_flop_count(query, key, value)
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return flop_counter.sdpa_backward_flop_count(grad, query, key, value)
+
+
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""FLOPs of attention on CPUs, which torch's counter knows on GPUs alone."""
+
+
 def count_flops(work: Callable[[], Any]) -> int:
     """Return the FLOPs of calling ``work``."""
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
         work()
     return counter.get_total_flops()
 

@@ -87,13 +87,14 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attention output, in the shape of ``x``."""
-        n_steps = x.shape[-2]
-        # [..., T, 3 * D] -> three of [batch, heads, T, D / heads]
-        heads = self.query_key_value(x).unflatten(-1, (3, self.n_heads, -1))
-        heads = heads.reshape(-1, n_steps, 3, self.n_heads, x.shape[-1] // self.n_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        n_steps, width = x.shape[-2:]
+        shape = (-1, n_steps, self.n_heads, width // self.n_heads)
+        # [..., T, 3 * D] -> three of [batch, heads, T, D / heads]. Split first, so that the
+        # gradients are joined without another copy.
+        parts = self.query_key_value(x).chunk(3, -1)
+        query, key, value = (part.reshape(shape).transpose(1, 2) for part in parts)
         gathered = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.project(gathered.transpose(-3, -2).reshape(x.shape))
+        return self.project(gathered.transpose(1, 2).reshape(x.shape))
 
 
 class SelfAttentionSeed(nn.Sequential):

@@ -1,0 +1,227 @@
+"""The benchmark of growth: regrets worked by hand, its verdicts, its search, its results file."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load("growth_report", monkeypatch)
+
+
+@pytest.fixture
+def campaign(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load("growth_campaign", monkeypatch)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load("growth_runs", monkeypatch)
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
+def comparison(report: Any, grown: dict[float, float]) -> Any:
+    """Two fixed sizes that cross, and a growing network; each of two seeds is 0.1 off its mean."""
+    means = {
+        "L2": {10.0: 2.0, 20.0: 1.8, 40.0: 1.7},
+        "L6": {10.0: 2.4, 20.0: 1.9, 40.0: 1.5},
+        "2>6": grown,
+    }
+    losses = {
+        arm: {budget: [mean - 0.1, mean + 0.1] for budget, mean in by_budget.items()}
+        for arm, by_budget in means.items()
+    }
+    return report.Comparison({arm: losses[arm] for arm in ("L2", "L6")}, {"2>6": losses["2>6"]})
+
+
+def test_regrets_and_flops_worked_by_hand(report: Any) -> None:
+    found = comparison(report, {10.0: 2.1, 20.0: 1.7, 40.0: 1.5})
+    assert [found.best_fixed(budget) for budget in found.budgets] == ["L2", "L2", "L6"]
+    assert found.regrets("L2") == pytest.approx([0.0, 0.0, 0.2])
+    assert found.regrets("L6") == pytest.approx([0.4, 0.1, 0.0])
+    assert found.regrets("2>6") == pytest.approx([0.1, -0.1, 0.0])
+    assert found.best_single() == "L2"
+    # It falls from 2.1 to 1.7 between 10 and 20 GF, and has the 2.0 of L2 after a quarter of that.
+    assert found.flops_to_reach("2>6", 10.0) == pytest.approx(10.0 * 2.0**0.25)
+    assert found.flops_to_reach("L2", 10.0) == 10.0
+    assert found.flops_to_reach("L2", 40.0) is None
+
+
+@pytest.mark.parametrize(
+    ("grown", "word"),
+    [
+        ({10.0: 2.04, 20.0: 1.75, 40.0: 1.5}, "Growth pays"),
+        ({10.0: 2.06, 20.0: 1.75, 40.0: 1.5}, "Not shown"),  # 0.06 is more than 0.2 / 4
+        ({10.0: 2.04, 20.0: 1.8, 40.0: 1.5}, "Not shown"),  # never better than L2 and L6
+    ],
+)
+def test_the_verdict_needs_a_small_regret_and_a_win(
+    report: Any, grown: dict[float, float], word: str
+) -> None:
+    assert word in comparison(report, grown).verdict()
+
+
+def test_a_size_that_is_always_best_leaves_nothing_to_gain(report: Any) -> None:
+    found = report.Comparison({"L1": {1.0: [1.0]}, "L2": {1.0: [2.0]}}, {"1>2": {1.0: [1.5]}})
+    assert "L1" in found.verdict()
+    assert "pays" not in found.verdict()
+
+
+@pytest.mark.parametrize("best", [0, 1, 2, 3, 4, 5])
+def test_the_search_finds_the_best_rate_of_a_valley(campaign: Any, best: int) -> None:
+    rates = (1, 2, 4, 8, 16, 32)
+    losses: dict[float, float] = {}
+    for _ in rates:
+        found, missing = campaign.search_rate(losses, rates, (8, 16))
+        losses |= {rate: abs(math.log2(rate) - best) for rate in missing}
+    assert found == rates[best]
+
+
+def test_results_survive_a_kill_while_one_is_written(
+    campaign: Any, runs: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    done = runs.Run("text", runs.Arm(2, 6, "identity"), 66.0, 0.01, 3, 0.4)
+    after = runs.Run("text", runs.Arm(2, 2), 6.6, 0.01, 3, base=runs.Base(66.0, 0.02))
+    campaign.Results(path).add(done, {"validation": 1.5})
+    whole = path.read_text()
+    path.write_text(whole + whole[: len(whole) // 2])
+    results = campaign.Results(path)
+    assert list(results) == [done]
+    results.add(after, {"validation": None})
+    found = campaign.Results(path)
+    assert found.loss(done) == 1.5
+    assert found.loss(after) == math.inf
+
+
+def test_results_on_other_data_are_computed_again(
+    campaign: Any, runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = campaign.Results(tmp_path / "runs.jsonl")
+    mine, other = (runs.Run("text", runs.Arm(2, 2), 66.0, 0.01, seed) for seed in range(2))
+    results.add(mine, {"validation": 1.5, "data": "here"})
+    results.add(other, {"validation": 1.6, "data": "elsewhere"})
+    results.drop_other_data("text", "here")
+    assert list(results) == [mine]
+    assert "ignored 1" in capsys.readouterr().err
+
+
+def test_a_campaign_tunes_on_one_seed_and_reports_others(
+    campaign: Any, runs: Any, tmp_path: Path
+) -> None:
+    problem = importlib.import_module("growth_problems").PROBLEMS["text"]
+    results = campaign.Results(tmp_path / "runs.jsonl")
+    whole = campaign.Campaign(problem, results)
+    tuned = {}
+    while planned := whole.plan():
+        for run in planned:
+            # The best rate is 1e-2 at first and half of that later; growing at 0.2 is best.
+            best = 1e-2 if run.budget < 400.0 else 5e-3
+            loss = abs(math.log(run.rate / best)) + (run.grow_at or 0.0)
+            results.add(run, {"validation": loss, "test": loss})
+            tuned.setdefault(run.seed, set()).add((run.rate, run.grow_at))
+    assert set(tuned) == {campaign.TUNING_SEED, *range(5)}
+    for arm in campaign.arms_of(problem):
+        for budget in problem.budgets:
+            reported = whole.reported(arm, budget)
+            assert [run.seed for run in reported] == [0, 1, 2, 3, 4]
+            assert {run.rate for run in reported} == {1e-2 if budget < 400.0 else 5e-3}
+            assert {run.grow_at for run in reported} == {None if arm.how == "fixed" else 0.2}
+
+
+def test_a_budget_with_a_diverged_run_has_no_verdict(
+    campaign: Any, report: Any, tmp_path: Path
+) -> None:
+    problem = importlib.import_module("growth_problems").SMALL_PROBLEMS["digits-mlp-small"]
+    whole = campaign.Campaign(problem, campaign.Results(tmp_path / "runs.jsonl"), n_seeds=2)
+    while planned := whole.plan():
+        for run in planned:
+            is_lost = run.seed == 1 and run.budget == problem.budgets[1]
+            loss = None if is_lost else 1.0 + run.rate
+            whole.results.add(run, {"validation": loss, "test": loss})
+    assert report.compare(whole).budgets == [problem.budgets[0]]
+    assert "1 of 2 budgets" in report.report([whole])
+    report.draw([whole], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("problem", ["text", "digits-cnn", "digits-mlp"])
+def test_new_blocks_change_nothing_and_learn_from_the_first_step(runs: Any, problem: str) -> None:
+    problems = importlib.import_module("growth_problems")
+    config = problems.PROBLEMS[problem].host_of(2)
+    hosts = importlib.import_module("esper.growth.hosts")
+    model, x = hosts.build_host(config), hosts.sample_input(config, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.0)
+    model(x).square().mean().backward()
+    optimizer.step()
+    model.eval()
+    before, old = model(x).detach(), list(model.blocks)
+    runs.deepen(model, optimizer, 3, runs.Settings(moments="copied"), seed=0)
+    assert [block in old for block in model.blocks] == [True, False, False, True, False]
+    torch.testing.assert_close(model(x), before, rtol=0.0, atol=0.0)
+    new = [block for block in model.blocks if block not in old]
+    moments = [optimizer.state[first]["exp_avg"] for first in old[0].parameters()]
+    copied = [optimizer.state[first]["exp_avg"] for first in new[0].parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(moments, copied, strict=True))
+    model(x).square().mean().backward()
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in model.parameters()}
+    assert any(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in nn.ModuleList(new).parameters()
+    )
+
+
+def test_a_run_spends_its_budget_and_no_more(runs: Any) -> None:
+    run = runs.Run("digits-mlp-small", runs.Arm(1, 4, "identity"), 0.004, 0.01, 0, 0.4)
+    first, second = runs.train(run), runs.train(run)
+    assert 0.0035 < first["gigaflops"] <= 0.004
+    assert first["jump"] == pytest.approx(0.0, abs=1e-6)
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_a_warm_start_continues_from_a_trained_network(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "BASES", tmp_path)
+    base = runs.Base(0.008, 0.01)
+    scratch = runs.Run("digits-mlp-small", runs.Arm(1, 1), 0.0008, 0.01, 0)
+    warm = runs.Run("digits-mlp-small", runs.Arm(1, 1), 0.0008, 0.01, 0, base=base)
+    grown = runs.Run("digits-mlp-small", runs.Arm(1, 4, "identity"), 0.002, 0.01, 0, 0.0, base=base)
+    first, again = runs.train(warm), runs.train(warm)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert first["gigaflops"] <= 0.0008
+    assert first["validation"] < runs.train(scratch)["validation"]
+    assert runs.train(grown)["jump"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_warm_start_compares_three_arms_at_four_budgets(campaign: Any, tmp_path: Path) -> None:
+    problem = importlib.import_module("growth_problems").PROBLEMS["text"]
+    results = campaign.Results(tmp_path / "runs.jsonl")
+    warm = campaign.WarmStartCampaign(problem, results)
+    while planned := warm.plan():
+        for run in planned:
+            loss = abs(math.log(run.rate / 5e-3))
+            results.add(run, {"validation": loss, "test": loss})
+    start, final = problem.growths[-1]
+    for extra in campaign.EXTRA:
+        found = [warm.warm(arm, extra) for arm in warm.arms()]
+        assert [[run.seed for run in arm] for arm in found] == [[0, 1, 2]] * 3
+        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-1]}
+        assert [arm[0].base is None for arm in found] == [False, False, True]
+        assert [arm[0].arm.final for arm in found] == [start, final, final]
+        assert {run.rate for arm in found for run in arm} == {5e-3}
