@@ -487,3 +487,44 @@ def test_the_growth_settings_of_the_controller_are_used() -> None:
         assert any("training" in step.stages.values() for step in timeline)
         is_blended.append(any("blending" in step.stages.values() for step in timeline))
     assert is_blended == [True, False]
+
+
+def test_progressive_growth_reaches_the_depth_that_was_asked_for() -> None:
+    model = initialized(MLP(2))
+    grown = grow(
+        model,
+        TRAIN,
+        VAL,
+        10,
+        controller="progressive",
+        target={"depth": 5},
+        fractions=[0.2, 0.5],
+        learning_rate=3e-3,
+    )
+    require_valid(grown, model)
+    blocks = grown.model.get_submodule("blocks")
+    assert type(blocks) is torch.nn.Sequential
+    assert [type(block).__name__ for block in blocks] == ["Block"] * 5
+    epochs = [step.epoch for step in grown.timeline if step.op == "germinate"]
+    assert epochs == [3, 4, 6]
+    assert grown.summary.controller == "progressive"
+
+
+def test_progressive_growth_reaches_a_number_of_parameters() -> None:
+    model = initialized(MLP(2))
+    n = sum(parameter.numel() for parameter in model.parameters())
+    wanted = {"parameters": 2 * n}
+    grown = grow(model, TRAIN, VAL, 24, controller="progressive", target=wanted, seed=3)
+    smallest = 25  # a unit of a block has 12 + 1 + 12 parameters
+    assert abs(grown.summary.parameters_after - 2 * n) <= smallest
+
+
+def test_a_target_that_needs_more_epochs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"needs 10 new seeds.* 12 epochs"):
+        grow(initialized(MLP(2)), TRAIN, VAL, 12, controller="progressive", target={"depth": 12})
+
+
+@pytest.mark.parametrize("option", [{"target": {"depth": 3}}, {"fractions": [0.3]}])
+def test_a_target_needs_the_progressive_controller(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))} is .*progressive"):
+        grow(initialized(MLP(2)), TRAIN, VAL, 2, controller="wait", **option)

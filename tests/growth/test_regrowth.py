@@ -296,3 +296,18 @@ def test_a_model_is_deep_copied_with_its_fossils() -> None:
     assert len(host["blocks.0"].settled) == len(host["blocks.0"].life.fossils) == 1
     assert isinstance(model, ResidualMLP)
     assert not isinstance(export(model), nn.ModuleList)
+
+
+def test_a_seed_can_be_committed_as_soon_as_it_germinates() -> None:
+    config = GrowthConfig(commits_at_once=True, embargo_epochs=1)
+    model = nn.Sequential()
+    model.add_module("block", nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)))
+    add_slots(model, ["block"], torch.ones(2, 4), growth_config=config)
+    x = torch.randn(3, 4)
+    before = model(x)
+    slots(model).germinate("block", "widen_large", alpha_target=0.5)
+    life = slots(model).lives["block"]
+    assert (life.stage, life.alpha) == (Stage.FOSSILIZED, 0.5)
+    torch.testing.assert_close(model(x), before, rtol=0.0, atol=1e-6)
+    slots(model).tick()
+    assert [fossil.blueprint for fossil in slots(model).lives["block"].fossils] == ["widen_large"]

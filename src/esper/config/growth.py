@@ -43,11 +43,16 @@ class GrowthConfig:
     """Whether seeds advance by themselves as soon as their gate opens. The controller then decides
     only what to germinate, fossilize and prune, and how to blend."""
 
+    commits_at_once: bool = False
+    """Whether a seed is committed, at its alpha target, as soon as it germinates. New seeds change
+    nothing yet, so the model goes on as it was and all of it trains together."""
+
     deepen_start: Literal["copied", "fresh"] = "copied"
     """Weights of a deepen seed behind its zeroed layers: the block's own, or newly drawn ones."""
 
     def __post_init__(self) -> None:
         require_bool("advances_alone", self.advances_alone)
+        require_bool("commits_at_once", self.commits_at_once)
         require_choice("deepen_start", self.deepen_start, DEEPEN_STARTS)
         require_int("min_training_epochs", self.min_training_epochs, least=0)
         require_int("min_holding_epochs", self.min_holding_epochs, least=0)

@@ -90,6 +90,7 @@ class GrowthEpisodes:
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
         keeps_states: bool = False,
+        largest_counts: bool = False,
     ) -> None:
         """Start an episode for each draw seed; the hosts of a task's variants come last.
 
@@ -101,6 +102,8 @@ class GrowthEpisodes:
             final_split: What the final score is measured on.
             keeps_states: Whether a host that ends goes back to its best epoch. The scores are the
                 same without, but the host is as the last epoch left it.
+            largest_counts: Whether an epoch counts only if no later one has more committed seeds:
+                for growth to a size that was asked for.
 
         Raises:
             TaskError: If there are fewer seeds than designs, or the designs differ in slots or
@@ -116,7 +119,7 @@ class GrowthEpisodes:
         self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
-        self._keeps_states = keeps_states
+        self._keeps_states, self._largest_counts = keeps_states, largest_counts
         self._settled_states: dict[int, tuple[HostState, bool]] = {}
         """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._masks: ActionMasks | None = None
@@ -351,7 +354,11 @@ class GrowthEpisodes:
         no controller before the end.
         """
         records, arrays = self.records, self.hosts.slot_arrays()
-        better = [host for host in hosts if records.score[host] > records.settled_score[host]]
+        is_better = records.score > records.settled_score
+        if self._largest_counts:
+            n_before = (records.settled_fossils + records.is_settled).sum(1)
+            is_better |= (arrays.n_fossils + (arrays.stage == Stage.FOSSILIZED)).sum(1) > n_before
+        better = [host for host in hosts if is_better[host]]
         if not better:
             return
         scores, is_kept = records.score[better], np.ones(len(better), np.bool_)

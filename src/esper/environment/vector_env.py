@@ -75,6 +75,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         final_split: FinalSplit = "validation",
         autoreset: bool = True,
         keeps_states: bool = False,
+        largest_counts: bool = False,
         max_episode_steps: int | None = None,
         episode_seconds: float | None = None,
         **task_options: Any,
@@ -93,6 +94,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 episode is over is left alone until :meth:`reset` with ``options["reset_mask"]``.
             keeps_states: Whether a host whose episode ends goes back to its best epoch, as
                 exporting it needs.
+            largest_counts: Whether an epoch counts only if no later one has more committed seeds.
             max_episode_steps: Steps after which an episode is truncated.
             episode_seconds: Wall time after which an episode is truncated.
             task_options: Options of the task, if it is given by name.
@@ -122,6 +124,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             rewards=self.rewards,
             final_split=final_split,
             keeps_states=keeps_states,
+            largest_counts=largest_counts,
         )
         self._has_seeds = False
         self._last_step: StepResult | None = None

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from esper.config.growth import Budget, PopulationConfig
+from esper.config.growth import Budget, GrowthConfig, PopulationConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, RunError, StorageError, did_you_mean, type_of
 from esper.growing.data import (
@@ -38,10 +38,13 @@ from esper.storage.files import replacing, write_atomic
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
 from esper.tasks.data import check_samples
-from esper.training.lookup import AnyController, find_controller, find_saved
+from esper.training.lookup import PROGRESSIVE, AnyController, find_controller, find_saved
 from esper.training.run import Run
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.trials import TRIAL_SEED, trial_parts
+
+PROGRESSIVE_GROWTH = GrowthConfig(commits_at_once=True, embargo_epochs=1)
+"""Growth to a target size: new seeds are part of the model at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +183,7 @@ def grow(
         controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
             a simple controller, or a controller.
         target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
-            residual blocks, or ``{"parameters": 100_000}``.
+            residual blocks, or ``{"parameters": 100_000}``. The best epoch at that size counts.
         fractions: The fractions of the budget at which it grows.
         at: Names of the blocks that get slots; None for up to 12 that :func:`esper.find_slots`
             finds (see :func:`~esper.growing.slots.choose_slots`).
@@ -210,6 +213,8 @@ def grow(
                 "of a task, or change the Task."
             )
         task = replace(task, budget=_find_budget(budget, task.budget))
+        if controller == PROGRESSIVE:
+            task = replace(task, growth=PROGRESSIVE_GROWTH)
         envs = GrowthVectorEnv(
             task,
             1,
@@ -217,6 +222,7 @@ def grow(
             final_split="test",
             autoreset=False,
             keeps_states=True,
+            largest_counts=target is not None,
         )
         decider = find_controller(controller, envs, target=target, fractions=fractions)
         return _grow_host(envs, decider, seed, on_step)
@@ -235,10 +241,17 @@ def grow(
         metric=metric,
         budget=_find_budget(budget, Budget() if saved is None else saved.budget),
         training=settings,
-        growth=None if saved is None else saved.growth,
+        growth=PROGRESSIVE_GROWTH if controller == PROGRESSIVE else saved and saved.growth,
         needs_all_classes=False,
     )
-    envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False, keeps_states=True)
+    envs = GrowthVectorEnv(
+        task,
+        1,
+        purpose="evaluation",
+        autoreset=False,
+        keeps_states=True,
+        largest_counts=target is not None,
+    )
     decider = find_controller(
         controller if saved is None else saved, envs, target=target, fractions=fractions
     )

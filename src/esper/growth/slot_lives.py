@@ -276,8 +276,12 @@ class SlotLives:
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
-        self._advance_automatically(action.slot, keeper)
-        self._notify(action.slot)
+        commits = action.op == Op.GERMINATE and self.growth_config.commits_at_once
+        if commits and keeper.find_start_problem(action.slot) is None:
+            self.commit(action.slot, keeper)
+        else:
+            self._advance_automatically(action.slot, keeper)
+            self._notify(action.slot)
         return Outcome(action, was_done=True)
 
     def tick(self, keeper: SeedKeeper) -> None:

@@ -61,7 +61,10 @@ def find_controller(
     """
     if controller == PROGRESSIVE:
         options: dict[str, Any] = {} if fractions is None else {"fractions": fractions}
-        return progressive(envs.layout, target=target, size=_host_size(envs), **options)
+        n_epochs = envs.task.budget.n_epochs
+        return progressive(
+            envs.layout, target=target, size=_host_size(envs), n_epochs=n_epochs, **options
+        )
     for name, value in (("target", target), ("fractions", fractions)):
         if value is not None:
             raise ConfigError(f"{name} is {value!r}; it needs controller={PROGRESSIVE!r}.")

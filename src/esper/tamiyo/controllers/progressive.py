@@ -7,6 +7,7 @@ cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,6 +49,7 @@ def progressive(
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] = GROWTH_FRACTIONS,
     size: HostSize | None = None,
+    n_epochs: int | None = None,
     name: str = "progressive",
 ) -> FixedSchedule:
     """Return a schedule that grows a model to a target size.
@@ -59,6 +61,8 @@ def progressive(
         fractions: Fractions of the budget, from 0 to 1, at which the model grows; the seeds are
             divided evenly among them.
         size: The host's size, which a target in parameters needs.
+        n_epochs: The epochs of the budget, if a target that needs more is to be refused; one seed
+            germinates in an epoch.
         name: The controller's name in comparisons.
 
     Raises:
@@ -77,7 +81,22 @@ def progressive(
         Planting(slot=slot, blueprint=blueprint, fraction=ordered[k * len(ordered) // len(growth)])
         for k, (slot, blueprint) in enumerate(growth)
     ]
+    if target is not None and n_epochs is not None:
+        _require_time(plantings, n_epochs)
     return FixedSchedule(layout, plantings, name=name)
+
+
+def _require_time(plantings: Sequence[Planting], n_epochs: int) -> None:
+    """Reject a plan whose last seed would germinate in the last epoch or later."""
+    epoch = 0
+    for planting in plantings:
+        epoch = max(epoch, math.ceil((planting.fraction or 0.0) * n_epochs)) + 1
+    if plantings and epoch >= n_epochs:
+        raise ConfigError(
+            f"target needs {len(plantings)} new seeds, one in each epoch, but the budget is "
+            f"{n_epochs} epochs and growth begins at {plantings[0].fraction:g} of it; give more "
+            "epochs, smaller fractions or a larger model."
+        )
 
 
 def _require_fractions(fractions: object) -> tuple[float, ...]:

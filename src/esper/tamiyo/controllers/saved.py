@@ -347,7 +347,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     )
 
 
-LATER_SETTINGS = frozenset({"deepen_start"})
+LATER_SETTINGS = frozenset({"commits_at_once", "deepen_start"})
 """Settings that controllers of earlier versions lack; they get their default."""
 
 
