@@ -17,6 +17,7 @@ from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import seeded
+from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import SeedSlot, SettledSeed
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
@@ -74,11 +75,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
-            parent_name, _, attribute = site.name.rpartition(".")
+            block_name = site.modules[0]
+            parent_name, _, attribute = block_name.rpartition(".")
             self._places[site.name] = (model.get_submodule(parent_name), attribute)
-            self._slots[site.name] = SeedSlot(
-                site, model.get_submodule(site.name), self.lives, model
-            )
+            kind = SeedSlot if site.pair is None else PairSlot
+            block = model.get_submodule(block_name)
+            self._slots[site.name] = kind(site, block, self.lives, model)
+        self.pairs = PairNetwork(
+            model, [slot for slot in self._slots.values() if isinstance(slot, PairSlot)]
+        )
+        """The slots on pairs of layers."""
 
     def __getitem__(self, slot: str) -> SeedSlot:
         self.slot_config.slot_index(slot)
@@ -132,6 +138,22 @@ class HostSlots(Mapping[str, SeedSlot]):
             )
         )
 
+    def start_wider(self, slot: str, blueprint: str) -> None:
+        """Add hidden units to a model that has not been trained, as if it had been built with them.
+
+        The seed is committed at once. On a pair of layers, all weights are then distributed like
+        those of layers built this wide, so the model's output changes.
+        """
+        self.germinate(slot, blueprint)
+        self.commit_start(slot)
+
+    def commit_start(self, slot: str) -> None:
+        """Commit a newly germinated seed of a model that has not been trained."""
+        self.lives.commit(slot, self)
+        if isinstance(place := self[slot], PairSlot):
+            with seeded(draw_seed_number(self.seed, self.n_germinated - 1)):
+                place.start_wide()
+
     def advance(self, slot: str) -> Outcome:
         """Advance a seed to its next stage: training, blending or holding."""
         return self.apply(GrowthAction(op=Op.ADVANCE, slot=slot))
@@ -175,7 +197,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
+        if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
+            action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
+        self.pairs.refresh()
         if outcome.was_done:
             for listener in self.action_listeners:
                 listener()
@@ -184,6 +209,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def tick(self) -> None:
         """Advance all slots by one epoch."""
         self.lives.tick(self)
+        self.pairs.refresh()
 
     def abandon_growing(self) -> list[str]:
         """Prune every uncommitted seed immediately and return the names of their slots."""
@@ -229,7 +255,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         return self[slot].find_start_problem()
 
     def insert(self, slot: str) -> None:
-        """Replace a block in the model by its slot."""
+        """Replace a block in the model by its slot, or the layers of a pair."""
+        if isinstance(place := self[slot], PairSlot):
+            self.pairs.insert(place)
+            return
         parent, attribute = self._places[slot]
         # The model's mode may have changed while the slot was out of it.
         self[slot].training = self[slot].block.training
@@ -269,11 +298,15 @@ class HostSlots(Mapping[str, SeedSlot]):
             self.take_out(slot)
 
     def take_out(self, slot: str) -> None:
-        """Replace a slot in the model by its block."""
+        """Replace a slot in the model by its block, or by the layers of its pair."""
+        if isinstance(place := self[slot], PairSlot):
+            self.pairs.take_out(place)
+            return
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 
     def _notify(self) -> None:
+        self.pairs.refresh()
         for listener in self.listeners:
             listener()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from esper.growth.dry_run import Call, count_inference_calls, record_calls, tens
 from esper.growth.footprint import count_flops
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
 from esper.growth.modules import count_parameters, module_names, named_modules
+from esper.growth.pairs import PairFinder, is_pair_name
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
 
@@ -30,14 +32,15 @@ def add_slots(
     seed_limit: int | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Put a slot around each named submodule, in place, and return the model.
+    """Put a slot around each named submodule or pair of layers, in place, and return the model.
 
     The model is run a few times in evaluation mode with hooks, with and without gradients, to see
     what each block reads and returns. Its parameters, buffers and outputs do not change.
 
     Args:
         model: Any module.
-        at: Names of submodules, as in ``model.named_modules()``.
+        at: Names of submodules, as in ``model.named_modules()``, and of pairs of layers:
+            ``"producer>consumer"``, with ``+`` between several consumers of the same units.
         sample_input: Input for the model: a tensor, a tuple of arguments or a mapping of keyword
             arguments. Preferably a batch of at least two samples.
         growth_config: Minimum number of epochs a seed spends in each stage.
@@ -58,25 +61,62 @@ def add_slots(
             f"{type(model).__name__} already has slots ({present}); add all slots in one call."
         )
     names = _require_names(model, at)
-    blocks = {name: model.get_submodule(name) for name in names}
+    blocks = {name: model.get_submodule(name) for name in names if not is_pair_name(name)}
     _require_runs(model, sample_input)
+    found = _require_pair_sites(model, [name for name in names if name not in blocks], sample_input)
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
-    sites: list[SlotSite] = []
     for name, block in blocks.items():
         problem = _find_problem(model, name, block, calls[name], counts[name])
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
-        sites.append(site_of(name, block, calls[name][0]))
+        found[name] = site_of(name, block, calls[name][0])
+    sites = [found[name] for name in names]
+    _require_apart(sites)
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
-    for name in names:
+    for name in blocks:
         problem = _find_insertion_problem(model, host_slots, name, sample_input)
         if problem is not None:
             delattr(model, ATTRIBUTE)
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
     return model_given
+
+
+def _require_pair_sites(
+    model: nn.Module, names: list[str], sample_input: Any
+) -> dict[str, SlotSite]:
+    """Return the sites of pairs by name; raise if one is no pair."""
+    if not names:
+        return {}
+    finder = PairFinder(model, sample_input)
+    return {name: finder.site_of(finder.require(name), name) for name in names}
+
+
+def do_clash(first: SlotSite, second: SlotSite) -> bool:
+    """Return whether two sites cannot both have a slot.
+
+    A seed on a block expects the tensors that the block reads and returns to keep their size, so
+    no units of a pair may enter or leave it. A producer has one slot.
+    """
+    pair, other = first.pair, second.pair
+    if pair is not None and other is not None:
+        return pair.producer.name == other.producer.name
+    if pair is None and other is None:
+        return False
+    pair, block = (pair, second) if pair is not None else (other, first)
+    assert pair is not None
+    return block.name in pair.crossed
+
+
+def _require_apart(sites: list[SlotSite]) -> None:
+    for first, second in combinations(sites, 2):
+        if do_clash(first, second):
+            raise SlotError(
+                f"{first.name!r} and {second.name!r} cannot both have a slot: new units of a pair "
+                "would change the size of what the other reads or returns. Keep one of them."
+            )
 
 
 def attach_slots(
@@ -238,7 +278,7 @@ def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
             raise SlotError(f"at contains {name!r} twice; a block has one slot.")
-        if name not in known:
+        if name not in known and not is_pair_name(name):
             top = [name for name in known if "." not in name]
             hint = did_you_mean(name, known) or f" Its top-level submodules are {', '.join(top)}."
             raise SlotError(f"{type(model).__name__} has no submodule {name!r}.{hint}")

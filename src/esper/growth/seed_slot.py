@@ -231,6 +231,10 @@ class SeedSlot(nn.Module):
         settled = [] if self.fossils is None else list(self.fossils.parameters())
         return [*settled, *self.seed_parameters()]
 
+    def parameter_homes(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+        """Return the host's modules with the parameters that were grown beside each."""
+        return [(self.block, self.grown_parameters())]
+
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
 
@@ -329,4 +333,6 @@ def slot_size(slot: SeedSlot) -> SlotSize:
     if path is not None:
         hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
         hidden += slot.life.units
+    elif slot.site.pair is not None:
+        hidden = slot.site.pair.units + slot.life.units
     return SlotSize(kind=slot.site.kind, width=slot.site.width, hidden=hidden)

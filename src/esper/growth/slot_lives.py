@@ -20,6 +20,14 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
 
+Neighbours = tuple[tuple[str, int], ...]
+"""For a seed on a pair of layers: committed new units of other slots that it reads or feeds."""
+
+
+def _neighbours_from_json(values: dict[str, Any]) -> Neighbours:
+    return tuple((str(slot), int(count)) for slot, count in values.get("neighbours", ()))
+
+
 @dataclass(frozen=True)
 class Fossil:
     """A committed seed that has become part of its slot's block."""
@@ -29,6 +37,7 @@ class Fossil:
     alpha: float
     units: int
     """Hidden units that it added to the block's own; 0 unless it widened them."""
+    neighbours: Neighbours = ()
 
     def as_life(self) -> SlotLife:
         """Return the life of a slot that holds this seed and nothing else."""
@@ -44,12 +53,14 @@ class Fossil:
             "style": self.style.value,
             "alpha": self.alpha,
             "units": self.units,
+            "neighbours": list(map(list, self.neighbours)),
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        return cls(**{**values, "style": BlendStyle(values["style"])})
+        neighbours = _neighbours_from_json(values)
+        return cls(**{**values, "style": BlendStyle(values["style"]), "neighbours": neighbours})
 
 
 @dataclass
@@ -69,6 +80,7 @@ class SlotLife:
     schedule: AlphaSchedule = field(default_factory=AlphaSchedule)
     fossils: tuple[Fossil, ...] = ()
     """The seeds that have become part of the block, in order."""
+    neighbours: Neighbours = ()
 
     @property
     def alpha(self) -> float:
@@ -125,6 +137,7 @@ class SlotLife:
                 "epoch": schedule.epoch,
             },
             "fossils": [fossil.to_json() for fossil in self.fossils],
+            "neighbours": list(map(list, self.neighbours)),
         }
 
     @classmethod
@@ -143,6 +156,7 @@ class SlotLife:
             schedule=AlphaSchedule(**schedule),
             # Lives of earlier versions have none.
             fossils=tuple(map(Fossil.from_json, values.get("fossils", ()))),
+            neighbours=_neighbours_from_json(values),
         )
 
 
@@ -333,7 +347,7 @@ class SlotLives:
                 "part of its block."
             )
         units = keeper.settle_seed(slot)
-        fossil = Fossil(life.blueprint, life.style, life.alpha, units)
+        fossil = Fossil(life.blueprint, life.style, life.alpha, units, life.neighbours)
         self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)
 
