@@ -50,12 +50,15 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
             )
         add_slots(twin, choose_slots(found), sample)
     for slot in slots(twin).values():
-        require_composable(slot)
+        if slot.site.pair is None:  # units of a pair are always merged
+            require_composable(slot)
     return twin
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     """Return whether a seed at the proposed place could be exported."""
+    if proposal.site.pair is not None:
+        return True
     block = model.get_submodule(proposal.name)
     slot = SeedSlot(proposal.site, block, SlotLives(slot_config_for([proposal.site], None)))
     try:

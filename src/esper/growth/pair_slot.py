@@ -14,18 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from esper.errors import ShapeError
 from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import SlotLives
-from esper.growth.unit_layers import fans_of, matrix_of
+from esper.growth.unit_layers import fans_of
 from esper.growth.weight_laws import WeightLaw
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -146,6 +148,7 @@ class _Split:
         """What the layer read before: up to the end of each source, and the rest."""
         self.new: list[list[Tensor]] = []
         """The units of each shown group of each source."""
+        self._require_size(wiring)
         position = base = 0
         for source in self.sources:
             self.chunks.append(x.narrow(self.axis, position, source.end - base))
@@ -156,6 +159,16 @@ class _Split:
                 position += source.count(group.n_units)
             self.new.append(parts)
         self.chunks.append(x.narrow(self.axis, position, x.shape[self.axis] - position))
+
+    def _require_size(self, wiring: Wiring) -> None:
+        size = wiring.layer.n_in
+        for source in self.sources:
+            size += sum(source.count(group.n_units) for group in source.slot.shown_groups)
+        if self.x.shape[self.axis] != size:
+            raise ShapeError(
+                f"{wiring.layer.name!r} gets {self.x.shape[self.axis]} inputs instead of {size}, "
+                "which it has with new units."
+            )
 
     def base(self) -> Tensor:
         """Return the layer's input without new units."""
@@ -185,10 +198,8 @@ def _add_change(y: Tensor, change: Tensor, axis: int, group: UnitGroup) -> Tenso
     """Add what new units contribute to the outputs that existed when they were planted."""
     size, n_all = min(change.shape[axis], y.shape[axis]), y.shape[axis]
     head, change = y.narrow(axis, 0, size), change.narrow(axis, 0, size)
-    if group.is_isolated:
-        head = straight_through(head, change)
-    else:
-        head = blend(head, change, group.alpha)
+    join = straight_through if group.is_isolated else partial(blend, alpha=group.alpha)
+    head = join(head, change)
     if size == n_all:
         return head
     return torch.cat([head, y.narrow(axis, size, n_all - size)], dim=axis)
@@ -265,9 +276,7 @@ class PairSlot(SeedSlot):
     @property
     def shown_groups(self) -> list[UnitGroup]:
         """The new units that are part of the tensor that is being computed."""
-        return [
-            group for group in self.groups if self.shows_live or group.seed is not self.seed
-        ]
+        return [group for group in self.groups if self.shows_live or group.seed is not self.seed]
 
     @property
     def committed_units(self) -> int:

@@ -298,12 +298,14 @@ def _hooks(modules: Mapping[str, nn.Module], observe: Any, trace: _Trace) -> Gen
 def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> str | None:
     """Try random new units at a site; return why that does not work, or None if it does."""
     host = HostSlots(model, [site])
+    (slot,) = host.pairs.slots
     before = _run(model, sample_input)
     try:
         _plant_random(host, site.name)
         host.insert(site.name)
         isolated = _run(model, sample_input, needs_grad=True)
         _set_stage(host, site.name, Stage.HOLDING, alpha=1.0)
+        slot.shows_live = False
         host.pairs.refresh()
         grown = _run(model, sample_input)
     except Exception as error:
@@ -315,8 +317,8 @@ def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> s
         host.take_out(site.name)
     if not _are_close(before, isolated):
         return "more units there change what the model computes from the old ones."
-    if _are_close(before, grown):
-        return "the model does not read its layers by calling them, so new units have no effect."
+    if not slot.shows_live:
+        return f"the model reads the weights of {site.modules[0]!r} without calling it."
     with _replaced(model, merged_layers(host.pairs, lambda *_: True)):
         try:
             merged = _run(model, sample_input)
@@ -330,7 +332,7 @@ def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> s
 def _plant_random(host: HostSlots, slot: str) -> None:
     """Plant units that do not cancel, as if they had been trained, in isolation."""
     with seeded(0):
-        host[slot].plant("widen_small", host[slot].life.style)
+        host[slot].plant("widen_large", host[slot].life.style)
         with torch.no_grad():
             for parameter in host[slot].seed_parameters():
                 parameter.copy_(0.5 * torch.randn_like(parameter))
@@ -338,7 +340,7 @@ def _plant_random(host: HostSlots, slot: str) -> None:
 
 
 def _set_stage(host: HostSlots, slot: str, stage: Stage, *, alpha: float) -> None:
-    life = SlotLife(stage=stage, blueprint="widen_small", schedule=AlphaSchedule(target=alpha))
+    life = SlotLife(stage=stage, blueprint="widen_large", schedule=AlphaSchedule(target=alpha))
     host.lives.set_life(slot, life)
 
 

@@ -19,7 +19,6 @@ from esper.lifecycle.legality import ADVANCEABLE_STAGES, SlotMaskState, may_appl
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
-
 Neighbours = tuple[tuple[str, int], ...]
 """For a seed on a pair of layers: committed new units of other slots that it reads or feeds."""
 

@@ -20,7 +20,6 @@ Deviation = Callable[[int, int], float]
 KNOWN: tuple[Deviation, ...] = (
     lambda fan_in, _: 1.0 / math.sqrt(3.0 * fan_in),  # torch's default
     lambda fan_in, _: math.sqrt(2.0 / fan_in),  # He et al. (2015)
-    lambda _, fan_out: math.sqrt(2.0 / fan_out),  # the same by fan-out, as in residual networks
     lambda fan_in, fan_out: math.sqrt(2.0 / (fan_in + fan_out)),  # Glorot and Bengio (2010)
     lambda fan_in, _: math.sqrt(1.0 / fan_in),  # LeCun et al. (1998)
 )
@@ -49,11 +48,10 @@ class WeightLaw:
             return cls(True, lambda *_: 0.0)
         kurtosis = values.pow(4).mean().item() / square**2
         # A few weights scatter more than a tenth around the deviation of their law.
-        tolerance = max(TOLERANCE, 2.0 / math.sqrt(values.numel()))
-        for known in KNOWN:
-            if abs(size / known(fan_in, fan_out) - 1.0) <= tolerance:
-                return cls(kurtosis < UNIFORM_KURTOSIS, known)
-        return cls(kurtosis < UNIFORM_KURTOSIS, lambda *_: size)
+        tolerance = max(TOLERANCE, 3.0 / math.sqrt(values.numel()))
+        gaps = [abs(size / known(fan_in, fan_out) - 1.0) for known in KNOWN]
+        nearest = KNOWN[gaps.index(min(gaps))] if min(gaps) <= tolerance else lambda *_: size
+        return cls(kurtosis < UNIFORM_KURTOSIS, nearest)
 
     @torch.no_grad()
     def draw(self, weight: Tensor, fan_in: int, fan_out: int) -> None:
