@@ -13,7 +13,7 @@ committed when it was planted (``SlotLife.neighbours``), never units that could 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -315,9 +315,8 @@ class PairSlot(SeedSlot):
         neighbours = self.life.neighbours
         if len(self.settled) < len(self.life.fossils):  # a fossil is being rebuilt
             neighbours = self.life.fossils[len(self.settled)].neighbours
-        assert site.pair is not None, "the site is a block"
-        pair = site.pair.beside((pairs[name], count) for name, count in neighbours)
-        seed = find_blueprint(blueprint).build_seed(replace(site, pair=pair))
+        site = site.beside((pairs[name], count) for name, count in neighbours)
+        seed = find_blueprint(blueprint).build_seed(site)
         self.seed = seed.to(**self._tensor_options())
         self.seed.train(self.block.training)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import combinations
 from typing import Any, cast
 
@@ -19,8 +20,12 @@ from esper.growth.footprint import count_flops
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
 from esper.growth.modules import count_parameters, module_names, named_modules
 from esper.growth.pairs import PairFinder, is_pair_name
+from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
+
+STACK_SHARE = 0.8
+"""Share of a block's parameters in proposed blocks of one kind, above which it is a stack."""
 
 
 def add_slots(
@@ -349,6 +354,24 @@ class SeedCost:
     """FLOPs of one forward pass of one sample."""
 
 
+class ProposalKind(IntEnum):
+    """How good a place for growth is, before its share of the model counts; best first."""
+
+    WIDTH = 0
+    """New hidden units are merged into the model's own layers."""
+    BLOCK = 1
+    """Seeds grow beside the block."""
+    STACK = 2
+    """The block holds several proposed blocks of one kind."""
+
+
+_REASONS = {
+    ProposalKind.WIDTH: "widening adds hidden units to the model's own layers",
+    ProposalKind.BLOCK: "widening cannot be merged, so seeds grow beside the block",
+    ProposalKind.STACK: "the block holds other proposed blocks, which are better places",
+}
+
+
 @dataclass(frozen=True)
 class SlotProposal:
     """A site where a model can have a slot."""
@@ -356,6 +379,12 @@ class SlotProposal:
     site: SlotSite
     costs: dict[str, SeedCost]
     """Cost of each blueprint that fits, by name."""
+    share: Share = field(default_factory=Share)
+    """The part of the model that the block, or the layers of the pair, are."""
+    place: ProposalKind = ProposalKind.BLOCK
+    rank: int = 0
+    """1 for the best place. Places where width can grow come first, then others, each by the mean
+    of their shares."""
 
     @property
     def name(self) -> str:
@@ -374,12 +403,13 @@ class SlotProposal:
 
     @property
     def can_widen(self) -> bool:
-        """Whether a widening seed can be merged into the block's own layers."""
-        return self.site.path is not None
+        """Whether a widening seed can be merged into the model's own layers."""
+        return self.site.path is not None or self.site.pair is not None
 
     def __str__(self) -> str:
         merged = "can" if self.can_widen else "cannot"
         lines = [f"{self.name}: {self.kind.value}, width {self.width}; widening {merged} be merged"]
+        lines += [f"  rank {self.rank}: {_REASONS[self.place]}; {self.share}"]
         lines += [
             f"  {name:<16}{cost.parameters:>12,} parameters {cost.flops:>14,} FLOPs/sample"
             for name, cost in self.costs.items()
@@ -400,10 +430,11 @@ class SlotProposals(tuple[SlotProposal, ...]):
 
 
 def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
-    """Propose sites for slots: the blocks of a model on whose output a seed can grow.
+    """Propose sites for slots: blocks and pairs of layers of a model.
 
     A block is a module with submodules and parameters. If the model has no usable block, its layers
-    with parameters are proposed. The model is run with hooks and does not change.
+    with parameters are proposed. A pair is a layer and those that read its units. The model is run
+    with hooks and does not change.
     """
     require_growable(model)
     modules = named_modules(model)
@@ -413,7 +444,39 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
         if any(True for _ in modules[site.name].parameters())
     ]
     blocks = [site for site in sites if any(modules[site.name].children())]
-    return SlotProposals(SlotProposal(site, seed_costs(site)) for site in blocks or sites)
+    finder = PairFinder(model, sample_input)
+    pairs = [finder.site_of(pair) for pair in finder.find_all().values()]
+    order = {name: index for index, name in enumerate(modules)}
+    found = sorted([*(blocks or sites), *pairs], key=lambda site: order[site.modules[0]])
+    table = ShareTable(model, sample_input)
+    proposals = [
+        SlotProposal(
+            site, seed_costs(site), table.share(site.modules), _kind_of(site, found, modules)
+        )
+        for site in found
+    ]
+    best = sorted(proposals, key=lambda each: (each.place, -each.share.score))
+    return SlotProposals(replace(each, rank=best.index(each) + 1) for each in proposals)
+
+
+def _kind_of(
+    site: SlotSite, sites: list[SlotSite], modules: Mapping[str, nn.Module]
+) -> ProposalKind:
+    if site.path is not None or site.pair is not None:
+        return ProposalKind.WIDTH
+    inside = [
+        modules[other.name]
+        for other in sites
+        if other.pair is None and other.name.startswith(f"{site.name}.")
+    ]
+    total = count_parameters(modules[site.name])
+    for kind in {type(module) for module in inside}:
+        alike = [module for module in inside if type(module) is kind]
+        share = sum(map(count_parameters, alike)) / total
+        is_container = len(alike) > 1 or isinstance(modules[site.name], nn.Sequential)
+        if is_container and share > STACK_SHARE:
+            return ProposalKind.STACK
+    return ProposalKind.BLOCK
 
 
 def seed_costs(site: SlotSite) -> dict[str, SeedCost]:

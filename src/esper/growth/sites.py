@@ -249,6 +249,14 @@ class SlotSite:
             return self
         return replace(self, path=replace(self.path, hidden=self.path.hidden + units))
 
+    def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> SlotSite:
+        """Return a pair's site as a seed sees it that reads and feeds new units of other pairs."""
+        assert self.pair is not None, "the site is a block"
+        assert self.input_shape is not None, "the input of this site is unknown"
+        pair, shape = self.pair.beside(neighbours), list(self.input_shape)
+        shape[pair.producer.unit_axis] = pair.producer.n_in
+        return replace(self, pair=pair, input_shape=tuple(shape))
+
     def to_json(self) -> dict[str, Any]:
         """Return the site as JSON values."""
         return asdict(self) | {"kind": self.kind.name.lower()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -234,8 +234,7 @@ class CostTable:
         site = self._sites[slot].widened(units)
         if site.pair is not None:
             pairs = [(self._sites[name].pair, count) for name, count in neighbours]
-            pair = site.pair.beside((other, count) for other, count in pairs if other is not None)
-            site = replace(site, pair=pair)
+            site = site.beside((pair, count) for pair, count in pairs if pair is not None)
         place = SeedSlot(site, nn.Identity(), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
         with torch.random.fork_rng(devices=[]):

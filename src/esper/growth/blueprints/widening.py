@@ -113,6 +113,7 @@ class PairSeed(nn.Module):
             build_layer(layer, n_units * layer.per_unit, layer.n_out, bias=False)
             for layer in pair.consumers
         )
+        self._n_samples = producer.input_shape[0]
         self._shapes = [
             _new_shape(layer.input_shape, layer.unit_axis, columns)
             for layer, columns in zip(pair.consumers, self.columns, strict=True)
@@ -125,7 +126,7 @@ class PairSeed(nn.Module):
         """
         mean = self.rows(x).mean()
         parts = [
-            columns(mean.expand(shape)).sum()
+            columns(mean.expand(shape[0] * len(x) // self._n_samples, *shape[1:])).sum()
             for columns, shape in zip(self.columns, self._shapes, strict=True)
         ]
         return torch.stack(parts).sum()
