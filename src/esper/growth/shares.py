@@ -67,11 +67,10 @@ class ShareTable:
         )
         self._gradients: dict[nn.Parameter, float] = {}
         if isinstance(loss, torch.Tensor) and parameters:
-            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             self._gradients = {
                 parameter: grad.double().square().sum().nan_to_num(0.0, 0.0, 0.0).item()
                 for parameter, grad in zip(parameters, grads, strict=True)
-                if grad is not None
             }
         self._total = self._measure([""])
 

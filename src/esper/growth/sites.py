@@ -122,9 +122,11 @@ class PairLayer:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> PairLayer:
         """Return the layer that ``asdict`` gave."""
-        settings = tuple((name, _frozen(value)) for name, value in values["settings"])
-        shape = tuple(values["input_shape"])
-        return cls(**values | {"settings": settings, "input_shape": shape})
+        values = dict(values)
+        pairs = values.pop("settings")
+        settings = tuple((name, _frozen(value)) for name, value in pairs)
+        shape = tuple(values.pop("input_shape"))
+        return cls(**values, settings=settings, input_shape=shape)
 
 
 def _frozen(value: Any) -> Any:

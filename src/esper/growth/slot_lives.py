@@ -58,8 +58,13 @@ class Fossil:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        neighbours = _neighbours_from_json(values)
-        return cls(**{**values, "style": BlendStyle(values["style"]), "neighbours": neighbours})
+        return cls(
+            blueprint=values["blueprint"],
+            style=BlendStyle(values["style"]),
+            alpha=values["alpha"],
+            units=values["units"],
+            neighbours=_neighbours_from_json(values),
+        )
 
 
 @dataclass

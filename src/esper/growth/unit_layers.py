@@ -117,7 +117,7 @@ def resize_norm(norm: nn.Module, tensors: dict[str, Tensor], n_units: int) -> No
     """Give a batch norm other parameters and running statistics, in place."""
     for name, tensor in tensors.items():
         _set(norm, name, tensor)
-    norm.num_features = n_units
+    cast(nn.BatchNorm2d, norm).num_features = n_units
 
 
 def _set(module: nn.Module, name: str, value: Tensor) -> None:

@@ -45,12 +45,12 @@ class WeightLaw:
         square = values.square().mean().item() if values.numel() else 0.0
         size = math.sqrt(square)
         if not 0.0 < size < math.inf:
-            return cls(True, lambda *_: 0.0)
+            return cls(True, _constant(0.0))
         kurtosis = values.pow(4).mean().item() / square**2
         # A few weights scatter more than a tenth around the deviation of their law.
         tolerance = max(TOLERANCE, 3.0 / math.sqrt(values.numel()))
         gaps = [abs(size / known(fan_in, fan_out) - 1.0) for known in KNOWN]
-        nearest = KNOWN[gaps.index(min(gaps))] if min(gaps) <= tolerance else lambda *_: size
+        nearest = KNOWN[gaps.index(min(gaps))] if min(gaps) <= tolerance else _constant(size)
         return cls(kurtosis < UNIFORM_KURTOSIS, nearest)
 
     @torch.no_grad()
@@ -67,3 +67,10 @@ class WeightLaw:
         """Return the factor between the deviations of a layer with other fans."""
         old = self.deviation(*before)
         return self.deviation(*after) / old if old > 0.0 else 1.0
+
+
+def _constant(deviation: float) -> Deviation:
+    def at_every_width(fan_in: int, fan_out: int) -> float:
+        return deviation
+
+    return at_every_width
