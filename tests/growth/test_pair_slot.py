@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.optim import SGD, Adam
 
 import esper
 from esper.config.growth import GrowthConfig
+from esper.errors import SlotError
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
@@ -21,6 +23,7 @@ from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import find_leftovers, lead_to, randomize, same_bits, state_of
 from tests.growth.pair_models import CASES, GROWABLE, VECTORS, build, flat_mlp
+from tests.growth.test_walks import draw_legal
 
 EXACT = ("flat", "lenet", "fixed", "vgg", "resnet", "unet", "tied")
 """Models whose functions between layers give the same bits wherever an element lies."""
@@ -354,3 +357,50 @@ def test_half_precision_and_frozen_layers() -> None:
     torch.testing.assert_close(merged(x), model(x))
     assert not merged.conv_1.weight.requires_grad
     assert isinstance(place, PairSlot)
+
+
+def test_replaced_layers_keep_their_attributes() -> None:
+    for name in ("vgg", "unet"):
+        model, host, _ = make(name)
+        plain = build(name)
+        for slot in host:
+            lead_to(host, slot, Stage.BLENDING, blueprint="widen_small")
+        for slot, place in host.items():
+            for layer in place.site.modules:
+                own, wanted = model.get_submodule(layer), plain.get_submodule(layer)
+                assert type(own) is not type(wanted), slot
+                for key, value in vars(wanted).items():
+                    if not key.startswith("_"):
+                        assert getattr(own, key) == value
+                assert own.weight is None or same_bits(own.weight, wanted.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "n_epochs"),
+    [("flat", 0, 30), ("flat", 1, 30), ("vgg", 0, 24), ("unet", 0, 16)],
+)
+def test_random_legal_walks_export_what_they_compute(name: str, seed: int, n_epochs: int) -> None:
+    quick = GrowthConfig(
+        min_training_epochs=1, min_holding_epochs=0, embargo_epochs=1, advances_alone=True
+    )
+    model, host, x = make(name, quick)
+    rng, plain = random.Random(seed), evaluate(build(name), x)
+    for epoch in range(n_epochs):
+        host.apply(draw_legal(host, rng))
+        for place in host.values():
+            if place.stage == Stage.TRAINING:
+                randomize(place.seed, epoch)
+        evaluated, learned = evaluate(model, x), model(x)
+        assert_close(learned.detach(), evaluated)
+        assert_close(evaluate(esper.export(model), x), evaluated)
+        learned.square().sum().backward()
+        host.tick()
+    assert sum(len(life.fossils) for _, life in host.lives.items()) > 1
+    assert not torch.allclose(evaluate(model, x), plain)
+
+
+def test_gradmax_is_refused_on_a_pair() -> None:
+    model, host, x = make("flat")
+    host.germinate("0>2", "widen_large")
+    with pytest.raises(SlotError, match="'0>2' holds a 'widen_large' seed on a pair"):
+        esper.maximise_gradient(model, "0>2", lambda: model(x).sum())

@@ -140,6 +140,18 @@ def test_new_units_have_the_deviation_of_trained_weights() -> None:
         assert part.weight.square().mean().sqrt().item() == pytest.approx(wanted, rel=0.1)
 
 
+def test_a_network_can_start_wider_more_than_once() -> None:
+    model = esper.add_slots(mlp(64, 8), ["0>2", "2>4"], torch.randn(2, 20))
+    for blueprint in ("widen_large", "widen_large"):
+        slots(model).start_wider("0>2", blueprint)
+        slots(model).start_wider("2>4", blueprint)
+    merged = esper.export(model)
+    assert [merged[i].weight.shape for i in (0, 2, 4)] == [(256, 20), (32, 256), (10, 32)]
+    assert merged[2].weight.std().item() == pytest.approx((3 * 256) ** -0.5, rel=0.05)
+    for part in (*merged[2].weight.chunk(4, 0), *merged[2].weight.chunk(4, 1)):
+        assert part.std().item() == pytest.approx((3 * 256) ** -0.5, rel=0.1)
+
+
 def test_the_starting_weights_depend_on_the_seed_alone() -> None:
     def grown(seed: int) -> Tensor:
         torch.manual_seed(0)

@@ -141,9 +141,12 @@ class HostSlots(Mapping[str, SeedSlot]):
     def start_wider(self, slot: str, blueprint: str) -> None:
         """Add hidden units to a model that has not been trained, as if it had been built with them.
 
-        The seed is committed at once. On a pair of layers, all weights are then distributed like
-        those of layers built this wide, so the model's output changes.
+        The seed is committed at once, and may be followed by another. On a pair of layers, all
+        weights are then distributed like those of layers built this wide, so the model's output
+        changes.
         """
+        if self[slot].stage == Stage.FOSSILIZED:
+            self.lives.settle(slot, self)
         self.germinate(slot, blueprint)
         self.commit_start(slot)
 

@@ -121,10 +121,10 @@ class Wiring:
         """Return the numbers of inputs and outputs of the layer with some of the new units."""
         n_in, n_out = self.layer.n_in, self.layer.n_out
         for source in self.sources:
-            groups = filter(is_counted, source.slot.groups)
+            groups = filter(is_counted, source.slot.unit_groups)
             n_in += source.count(sum(group.n_units for group in groups))
         if self.own is not None:
-            n_out += sum(group.n_units for group in filter(is_counted, self.own.groups))
+            n_out += sum(group.n_units for group in filter(is_counted, self.own.unit_groups))
         return n_in, n_out
 
     def new_parts(self) -> list[nn.Module]:
@@ -132,9 +132,9 @@ class Wiring:
         found = [
             group.seed.columns[source.part]
             for source in self.sources
-            for group in source.slot.groups
+            for group in source.slot.unit_groups
         ]
-        return found + [group.seed.rows for group in (self.own.groups if self.own else [])]
+        return found + [group.seed.rows for group in (self.own.unit_groups if self.own else [])]
 
 
 class _Split:
@@ -249,7 +249,7 @@ class PairSlot(SeedSlot):
         """Whether the live seed's units are part of the tensor that is being computed."""
 
     @property
-    def groups(self) -> list[UnitGroup]:
+    def unit_groups(self) -> list[UnitGroup]:
         """All new units, in the order in which they were planted."""
         life = self.life
         found = [
@@ -276,12 +276,14 @@ class PairSlot(SeedSlot):
     @property
     def shown_groups(self) -> list[UnitGroup]:
         """The new units that are part of the tensor that is being computed."""
-        return [group for group in self.groups if self.shows_live or group.seed is not self.seed]
+        return [
+            group for group in self.unit_groups if self.shows_live or group.seed is not self.seed
+        ]
 
     @property
     def committed_units(self) -> int:
         """Number of new units that can no longer be pruned."""
-        return sum(group.n_units for group in self.groups if group.is_committed)
+        return sum(group.n_units for group in self.unit_groups if group.is_committed)
 
     @property
     def neighbours(self) -> list[PairSlot]:

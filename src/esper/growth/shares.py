@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.dry_run import call_model, tensors_in
@@ -40,7 +40,8 @@ class Share:
 class ShareTable:
     """The shares of a model's modules, measured in one forward and one backward pass.
 
-    The loss is a random projection of the outputs, because the user's loss is not known.
+    The loss is a random projection of the outputs, because the user's loss is not known. Modules
+    of a model that has no backward pass in evaluation mode have no share of the gradient.
     """
 
     def __init__(self, model: nn.Module, sample_input: Any) -> None:
@@ -58,20 +59,7 @@ class ShareTable:
             for name, counts in counter.get_flop_counts().items()
             if name.startswith(root)
         }
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        generator = torch.Generator().manual_seed(0)
-        loss = sum(
-            (output * torch.randn(output.shape, generator=generator).to(output)).sum()
-            for output in outputs
-            if output.requires_grad
-        )
-        self._gradients: dict[nn.Parameter, float] = {}
-        if isinstance(loss, torch.Tensor) and parameters:
-            grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            self._gradients = {
-                parameter: grad.double().square().sum().nan_to_num(0.0, 0.0, 0.0).item()
-                for parameter, grad in zip(parameters, grads, strict=True)
-            }
+        self._gradients = _squared_gradients(model, outputs)
         self._total = self._measure([""])
 
     def share(self, names: Iterable[str]) -> Share:
@@ -87,3 +75,22 @@ class ShareTable:
             sum(self._flops.get(name, 0.0) for name in names),
             sum(self._gradients.get(parameter, 0.0) for parameter in parameters),
         )
+
+
+def _squared_gradients(model: nn.Module, outputs: list[Tensor]) -> dict[nn.Parameter, float]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.zeros(())
+    for output in outputs:
+        noise = torch.randn(output.shape, generator=generator).to(output)
+        loss = loss + (output * noise).sum().cpu()
+    if not loss.requires_grad or not parameters:
+        return {}
+    try:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    except RuntimeError:
+        return {}
+    return {
+        parameter: grad.double().square().sum().nan_to_num(0.0, 0.0, 0.0).item()
+        for parameter, grad in zip(parameters, grads, strict=True)
+    }

@@ -66,7 +66,7 @@ def _place_columns(wiring: Wiring, is_kept: IsKept) -> _Columns:
         base += range(position, position + size)
         position += size
         places: list[int] = []
-        for group in source.slot.groups:
+        for group in source.slot.unit_groups:
             count = source.count(group.n_units)
             if is_kept(source.slot, group):
                 places += range(position, position + count)
@@ -82,7 +82,7 @@ def _place_columns(wiring: Wiring, is_kept: IsKept) -> _Columns:
 @torch.no_grad()
 def _merge_layer(layer: nn.Module, wiring: Wiring, columns: _Columns, is_kept: IsKept) -> None:
     own = wiring.own
-    groups = [] if own is None else own.groups
+    groups = [] if own is None else own.unit_groups
     matrix, bias = matrix_of(layer), cast(Tensor | None, getattr(layer, "bias", None))
     rows, n_out = list(range(len(matrix))), len(matrix)
     biases = [] if bias is None else [bias]
@@ -101,7 +101,7 @@ def _merge_layer(layer: nn.Module, wiring: Wiring, columns: _Columns, is_kept: I
         first += group.n_units
     for source, places in zip(wiring.sources, columns.new, strict=True):
         start = 0
-        for group in source.slot.groups:
+        for group in source.slot.unit_groups:
             part = matrix_of(group.seed.columns[source.part])
             end = start + part.shape[1]
             _put(merged, rows[: len(part)], places[start:end], group.alpha * part)
@@ -139,7 +139,7 @@ def _merge_norm(norm: nn.Module, wiring: Wiring, columns: _Columns) -> None:
         merged[name] = tensor.new_zeros(columns.size)
         merged[name][columns.base] = tensor
         for source, places in zip(wiring.sources, columns.new, strict=True):
-            parts = [getattr(g.seed.norms[source.part], name) for g in source.slot.groups]
+            parts = [getattr(g.seed.norms[source.part], name) for g in source.slot.unit_groups]
             kept = [index for index, place in enumerate(places) if place >= 0]
             if kept:
                 merged[name][[places[index] for index in kept]] = torch.cat(parts)[kept]
