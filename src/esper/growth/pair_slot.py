@@ -24,7 +24,7 @@ from esper.errors import ShapeError
 from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
-from esper.growth.seed_slot import SeedSlot
+from esper.growth.seed_slot import BlockWrapper, SeedSlot
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import SlotLives
 from esper.growth.unit_layers import fans_of
@@ -205,25 +205,12 @@ def _add_change(y: Tensor, change: Tensor, axis: int, group: UnitGroup) -> Tenso
     return torch.cat([head, y.narrow(axis, size, n_all - size)], dim=axis)
 
 
-class WideLayer(nn.Module):
-    """Replaces a consumer or a norm while slots add units to what it reads.
-
-    Attributes that it does not have are looked up on the layer.
-    """
+class WideLayer(BlockWrapper):
+    """Replaces a consumer or a norm while slots add units to what it reads."""
 
     def __init__(self, layer: PairLayer, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
+        super().__init__(block)
         self.wiring = Wiring(layer, block)
-        self.training = block.training
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
-                raise
-            return getattr(self.block, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the layer's output."""

@@ -34,30 +34,12 @@ class SettledSeed(nn.Module):
         self.training = seed.training
 
 
-class SeedSlot(nn.Module):
-    """A block, the seeds that have become part of it, and the seed that grows on both.
+class BlockWrapper(nn.Module):
+    """A module that replaces a block. Attributes that it does not have are those of the block."""
 
-    An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
-    Attributes that the slot does not have are looked up on the block.
-    """
-
-    def __init__(
-        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
-    ) -> None:
-        """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
-        self.site = site
         self.block = block
-        self.seed: nn.Module | None = None
-        self.gate: nn.Module | None = None
-        """Computes the gate of the gated style, one number per position."""
-        self.form = SeedForm.SERIAL
-        self.fossils: nn.ModuleList | None = None
-        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
-        self.is_off = False
-        """Whether the seed is disabled, to measure what it contributes; fossils never are."""
-        self._lives = lives
         self.training = block.training
 
     def __getattr__(self, name: str) -> Any:
@@ -67,6 +49,30 @@ class SeedSlot(nn.Module):
             if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
                 raise
             return getattr(self.block, name)
+
+
+class SeedSlot(BlockWrapper):
+    """A block, the seeds that have become part of it, and the seed that grows on both.
+
+    An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
+    """
+
+    def __init__(
+        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
+    ) -> None:
+        """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
+        super().__init__(block)
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
+        self.site = site
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        """Computes the gate of the gated style, one number per position."""
+        self.form = SeedForm.SERIAL
+        self.fossils: nn.ModuleList | None = None
+        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
+        self.is_off = False
+        """Whether the seed is disabled, to measure what it contributes; fossils never are."""
+        self._lives = lives
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
