@@ -6,15 +6,20 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import esper
 from esper.errors import SlotError, UnsupportedHostError
 from esper.growing.slots import choose_slots, copy_model, copy_with_slots
 from esper.growth.placement import SlotProposals, find_slots
 from tests.growing.own_models import CNN, MLP, Transformer
+from tests.growth.pair_models import CASES, build
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def flat_mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
 @pytest.mark.parametrize(
@@ -23,51 +28,54 @@ IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (MLP(1), ["blocks.0"]),
         (MLP(3), ["blocks.0", "blocks.1", "blocks.2"]),
         (MLP(12), [f"blocks.{i}" for i in range(12)]),
-        (CNN(), ["early", "late"]),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)), ["1", "3"]),
+        (
+            CNN(),
+            ["stem>early.0", "early.0>early.3", "early.3>late.0", "late.0>late.3", "late.3>head"],
+        ),
+        (flat_mlp(), ["1>3"]),
     ],
     ids=["1", "3", "12", "cnn", "layers"],
 )
-def test_the_innermost_blocks_get_slots(model: nn.Module, names: list[str]) -> None:
+def test_places_where_width_can_grow_get_slots(model: nn.Module, names: list[str]) -> None:
     twin = copy_with_slots(model, None, IMAGES)
     assert list(esper.slots(twin)) == names
     assert torch.equal(twin.eval()(IMAGES), model.eval()(IMAGES))
 
 
-def test_a_transformer_can_grow_inside_its_layers() -> None:
+def test_a_transformer_can_grow_in_and_beside_its_layers() -> None:
     names = list(esper.slots(copy_with_slots(Transformer(), None, IMAGES)))
-    assert names
-    assert all(name.startswith("encoder.layers.") for name in names)
+    layers = [f"encoder.layers.{i}" for i in range(2)]
+    assert set(names) == {*layers, *(f"{layer}.linear1>{layer}.linear2" for layer in layers)}
 
 
-class Deep(nn.Module):
-    """Blocks that can be widened by merging, among others that cannot."""
-
-    def __init__(self, n_merging: int, n_others: int) -> None:
-        super().__init__()
-        two = [nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 6)) for _ in range(n_merging)]
-        one = [nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(n_others)]
-        self.merging, self.others = nn.Sequential(*two), nn.Sequential(*one)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.others(self.merging(x))
+def test_neither_shortcuts_nor_norms_are_chosen() -> None:
+    chosen = choose_slots(find_slots(build("resnet"), IMAGES))
+    assert {name for name in chosen if ">" in name} == set(CASES["resnet"].pairs)
+    assert {name for name in chosen if ">" not in name} == {f"layers.{i}" for i in range(3)}
+    assert tuple(choose_slots(find_slots(build("vgg"), IMAGES))) == CASES["vgg"].pairs
 
 
-@pytest.mark.parametrize(("n_merging", "n_others"), [(3, 4), (12, 5), (20, 0), (5, 30), (0, 13)])
-def test_at_most_12_places_are_chosen_and_merging_ones_first(n_merging: int, n_others: int) -> None:
-    proposals = find_slots(Deep(n_merging, n_others), torch.randn(2, 6))
+def deep(n_blocks: int) -> nn.Module:
+    """Blocks of growing size, so that later ones have a larger share of the model."""
+    widths = [6 + index for index in range(n_blocks + 1)]
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, widths[0]),
+        *(nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)),
+    )
+
+
+@pytest.mark.parametrize("n_blocks", [3, 12, 20])
+def test_at_most_12_places_are_chosen_by_rank(n_blocks: int) -> None:
+    proposals = find_slots(deep(n_blocks), IMAGES)
     chosen = choose_slots(proposals)
-    n_chosen = min(12, n_merging + n_others)
-    merging = [int(name.rpartition(".")[2]) for name in chosen if name.startswith("merging.")]
-    others = [int(name.rpartition(".")[2]) for name in chosen if name.startswith("others.")]
-    assert len(chosen) == len(set(chosen)) == n_chosen
-    assert len(merging) == min(12, n_merging)
-    for places, count in ((merging, n_merging), (others, n_others)):
-        assert places == sorted(places)
-        if len(places) > 1:  # from the first to the last, no gap more than one larger than another
-            gaps = [b - a for a, b in pairwise(places)]
-            assert (places[0], places[-1]) == (0, count - 1)
-            assert max(gaps) - min(gaps) <= 1
+    pairs = [proposal for proposal in proposals if proposal.site.pair is not None]
+    assert len(pairs) == n_blocks
+    best = sorted(pairs, key=lambda proposal: proposal.rank)[:12]
+    assert {each.name for each in best} == set(chosen) & {each.name for each in pairs}
+    assert chosen == [name for name in proposals.names if name in chosen]
+    assert len(chosen) <= 12
+    esper.add_slots(deep(n_blocks), chosen, IMAGES)
 
 
 def test_nothing_is_chosen_from_no_proposals() -> None:

@@ -319,16 +319,20 @@ def test_a_sample_may_be_positional_or_keyword_arguments(sample: Any) -> None:
     model = Joined(joined, block=ResidualBlock(5, 4))
     add_slots(model, ["block"], sample)
     assert slots(model)["block"].site.output_shape == (4, 5)
-    assert find_slots(Joined(joined, block=ResidualBlock(5, 4)), sample).names == ["block"]
+    names = find_slots(Joined(joined, block=ResidualBlock(5, 4)), sample).names
+    assert names == ["block", "block.up>block.down"]
 
 
 def test_proposals_are_the_blocks_of_a_model_in_order() -> None:
-    assert find_slots(ResidualMLP(), VECTORS).names == ["blocks.0", "blocks.1"]
+    pairs = ["blocks.0.up>blocks.0.down", "blocks.1.up>blocks.1.down"]
+    names = ["blocks.0", pairs[0], "blocks.1", pairs[1]]
+    assert find_slots(ResidualMLP(), VECTORS).names == names
     proposals = find_slots(ConvNet(), torch.randn(2, 1, 6, 6))
-    assert proposals.names == ["block_1", "block_2"]
-    assert [(p.kind, p.width, p.can_widen) for p in proposals] == [
-        (TensorKind.FEATURE_MAP, 4, True),
-        (TensorKind.FEATURE_MAP, 8, True),
+    assert [(p.name, p.kind, p.width, p.can_widen) for p in proposals] == [
+        ("block_1", TensorKind.FEATURE_MAP, 4, True),
+        ("block_1.conv_1>block_1.conv_2", TensorKind.FEATURE_MAP, 4, True),
+        ("block_2", TensorKind.FEATURE_MAP, 8, True),
+        ("block_2.conv_1>block_2.conv_2", TensorKind.FEATURE_MAP, 6, True),
     ]
     tokens = torch.zeros(2, 5, dtype=torch.long)
     assert find_slots(Transformer(), tokens).names == [
@@ -336,20 +340,49 @@ def test_proposals_are_the_blocks_of_a_model_in_order() -> None:
         "blocks.0",
         "blocks.0.attention",
         "blocks.0.mlp",
+        "blocks.0.mlp.0>blocks.0.mlp.2",
         "blocks.1",
         "blocks.1.attention",
         "blocks.1.mlp",
+        "blocks.1.mlp.0>blocks.1.mlp.2",
     ]
+
+
+def test_proposals_are_ranked_by_width_and_by_their_share_of_the_model() -> None:
+    proposals = find_slots(Transformer(), torch.zeros(2, 5, dtype=torch.long))
+    assert sorted(proposal.rank for proposal in proposals) == list(range(1, 10))
+    best = sorted(proposals, key=lambda proposal: proposal.rank)
+    assert [proposal.can_widen for proposal in best] == [True] * 4 + [False] * 5
+    assert best[-1].name == "blocks"  # a stack of proposed blocks
+    for group in (best[:4], best[4:8]):
+        scores = [proposal.share.score for proposal in group]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_shares_worked_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3), nn.Linear(3, 3))
+    proposals = {proposal.name: proposal for proposal in find_slots(model, VECTORS)}
+    assert list(proposals) == ["0", "0>2", "2", "2>3", "3"]
+    # 20, 15 and 12 parameters; 40, 24 and 18 FLOPs for each sample
+    wanted = {"0": (20, 40), "0>2": (35, 64), "2": (15, 24), "2>3": (27, 42), "3": (12, 18)}
+    for name, (n_parameters, flops) in wanted.items():
+        share = proposals[name].share
+        assert (share.parameters, share.flops) == pytest.approx((n_parameters / 47, flops / 82))
+    shares = {name: proposal.share.gradient for name, proposal in proposals.items()}
+    assert shares["0"] + shares["2"] + shares["3"] == pytest.approx(1.0)
+    assert shares["0>2"] == pytest.approx(shares["0"] + shares["2"])
 
 
 def test_proposals_for_a_model_without_blocks_are_its_layers() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    assert find_slots(model, VECTORS).names == ["0", "2"]
+    assert find_slots(model, VECTORS).names == ["0", "0>2", "2"]
 
 
 def test_proposals_print_as_a_table() -> None:
     text = str(find_slots(ResidualMLP(), VECTORS))
-    assert "blocks.0: vector [B, D], width 6; widening can be merged\n" in text
+    assert "blocks.0: vector [B, D], width 6; widening can be merged\n  rank " in text
+    # 110 of 277 parameters, 2 * 96 of 2 * 240 FLOPs
+    assert "hidden units to the model's own layers; 40% of the parameters, 40% of the FLOPs" in text
     assert "  mlp_small                 45 parameters             72 FLOPs/sample\n" in text
     nothing = find_slots(nn.Sequential(nn.Flatten(0)), VECTORS)
     assert str(nothing) == "no block of this model can have a slot"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from esper.config.growth import GrowthConfig
 from esper.growth.blending import blend, effective_change
 from esper.growth.blueprints import SeedForm
 from esper.growth.export import export
@@ -20,7 +21,7 @@ from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.placement import print_trainable_parameters
+from esper.growth.placement import add_slots, print_trainable_parameters
 from esper.growth.saved_models import load, save
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.lifecycle.factored_actions import BlendStyle

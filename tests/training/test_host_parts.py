@@ -38,3 +38,16 @@ def test_grown_seeds_are_left_out() -> None:
     esper.slots(host).germinate("2", "mlp_small")
     assert sum(p.numel() for p in host.parameters()) > before
     assert sum(part.parameters for part in host_parts(host)) == before
+
+
+def test_a_slot_on_a_pair_follows_the_producer() -> None:
+    host = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    esper.add_slots(host, ["0>2"], torch.zeros(2, 4))
+    assert [part.name for part in host_parts(host)] == ["0", "0>2", "2"]
+    esper.slots(host).germinate("0>2", "widen_large")
+    parts = host_parts(host)
+    assert [(part.name, part.parameters) for part in parts] == [
+        ("0.block", 30),
+        ("0>2", 0),
+        ("2.block", 28),
+    ]

@@ -185,8 +185,8 @@ def grow(
         target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
             residual blocks, or ``{"parameters": 100_000}``. The best epoch at that size counts.
         fractions: The fractions of the budget at which it grows.
-        at: Names of the blocks that get slots; None for up to 12 that :func:`esper.find_slots`
-            finds (see :func:`~esper.growing.slots.choose_slots`).
+        at: Names of the blocks and pairs of layers that get slots; None for up to 12 that
+            :func:`esper.find_slots` finds (see :func:`~esper.growing.slots.choose_slots`).
         metric: The metric; accuracy by default.
         seed: Seeds the order of batches, the weights of seeds and the controller; for a task also
             the host and its data.

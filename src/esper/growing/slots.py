@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from esper.errors import SlotError, UnsupportedHostError
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import ATTRIBUTE, slot_config_for, slots, unwrapped
-from esper.growth.placement import SlotProposal, SlotProposals, add_slots, find_slots
+from esper.growth.placement import (
+    ProposalKind,
+    SlotProposal,
+    SlotProposals,
+    add_slots,
+    do_clash,
+    find_slots,
+)
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.stages import Stage
@@ -50,12 +57,15 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
             )
         add_slots(twin, choose_slots(found), sample)
     for slot in slots(twin).values():
-        require_composable(slot)
+        if slot.site.pair is None:  # units of a pair are always merged
+            require_composable(slot)
     return twin
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     """Return whether a seed at the proposed place could be exported."""
+    if proposal.site.pair is not None:
+        return True
     block = model.get_submodule(proposal.name)
     slot = SeedSlot(proposal.site, block, SlotLives(slot_config_for([proposal.site], None)))
     try:
@@ -88,29 +98,52 @@ def copy_model(model: nn.Module) -> nn.Module:
 def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
     """Return the proposed places that get a slot, in the model's order.
 
-    Inner blocks are preferred to the blocks around them, because seeds there are smaller and
-    closer to the layers they extend. If there are too many, blocks that can be widened by merging
-    come first; of the kind that exceeds the limit, evenly spaced ones are kept.
+    The best ranked are taken first: those where width can grow, then blocks that seeds grow beside,
+    each by their share of the model's parameters, FLOPs and gradient. A place is left out if
+
+    - it would widen the same units as another: a pair and the block around it;
+    - new units of a chosen pair would change the size of what it reads or returns;
+    - it is inside a chosen block of the second kind, or is a stack of proposed blocks.
     """
-    names = proposals.names
-    innermost = [
-        proposal
-        for proposal in proposals
-        if not any(other.startswith(f"{proposal.name}.") for other in names)
+    blocks = [each for each in proposals if each.site.pair is None]
+    pairs = [each for each in proposals if each.site.pair is not None]
+    # A block fits more blueprints than a pair, but it keeps pairs across its border from growing.
+    taken = {
+        units
+        for block in blocks
+        if (units := _units_of(block))
+        and not any(do_clash(block.site, pair.site) for pair in pairs)
+    }
+    inner = {_units_of(block): block for block in blocks}  # the last one with the same units
+    blocks = [
+        block
+        for block in blocks
+        if not (units := _units_of(block)) or (units in taken and inner[units] is block)
     ]
-    merging = _spread([each.name for each in innermost if each.can_widen], most)
-    others = [each.name for each in innermost if not each.can_widen]
-    chosen = {*merging, *_spread(others, most - len(merging))}
-    return [name for name in names if name in chosen]
+    pairs = [pair for pair in pairs if _units_of(pair) not in taken]
+    places = [each for each in (*blocks, *pairs) if each.place != ProposalKind.STACK]
+    chosen: list[SlotProposal] = []
+    for proposal in sorted(places or blocks, key=lambda each: each.rank):
+        is_free = not any(_exclude(proposal, other) for other in chosen)
+        if is_free and len(chosen) < most:
+            chosen.append(proposal)
+    names = {each.name for each in chosen}
+    return [name for name in proposals.names if name in names]
 
 
-def _spread(names: list[str], most: int) -> list[str]:
-    """Return at most ``most`` of the names, evenly spaced, the first and the last included."""
-    if len(names) <= most:
-        return names
-    if most < 2:
-        return names[:most]
-    return [names[round(k * (len(names) - 1) / (most - 1))] for k in range(most)]
+def _units_of(proposal: SlotProposal) -> str:
+    """Return the layer whose units widening adds to; empty if they are not the model's own."""
+    site = proposal.site
+    if site.pair is not None:
+        return site.pair.producer.name
+    return f"{site.name}.{site.path.first}" if site.path is not None else ""
+
+
+def _exclude(proposal: SlotProposal, chosen: SlotProposal) -> bool:
+    """Return whether a place gets no slot because of another that has one."""
+    is_inside = proposal.name.startswith(f"{chosen.name}.")
+    beside = proposal.place == chosen.place == ProposalKind.BLOCK
+    return do_clash(proposal.site, chosen.site) or (is_inside and beside)
 
 
 def _require_empty(model: nn.Module, at: Any) -> None:

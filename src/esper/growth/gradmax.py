@@ -95,7 +95,11 @@ def _require_new_units(model: nn.Module, slot: str) -> tuple[SeedSlot, WidenSeed
     seed = place.seed
     if not isinstance(seed, WidenSeed):
         holds = "no seed" if seed is None else f"a {place.life.blueprint!r} seed"
-        raise SlotError(f"slot {slot!r} holds {holds}; maximise_gradient needs a widen seed.")
+        kind = "block" if place.site.pair is None else "pair of layers"
+        raise SlotError(
+            f"slot {slot!r} holds {holds} on a {kind}; maximise_gradient needs a widen seed on a "
+            "block."
+        )
     is_blended = place.life.alpha > 0.0
     if is_blended or place.stage not in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING):
         raise SlotError(

@@ -21,6 +21,7 @@ from esper.growth.blueprints import (
     fitting_blueprints,
 )
 from esper.growth.modules import seeded
+from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import SeedSlot, SettledSeed
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
@@ -78,11 +79,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
-            parent_name, _, attribute = site.name.rpartition(".")
+            block_name = site.modules[0]
+            parent_name, _, attribute = block_name.rpartition(".")
             self._places[site.name] = (model.get_submodule(parent_name), attribute)
-            self._slots[site.name] = SeedSlot(
-                site, model.get_submodule(site.name), self.lives, model
-            )
+            kind = SeedSlot if site.pair is None else PairSlot
+            block = model.get_submodule(block_name)
+            self._slots[site.name] = kind(site, block, self.lives, model)
+        self.pairs = PairNetwork(
+            model, [slot for slot in self._slots.values() if isinstance(slot, PairSlot)]
+        )
+        """The slots on pairs of layers."""
 
     def __getitem__(self, slot: str) -> SeedSlot:
         self.slot_config.slot_index(slot)
@@ -135,6 +141,25 @@ class HostSlots(Mapping[str, SeedSlot]):
                 alpha_target=alpha_target,
             )
         )
+
+    def start_wider(self, slot: str, blueprint: str) -> None:
+        """Add hidden units to a model that has not been trained, as if it had been built with them.
+
+        The seed is committed at once, and may be followed by another. On a pair of layers, all
+        weights are then distributed like those of layers built this wide, so the model's output
+        changes.
+        """
+        if self[slot].stage == Stage.FOSSILIZED:
+            self.lives.settle(slot, self)
+        self.germinate(slot, blueprint)
+        self.commit_start(slot)
+
+    def commit_start(self, slot: str) -> None:
+        """Commit a newly germinated seed of a model that has not been trained."""
+        self.lives.commit(slot, self)
+        if isinstance(place := self[slot], PairSlot):
+            with seeded(draw_seed_number(self.seed, self.n_germinated - 1)):
+                place.start_wide()
 
     def advance(self, slot: str) -> Outcome:
         """Advance a seed to its next stage: training, blending or holding."""
@@ -205,7 +230,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
+        if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
+            action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
+        self.pairs.refresh()
         if outcome.was_done:
             for listener in self.action_listeners:
                 listener()
@@ -214,6 +242,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def tick(self) -> None:
         """Advance all slots by one epoch."""
         self.lives.tick(self)
+        self.pairs.refresh()
 
     def abandon_growing(self) -> list[str]:
         """Prune every uncommitted seed immediately and return the names of their slots."""
@@ -271,7 +300,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         return self[slot].explain_misfit(blueprint)
 
     def insert(self, slot: str) -> None:
-        """Replace a block in the model by its slot."""
+        """Replace a block in the model by its slot, or the layers of a pair."""
+        if isinstance(place := self[slot], PairSlot):
+            self.pairs.insert(place)
+            return
         parent, attribute = self._places[slot]
         # The model's mode may have changed while the slot was out of it.
         self[slot].training = self[slot].block.training
@@ -311,11 +343,15 @@ class HostSlots(Mapping[str, SeedSlot]):
             self.take_out(slot)
 
     def take_out(self, slot: str) -> None:
-        """Replace a slot in the model by its block."""
+        """Replace a slot in the model by its block, or by the layers of its pair."""
+        if isinstance(place := self[slot], PairSlot):
+            self.pairs.take_out(place)
+            return
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 
     def _notify(self) -> None:
+        self.pairs.refresh()
         for listener in self.listeners:
             listener()
 

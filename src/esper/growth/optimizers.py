@@ -68,10 +68,10 @@ class OptimizerKeeper:
             for parameter in self._joined[name]:
                 if id(parameter) not in kept:
                     self._remove(parameter)
-            if wanted:
-                index = self._group_of(slot.block)
-                uncommitted = {id(parameter) for parameter in growing.get(name, ())}
-                for parameter in wanted:
+            uncommitted = {id(parameter) for parameter in growing.get(name, ())}
+            for home, parameters in slot.parameter_homes() if wanted else ():
+                index = self._group_of(home)
+                for parameter in parameters:
                     is_growing = id(parameter) in uncommitted
                     self._move_to_group(parameter, self._seed_group(index) if is_growing else index)
             self._joined[name] = wanted

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import combinations
 from typing import Any, cast
 
 import torch
@@ -22,10 +24,15 @@ from esper.growth.modules import (
     named_modules,
     unchanged_buffers,
 )
+from esper.growth.pairs import PairFinder, is_pair_name
 from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
+from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
 from esper.modes import evaluation_mode
+
+STACK_SHARE = 0.8
+"""Share of a block's parameters in proposed blocks of one kind, above which it is a stack."""
 
 
 def add_slots(
@@ -37,14 +44,15 @@ def add_slots(
     seed_limit: int | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Put a slot around each named submodule, in place, and return the model.
+    """Put a slot around each named submodule or pair of layers, in place, and return the model.
 
     The model is run a few times in evaluation mode with hooks, with and without gradients, to see
     what each block reads and returns. Its parameters, buffers and outputs do not change.
 
     Args:
         model: Any module.
-        at: Names of submodules, as in ``model.named_modules()``.
+        at: Names of submodules, as in ``model.named_modules()``, and of pairs of layers:
+            ``"producer>consumer"``, with ``+`` between several consumers of the same units.
         sample_input: Input for the model: a tensor, a tuple of arguments or a mapping of keyword
             arguments. Preferably a batch of at least two samples.
         growth_config: Minimum number of epochs a seed spends in each stage.
@@ -65,26 +73,63 @@ def add_slots(
             f"{type(model).__name__} already has slots ({present}); add all slots in one call."
         )
     names = _require_names(model, at)
-    blocks = {name: model.get_submodule(name) for name in names}
+    blocks = {name: model.get_submodule(name) for name in names if not is_pair_name(name)}
     _require_runs(model, sample_input)
+    found = _require_pair_sites(model, [name for name in names if name not in blocks], sample_input)
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
-    sites: list[SlotSite] = []
     for name, block in blocks.items():
         problem = _find_problem(model, name, block, calls[name], counts[name])
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
-        sites.append(site_of(name, block, calls[name][0]))
+        found[name] = site_of(name, block, calls[name][0])
+    sites = [found[name] for name in names]
+    _require_apart(sites)
     sites = try_entries(model, add_identities(model, sites, sample_input), sample_input)
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
-    for name in names:
+    for name in blocks:
         problem = _find_insertion_problem(model, host_slots, name, sample_input)
         if problem is not None:
             delattr(model, ATTRIBUTE)
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
     return model_given
+
+
+def _require_pair_sites(
+    model: nn.Module, names: list[str], sample_input: Any
+) -> dict[str, SlotSite]:
+    """Return the sites of pairs by name; raise if one is no pair."""
+    if not names:
+        return {}
+    finder = PairFinder(model, sample_input)
+    return {name: finder.site_of(finder.require(name), name) for name in names}
+
+
+def do_clash(first: SlotSite, second: SlotSite) -> bool:
+    """Return whether two sites cannot both have a slot.
+
+    A seed on a block expects the tensors that the block reads and returns to keep their size, so
+    no units of a pair may enter or leave it. A producer has one slot.
+    """
+    pair, other = first.pair, second.pair
+    if pair is not None and other is not None:
+        return pair.producer.name == other.producer.name
+    if pair is None and other is None:
+        return False
+    pair, block = (pair, second) if pair is not None else (other, first)
+    assert pair is not None
+    return block.name in pair.crossed
+
+
+def _require_apart(sites: list[SlotSite]) -> None:
+    for first, second in combinations(sites, 2):
+        if do_clash(first, second):
+            raise SlotError(
+                f"{first.name!r} and {second.name!r} cannot both have a slot: new units of a pair "
+                "would change the size of what the other reads or returns. Keep one of them."
+            )
 
 
 def attach_slots(
@@ -252,7 +297,7 @@ def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
             raise SlotError(f"at contains {name!r} twice; a block has one slot.")
-        if name not in known:
+        if name not in known and not is_pair_name(name):
             top = [name for name in known if "." not in name]
             hint = did_you_mean(name, known) or f" Its top-level submodules are {', '.join(top)}."
             raise SlotError(f"{type(model).__name__} has no submodule {name!r}.{hint}")
@@ -323,6 +368,24 @@ class SeedCost:
     """FLOPs of one forward pass of one sample."""
 
 
+class ProposalKind(IntEnum):
+    """How good a place for growth is, before its share of the model counts; best first."""
+
+    WIDTH = 0
+    """New hidden units are merged into the model's own layers."""
+    BLOCK = 1
+    """Seeds grow beside the block."""
+    STACK = 2
+    """The block holds several proposed blocks of one kind."""
+
+
+_REASONS = {
+    ProposalKind.WIDTH: "widening adds hidden units to the model's own layers",
+    ProposalKind.BLOCK: "widening cannot be merged, so seeds grow beside the block",
+    ProposalKind.STACK: "the block holds other proposed blocks, which are better places",
+}
+
+
 @dataclass(frozen=True)
 class SlotProposal:
     """A site where a model can have a slot."""
@@ -330,6 +393,12 @@ class SlotProposal:
     site: SlotSite
     costs: dict[str, SeedCost]
     """Cost of each blueprint that fits, by name."""
+    share: Share = field(default_factory=Share)
+    """The part of the model that the block, or the layers of the pair, are."""
+    place: ProposalKind = ProposalKind.BLOCK
+    rank: int = 0
+    """1 for the best place. Places where width can grow come first, then others, each by the mean
+    of their shares."""
 
     @property
     def name(self) -> str:
@@ -348,12 +417,13 @@ class SlotProposal:
 
     @property
     def can_widen(self) -> bool:
-        """Whether a widening seed can be merged into the block's own layers."""
-        return self.site.path is not None
+        """Whether a widening seed can be merged into the model's own layers."""
+        return self.site.path is not None or self.site.pair is not None
 
     def __str__(self) -> str:
         merged = "can" if self.can_widen else "cannot"
         lines = [f"{self.name}: {self.kind.value}, width {self.width}; widening {merged} be merged"]
+        lines += [f"  rank {self.rank}: {_REASONS[self.place]}; {self.share}"]
         lines += [
             f"  {name:<16}{cost.parameters:>12,} parameters {cost.flops:>14,} FLOPs/sample"
             for name, cost in self.costs.items()
@@ -374,10 +444,11 @@ class SlotProposals(tuple[SlotProposal, ...]):
 
 
 def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
-    """Propose sites for slots: the blocks of a model on whose output a seed can grow.
+    """Propose sites for slots: blocks and pairs of layers of a model.
 
     A block is a module with submodules and parameters. If the model has no usable block, its layers
-    with parameters are proposed. The model is run with hooks and does not change.
+    with parameters are proposed. A pair is a layer and those that read its units. The model is run
+    with hooks and does not change.
     """
     require_growable(model)
     modules = named_modules(model)
@@ -387,13 +458,44 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
         if any(True for _ in modules[site.name].parameters())
     ]
     blocks = [site for site in sites if any(modules[site.name].children())]
-    proposed = blocks or sites
-    residual = {site.name: modules[site.name] for site in proposed if site.identity is not None}
+    finder = PairFinder(model, sample_input)
+    pairs = [finder.site_of(pair) for pair in finder.find_all().values()]
+    order = {name: index for index, name in enumerate(modules)}
+    found = sorted([*(blocks or sites), *pairs], key=lambda site: order[site.modules[0]])
+    residual = {site.name: modules[site.name] for site in found if site.identity is not None}
     calls = record_blocks(model, residual, sample_input)
-    return SlotProposals(
-        SlotProposal(site, seed_costs(site, modules[site.name], calls.get(site.name)))
-        for site in proposed
-    )
+    table = ShareTable(model, sample_input)
+    proposals = [
+        SlotProposal(
+            site,
+            seed_costs(site, modules[site.modules[0]], calls.get(site.name)),
+            table.share(site.modules),
+            _kind_of(site, found, modules),
+        )
+        for site in found
+    ]
+    best = sorted(proposals, key=lambda each: (each.place, -each.share.score))
+    return SlotProposals(replace(each, rank=best.index(each) + 1) for each in proposals)
+
+
+def _kind_of(
+    site: SlotSite, sites: list[SlotSite], modules: Mapping[str, nn.Module]
+) -> ProposalKind:
+    if site.path is not None or site.pair is not None:
+        return ProposalKind.WIDTH
+    inside = [
+        modules[other.name]
+        for other in sites
+        if other.pair is None and other.name.startswith(f"{site.name}.")
+    ]
+    total = count_parameters(modules[site.name])
+    for kind in {type(module) for module in inside}:
+        alike = [module for module in inside if type(module) is kind]
+        share = sum(map(count_parameters, alike)) / total
+        is_container = len(alike) > 1 or isinstance(modules[site.name], nn.Sequential)
+        if is_container and share > STACK_SHARE:
+            return ProposalKind.STACK
+    return ProposalKind.BLOCK
 
 
 def seed_costs(

@@ -249,10 +249,11 @@ def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
     sites = [SlotSite.from_json(site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}
     for site in sites:
-        if site.name not in known:
+        missing = [name for name in site.modules if name not in known]
+        if missing:
             raise SavedModelError(
                 f"the saved model has a slot at {site.name!r}; the {type(model).__name__} that "
-                "build returned has no such submodule."
+                f"build returned has no submodule {missing[0]!r}."
             )
     host = attach_slots(
         model,

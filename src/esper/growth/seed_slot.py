@@ -36,30 +36,12 @@ class SettledSeed(nn.Module):
         self.training = seed.training
 
 
-class SeedSlot(nn.Module):
-    """A block, the seeds that have become part of it, and the seed that grows on both.
+class BlockWrapper(nn.Module):
+    """A module that replaces a block. Attributes that it does not have are those of the block."""
 
-    An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
-    Attributes that the slot does not have are looked up on the block.
-    """
-
-    def __init__(
-        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
-    ) -> None:
-        """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
-        self.site = site
         self.block = block
-        self.seed: nn.Module | None = None
-        self.gate: nn.Module | None = None
-        """Computes the gate of the gated style, one number per position."""
-        self.form = SeedForm.SERIAL
-        self.fossils: nn.ModuleList | None = None
-        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
-        self.is_off = False
-        """Whether the seed is disabled, to measure what it contributes; fossils never are."""
-        self._lives = lives
         self.training = block.training
 
     def __getattr__(self, name: str) -> Any:
@@ -69,6 +51,30 @@ class SeedSlot(nn.Module):
             if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
                 raise
             return getattr(self.block, name)
+
+
+class SeedSlot(BlockWrapper):
+    """A block, the seeds that have become part of it, and the seed that grows on both.
+
+    An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
+    """
+
+    def __init__(
+        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
+    ) -> None:
+        """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
+        super().__init__(block)
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
+        self.site = site
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        """Computes the gate of the gated style, one number per position."""
+        self.form = SeedForm.SERIAL
+        self.fossils: nn.ModuleList | None = None
+        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
+        self.is_off = False
+        """Whether the seed is disabled, to measure what it contributes; fossils never are."""
+        self._lives = lives
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
@@ -269,6 +275,10 @@ class SeedSlot(nn.Module):
         settled = [] if self.fossils is None else list(self.fossils.parameters())
         return [*settled, *self.seed_parameters()]
 
+    def parameter_homes(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+        """Return the host's modules with the parameters that were grown beside each."""
+        return [(self.block, self.grown_parameters())]
+
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
 
@@ -421,4 +431,6 @@ def slot_size(slot: SeedSlot) -> SlotSize:
     if path is not None:
         hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
         hidden += slot.life.units
+    elif slot.site.pair is not None:
+        hidden = slot.site.pair.units + slot.life.units
     return SlotSize(kind=slot.site.kind, width=slot.site.width, hidden=hidden)

@@ -5,7 +5,7 @@ Everything here is plain data, so a saved model's slots can be restored without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, cast
@@ -111,6 +111,103 @@ class BlockIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairLayer:
+    """One layer of a pair: a producer of units, a norm between, or a consumer."""
+
+    name: str
+    """Its name in the model."""
+    kind: str
+    """The name of its class."""
+    n_in: int
+    n_out: int
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Further arguments of its constructor."""
+    offset: int = 0
+    """Where the producer's units start in what the layer reads."""
+    per_unit: int = 1
+    """Number of inputs that each unit has there: more than one after a flatten."""
+    input_shape: tuple[int, ...] = ()
+    """Shape of its input in the dry run."""
+
+    @property
+    def unit_axis(self) -> int:
+        """The axis of its input and output that the units lie along."""
+        if self.kind.startswith("BatchNorm"):
+            return 1
+        # Convolutions of n dimensions have their channels before n spatial axes.
+        is_conv = self.kind.startswith("Conv") and self.kind.endswith("d")
+        return -1 - int(self.kind[-2]) if is_conv else -1
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> PairLayer:
+        """Return the layer that ``asdict`` gave."""
+        values = dict(values)
+        pairs = values.pop("settings")
+        settings = tuple((name, _frozen(value)) for name, value in pairs)
+        shape = tuple(values.pop("input_shape"))
+        return cls(**values, settings=settings, input_shape=shape)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A layer that produces units and all layers that read them.
+
+    Whatever is between them acts on each unit separately.
+    """
+
+    producer: PairLayer
+    consumers: tuple[PairLayer, ...]
+    norms: tuple[PairLayer, ...]
+    """Batch norms between, which have parameters for each unit."""
+    units: int
+    """Number of units between producer and consumers."""
+    crossed: tuple[str, ...]
+    """Names of the modules that the units enter or leave."""
+
+    @property
+    def name(self) -> str:
+        """The name of a slot on this pair."""
+        return f"{self.producer.name}>{'+'.join(layer.name for layer in self.consumers)}"
+
+    @property
+    def layers(self) -> tuple[PairLayer, ...]:
+        """The producer, the norms and the consumers."""
+        return (self.producer, *self.norms, *self.consumers)
+
+    def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> Pair:
+        """Return the pair as a seed sees it that reads and feeds new units of other pairs.
+
+        Args:
+            neighbours: Other pairs and the number of their new units.
+        """
+        producer, consumers = self.producer, list(self.consumers)
+        for other, n_units in neighbours:
+            for layer in other.consumers:
+                if layer.name == producer.name:
+                    n_in = producer.n_in + n_units * layer.per_unit
+                    producer = replace(producer, n_in=n_in)
+            for index, layer in enumerate(consumers):
+                if layer.name == other.producer.name:
+                    consumers[index] = replace(layer, n_out=layer.n_out + n_units)
+        return replace(self, producer=producer, consumers=tuple(consumers))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Pair:
+        """Return the pair that ``asdict`` gave."""
+        return cls(
+            producer=PairLayer.from_json(values["producer"]),
+            consumers=tuple(map(PairLayer.from_json, values["consumers"])),
+            norms=tuple(map(PairLayer.from_json, values["norms"])),
+            units=values["units"],
+            crossed=tuple(values["crossed"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotSize:
     """The size of one host's slot: its tensor kind, its width and its block's hidden units."""
 
@@ -141,6 +238,14 @@ class SlotSite:
     """How a copy of the block becomes the identity; None if the block is not residual."""
     why_not_residual: str = "the block is not known to be residual"
     """Why a copy of the block cannot follow it; empty if it can."""
+    pair: Pair | None = None
+    """The pair of layers that the slot adds units to; None if the slot is on a block. The block's
+    output is then the producer's."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the modules that the slot replaces while it is in use, the block first."""
+        return (self.name,) if self.pair is None else tuple(x.name for x in self.pair.layers)
 
     @property
     def width(self) -> int:
@@ -162,10 +267,20 @@ class SlotSite:
         return -(-rows // rows_out), -(-columns // columns_out)
 
     def widened(self, units: int) -> SlotSite:
-        """Return the site of a block that has ``units`` more hidden units."""
+        """Return the site of a block or a pair that has ``units`` more hidden units."""
+        if self.pair is not None:
+            return replace(self, pair=replace(self.pair, units=self.pair.units + units))
         if self.path is None or units == 0:
             return self
         return replace(self, path=replace(self.path, hidden=self.path.hidden + units))
+
+    def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> SlotSite:
+        """Return a pair's site as a seed sees it that reads and feeds new units of other pairs."""
+        assert self.pair is not None, "the site is a block"
+        assert self.input_shape is not None, "the input of this site is unknown"
+        pair, shape = self.pair.beside(neighbours), list(self.input_shape)
+        shape[pair.producer.unit_axis] = pair.producer.n_in
+        return replace(self, pair=pair, input_shape=tuple(shape))
 
     def to_json(self) -> dict[str, Any]:
         """Return the site as JSON values."""
@@ -184,6 +299,8 @@ class SlotSite:
         if (identity := values.get("identity")) is not None:
             names = {key: tuple(identity[key]) for key in ("zeroed", "norms")}
             values["identity"] = BlockIdentity(**identity | names)
+        pair = values.get("pair")
+        values["pair"] = None if pair is None else Pair.from_json(pair)
         return cls(**values)
 
 

@@ -19,6 +19,13 @@ from esper.lifecycle.legality import ADVANCEABLE_STAGES, SlotMaskState, may_appl
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
+Neighbours = tuple[tuple[str, int], ...]
+"""For a seed on a pair of layers: committed new units of other slots that it reads or feeds."""
+
+
+def _neighbours_from_json(values: dict[str, Any]) -> Neighbours:
+    return tuple((str(slot), int(count)) for slot, count in values.get("neighbours", ()))
+
 
 @dataclass(frozen=True)
 class Fossil:
@@ -29,6 +36,7 @@ class Fossil:
     alpha: float
     units: int
     """Hidden units that it added to the block's own; 0 unless it widened them."""
+    neighbours: Neighbours = ()
 
     def as_life(self) -> SlotLife:
         """Return the life of a slot that holds this seed and nothing else."""
@@ -44,13 +52,19 @@ class Fossil:
             "style": self.style.value,
             "alpha": self.alpha,
             "units": self.units,
+            "neighbours": list(map(list, self.neighbours)),
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Fossil:
         """Return the fossil that :meth:`to_json` wrote."""
-        style = BlendStyle(values["style"])
-        return cls(values["blueprint"], style, values["alpha"], values["units"])
+        return cls(
+            blueprint=values["blueprint"],
+            style=BlendStyle(values["style"]),
+            alpha=values["alpha"],
+            units=values["units"],
+            neighbours=_neighbours_from_json(values),
+        )
 
 
 @dataclass
@@ -70,6 +84,7 @@ class SlotLife:
     schedule: AlphaSchedule = field(default_factory=AlphaSchedule)
     fossils: tuple[Fossil, ...] = ()
     """The seeds that have become part of the block, in order."""
+    neighbours: Neighbours = ()
 
     @property
     def alpha(self) -> float:
@@ -131,6 +146,7 @@ class SlotLife:
                 "epoch": schedule.epoch,
             },
             "fossils": [fossil.to_json() for fossil in self.fossils],
+            "neighbours": list(map(list, self.neighbours)),
         }
 
     @classmethod
@@ -149,6 +165,7 @@ class SlotLife:
             schedule=AlphaSchedule(**schedule),
             # Lives of earlier versions have none.
             fossils=tuple(map(Fossil.from_json, values.get("fossils", ()))),
+            neighbours=_neighbours_from_json(values),
         )
 
 
@@ -359,7 +376,7 @@ class SlotLives:
                 "part of its block."
             )
         units = keeper.settle_seed(slot)
-        fossil = Fossil(life.blueprint, life.style, life.alpha, units)
+        fossil = Fossil(life.blueprint, life.style, life.alpha, units, life.neighbours)
         self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)
 

@@ -24,7 +24,7 @@ from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.residual_blocks import BlockCall, record_blocks
 from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
-from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
+from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import NO_ABLATION, Ablation, HostState
@@ -168,7 +168,14 @@ class CostTable:
         if like is not None and like._sites == self._sites:
             self._count = like._count
 
-    def seed_work(self, slot: str, blueprint: str, is_gated: bool, units: int = 0) -> SeedWork:
+    def seed_work(
+        self,
+        slot: str,
+        blueprint: str,
+        is_gated: bool,
+        units: int = 0,
+        neighbours: Neighbours = (),
+    ) -> SeedWork:
         """Return the FLOPs of a seed, including its gate.
 
         Args:
@@ -176,17 +183,27 @@ class CostTable:
             blueprint: The seed's blueprint.
             is_gated: Whether it has a learned gate.
             units: Hidden units that fossils added to the block before it.
+            neighbours: Units of other pairs that a seed on a pair reads or feeds.
         """
-        return self._look_up(slot, blueprint, is_gated, units)[0]
+        return self._look_up(slot, blueprint, is_gated, units, neighbours)[0]
 
-    def seed_parameters(self, slot: str, blueprint: str, is_gated: bool, units: int = 0) -> int:
+    def seed_parameters(
+        self,
+        slot: str,
+        blueprint: str,
+        is_gated: bool,
+        units: int = 0,
+        neighbours: Neighbours = (),
+    ) -> int:
         """Return the number of parameters of a seed, including its gate; see :meth:`seed_work`."""
-        return self._look_up(slot, blueprint, is_gated, units)[1]
+        return self._look_up(slot, blueprint, is_gated, units, neighbours)[1]
 
     def fossil_parameters(self, slot: str, life: SlotLife) -> int:
         """Return the number of parameters of all fossils of a slot."""
         return sum(
-            self.seed_parameters(slot, fossil.blueprint, _is_gated(fossil), units)
+            self.seed_parameters(
+                slot, fossil.blueprint, _is_gated(fossil), units, fossil.neighbours
+            )
             for fossil, units in _with_units(life)
         )
 
@@ -211,26 +228,29 @@ class CostTable:
         return total
 
     def _work(self, slot: str, life: SlotLife) -> SeedWork:
-        return self.seed_work(slot, life.blueprint, _is_gated(life), life.units)
+        return self.seed_work(slot, life.blueprint, _is_gated(life), life.units, life.neighbours)
 
     def _fossil_work(self, slot: str, life: SlotLife) -> list[SeedWork]:
         return [
-            self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units)
+            self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units, fossil.neighbours)
             for fossil, units in _with_units(life)
         ]
 
     def _look_up(
-        self, slot: str, blueprint: str, is_gated: bool, units: int
+        self, slot: str, blueprint: str, is_gated: bool, units: int, neighbours: Neighbours
     ) -> tuple[SeedWork, int]:
         if find_blueprint(blueprint).copies_block:
-            return self._count_copy(slot, blueprint, is_gated, 0)
-        return self._count(slot, blueprint, is_gated, units)
+            return self._count_copy(slot, blueprint, is_gated, 0, ())
+        return self._count(slot, blueprint, is_gated, units, neighbours)
 
     def _count_seed(
-        self, slot: str, blueprint: str, is_gated: bool, units: int
+        self, slot: str, blueprint: str, is_gated: bool, units: int, neighbours: Neighbours
     ) -> tuple[SeedWork, int]:
         """Count the FLOPs and parameters of a blueprint's seed by building one."""
         site = self._sites[slot].widened(units)
+        if site.pair is not None:
+            pairs = [(self._sites[name].pair, count) for name, count in neighbours]
+            site = site.beside((pair, count) for pair, count in pairs if pair is not None)
         place = SeedSlot(site, self._blocks.get(slot, nn.Identity()), self._lives)
         style = BlendStyle.LEARNED_GATE if is_gated else BlendStyle.ADD_LINEAR
         with torch.random.fork_rng(devices=[]):

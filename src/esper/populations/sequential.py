@@ -87,7 +87,7 @@ class SequentialPopulation(Population):
 
     def _commit(self, host: int, slot: str) -> None:
         held = self._hosts[host]
-        held.slots.lives.commit(slot, held.slots)
+        held.slots.commit_start(slot)
         held.governor.keep_if_finite()
 
     def _settle(self, host: int, slot: str) -> None:

@@ -182,6 +182,12 @@ class StackedDesign:
         Raises:
             UnsupportedHostError: If the design cannot be stacked.
         """
+        pairs = [site.name for site in slots(template).sites if site.pair is not None]
+        if pairs:
+            raise UnsupportedHostError(
+                f"{type(template).__name__} cannot be stacked: its slot {pairs[0]!r} is on a pair "
+                "of layers; use SequentialPopulation."
+            )
         require_plain_parameters(template)
         self.template = template
         self.sample = sample

@@ -132,7 +132,7 @@ def host_parts(host: nn.Module) -> list[HostPart]:
     """Return the layers of a host that have parameters, each slot after the block it wraps.
 
     Layers are in the order of registration, which in most models is the order of computation. A
-    slot comes after the last layer of the module that it is named after.
+    slot comes after the last layer of its block, or after the producer of its pair.
     """
     grown = {
         id(module)
@@ -147,8 +147,9 @@ def host_parts(host: nn.Module) -> list[HostPart]:
         if id(module) not in grown
         and (n_own := sum(p.numel() for p in module.parameters(recurse=False)))
     ]
-    for slot in slots(host):
-        wrapped = [i for i, part in enumerate(parts) if f"{part.name}.".startswith(f"{slot}.")]
+    for slot, place in slots(host).items():
+        block = place.site.modules[0]
+        wrapped = [i for i, part in enumerate(parts) if f"{part.name}.".startswith(f"{block}.")]
         index = wrapped[-1] + 1 if wrapped else len(parts)
         parts.insert(index, HostPart(name=slot, kind="slot", parameters=0, slot=slot))
     return parts

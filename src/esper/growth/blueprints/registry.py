@@ -56,9 +56,13 @@ class Blueprint:
     the largest itself; ignored at sites where padding changes the result."""
     copies_block: bool = False
     """Whether the seed is built from a copy of the block. Such a blueprint fits residual blocks."""
+    fits_pairs: bool = False
+    """Whether it adds units to a pair of layers; it then builds a seed for either kind of site."""
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
+        if site.pair is not None and not self.fits_pairs:
+            return f"it adds no units to a pair of layers, which {site.name!r} is"
         if site.kind not in self.kinds:
             return f"it does not fit a {site.kind.value}"
         if self.form == SeedForm.PARALLEL and site.why_no_parallel:

@@ -1,17 +1,23 @@
-"""Width growth: seeds that add hidden units in parallel with a block.
+"""Width growth: seeds that add hidden units to a block or to a pair of layers.
 
 If the block has two layers with an activation between them (found by the dry run), the seed copies
 their geometry, norm and activation. It then is exactly "more hidden units", and export concatenates
 its weights with the block's. Otherwise it is a two-layer network in parallel with the block.
+
+On a pair of layers, the seed is only the new units' weights: rows of the producer, entries of the
+norms and columns of the consumers. The slot runs them around the model's own code.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, SeedForm
-from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, SlotSite, TensorKind
+from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, Pair, SlotSite, TensorKind
+from esper.growth.unit_layers import build_layer, matrix_of
 
 Layer = nn.Linear | nn.Conv2d
 
@@ -91,6 +97,87 @@ class WidenSeed(nn.Module):
         return is_mirrored(self.first, self.second)
 
 
+class PairSeed(nn.Module):
+    """New units of a pair: rows of its producer, entries of its norms, columns of its consumers."""
+
+    def __init__(self, pair: Pair, n_units: int) -> None:
+        super().__init__()
+        producer = pair.producer
+        self.n_units = n_units
+        self.rows = build_layer(producer, producer.n_in, n_units)
+        self.norms = nn.ModuleList(
+            build_layer(norm, n_units * norm.per_unit, n_units * norm.per_unit)
+            for norm in pair.norms
+        )
+        self.columns = nn.ModuleList(
+            build_layer(layer, n_units * layer.per_unit, layer.n_out, bias=False)
+            for layer in pair.consumers
+        )
+        self._n_samples = producer.input_shape[0]
+        self._shapes = [
+            _new_shape(layer.input_shape, layer.unit_axis, columns)
+            for layer, columns in zip(pair.consumers, self.columns, strict=True)
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute every layer once on tensors of the dry run's shapes, to count FLOPs.
+
+        What is between producer and consumers is code of the model, so the result means nothing.
+        """
+        mean = self.rows(x).mean()
+        parts = [
+            columns(mean.expand(shape[0] * len(x) // self._n_samples, *shape[1:])).sum()
+            for columns, shape in zip(self.columns, self._shapes, strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    @torch.no_grad()
+    def mirror(self) -> None:
+        """Make the units cancel in pairs: equal incoming, opposite outgoing weights.
+
+        With an odd number of units, the outgoing weights of the last become zero.
+        """
+        for incoming in self._incoming():
+            _odd(incoming, dim=0).copy_(_even(incoming, dim=0))
+        for outgoing in self._outgoing():
+            _odd(outgoing, dim=1).copy_(-_even(outgoing, dim=1))
+            if self.n_units % 2:
+                outgoing[:, -1] = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the units still cancel in pairs."""
+        is_single = self.n_units % 2 == 1
+        return all(
+            torch.equal(_odd(incoming, dim=0), _even(incoming, dim=0))
+            for incoming in self._incoming()
+        ) and all(
+            torch.equal(_odd(outgoing, dim=1), -_even(outgoing, dim=1))
+            and not (is_single and bool(outgoing[:, -1].any()))
+            for outgoing in self._outgoing()
+        )
+
+    def _incoming(self) -> list[Tensor]:
+        """Return the weights that lead to the units, ``[units, ...]``, sharing their memory."""
+        bias = cast(Tensor | None, self.rows.bias)
+        found = [matrix_of(self.rows), *([] if bias is None else [bias])]
+        found += [entry for norm in self.norms for entry in norm.parameters()]
+        return [tensor.detach().unflatten(0, (self.n_units, -1)) for tensor in found]
+
+    def _outgoing(self) -> list[Tensor]:
+        """Return the weights that leave the units, ``[n_out, units, ...]``, sharing memory."""
+        return [
+            matrix_of(layer).detach().unflatten(1, (self.n_units, -1)) for layer in self.columns
+        ]
+
+
+def _new_shape(shape: tuple[int, ...], axis: int, columns: nn.Module) -> tuple[int, ...]:
+    """Return the shape of a consumer's input with only the new units."""
+    sizes = list(shape)
+    sizes[axis] = matrix_of(columns).shape[1]
+    return tuple(sizes)
+
+
 def _default_path(site: SlotSite) -> BlockPath:
     """Return the layout of a two-layer network for a block whose path is unknown."""
     conv = site.kind == TensorKind.FEATURE_MAP
@@ -141,6 +228,8 @@ def _norm(path: BlockPath, n_units: int) -> nn.Module:
 
 def _blueprint(name: str, share: float) -> Blueprint:
     def build(site: SlotSite) -> nn.Module:
+        if site.pair is not None:
+            return PairSeed(site.pair, max(1, round(share * site.pair.units)))
         hidden = site.path.hidden if site.path is not None else site.width
         return WidenSeed(site, max(1, round(share * hidden)))
 
@@ -151,6 +240,7 @@ def _blueprint(name: str, share: float) -> Blueprint:
         build=build,
         summary=f"{share:.0%} more hidden units",
         family=max(SHARES, key=SHARES.__getitem__),
+        fits_pairs=True,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from torch import nn
@@ -17,9 +18,11 @@ from esper.growth.blueprints.deepening import BlockCopy, read_affine, write_affi
 from esper.growth.blueprints.seeds import NoopSeed
 from esper.growth.export.composition import compose, compose_entry
 from esper.growth.export.merging import Ties, merge_seed, scale_copy, scale_last_layer
-from esper.growth.host_slots import ATTRIBUTE
+from esper.growth.export.pair_merging import merge_pairs
+from esper.growth.host_slots import ATTRIBUTE, HostSlots
 from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
+from esper.growth.pair_slot import PairSlot, UnitGroup
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.stages import Stage
 
@@ -181,13 +184,23 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
         UnsupportedHostError: If part of the model cannot be converted; the message names it.
     """
     twin = copy.deepcopy(model)
-    for module in twin.modules():
-        module.__dict__.pop(ATTRIBUTE, None)
+    for module in list(twin.modules()):
+        found = module.__dict__.pop(ATTRIBUTE, None)
+        if isinstance(found, HostSlots):
+            merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
     exporter = _Exporter(twin, committed_only=committed_only)
     plain = exporter.convert(twin, "")
     exporter.insert_copies()
     require_plain(plain)
     return plain
+
+
+def _is_part(slot: PairSlot, group: UnitGroup, *, committed_only: bool) -> bool:
+    """Return whether the exported model includes new units of a pair."""
+    # Units that are germinated or train in isolation have alpha 0.
+    if group.alpha == 0.0 or (slot.is_off and group.seed is slot.seed):
+        return False
+    return group.is_committed or not committed_only
 
 
 class _Exporter:

@@ -1,0 +1,76 @@
+"""The distribution that a layer's weights come from, and drawing more weights from it.
+
+A layer as torch initializes it, or with one of the other usual initializations, is recognized by
+the deviation of its weights. In a wider layer the deviation is that of the same initialization at
+the new width. Other weights, such as trained ones, keep their deviation at every width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Deviation = Callable[[int, int], float]
+"""The standard deviation of weights, given fan-in and fan-out."""
+
+KNOWN: tuple[Deviation, ...] = (
+    lambda fan_in, _: 1.0 / math.sqrt(3.0 * fan_in),  # torch's default
+    lambda fan_in, _: math.sqrt(2.0 / fan_in),  # He et al. (2015)
+    lambda fan_in, fan_out: math.sqrt(2.0 / (fan_in + fan_out)),  # Glorot and Bengio (2010)
+    lambda fan_in, _: math.sqrt(1.0 / fan_in),  # LeCun et al. (1998)
+)
+
+TOLERANCE = 0.1
+"""Largest relative difference of a deviation from that of a known initialization."""
+
+UNIFORM_KURTOSIS = 2.4
+"""Weights with a lower kurtosis are taken as uniform (1.8), others as normal (3)."""
+
+
+@dataclass(frozen=True)
+class WeightLaw:
+    """The distribution of a layer's weights around zero."""
+
+    is_uniform: bool
+    deviation: Deviation
+
+    @classmethod
+    def of(cls, weight: Tensor, fan_in: int, fan_out: int) -> WeightLaw:
+        """Return the law of existing weights of a layer with these fans."""
+        values = weight.detach().double()
+        square = values.square().mean().item() if values.numel() else 0.0
+        size = math.sqrt(square)
+        if not 0.0 < size < math.inf:
+            return cls(True, _constant(0.0))
+        kurtosis = values.pow(4).mean().item() / square**2
+        # A few weights scatter more than a tenth around the deviation of their law.
+        tolerance = max(TOLERANCE, 3.0 / math.sqrt(values.numel()))
+        gaps = [abs(size / known(fan_in, fan_out) - 1.0) for known in KNOWN]
+        nearest = KNOWN[gaps.index(min(gaps))] if min(gaps) <= tolerance else _constant(size)
+        return cls(kurtosis < UNIFORM_KURTOSIS, nearest)
+
+    @torch.no_grad()
+    def draw(self, weight: Tensor, fan_in: int, fan_out: int) -> None:
+        """Draw weights for a layer with these fans from torch's default generator, in place."""
+        deviation = self.deviation(fan_in, fan_out)
+        if self.is_uniform:
+            bound = math.sqrt(3.0) * deviation
+            weight.uniform_(-bound, bound)
+        else:
+            weight.normal_(0.0, deviation)
+
+    def growth(self, before: tuple[int, int], after: tuple[int, int]) -> float:
+        """Return the factor between the deviations of a layer with other fans."""
+        old = self.deviation(*before)
+        return self.deviation(*after) / old if old > 0.0 else 1.0
+
+
+def _constant(deviation: float) -> Deviation:
+    def at_every_width(fan_in: int, fan_out: int) -> float:
+        return deviation
+
+    return at_every_width
