@@ -313,6 +313,26 @@ def test_a_copy_trains_in_isolation(name: str) -> None:
     assert all(p.grad is not None for p in seed.parameters())
 
 
+def test_copied_parameters_join_the_groups_of_their_originals() -> None:
+    names = slot_names(GPT)
+    model = esper.add_slots(build_host(GPT), names, sample_input(GPT))
+    host = slots(model)
+    decays = {True: 0.1, False: 0.0}
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim > 1) is flag], "weight_decay": decay}
+        for flag, decay in decays.items()
+    ]
+    optimizer = AdamW(groups, 1e-3)
+    esper.OptimizerKeeper(model, optimizer)
+    host.germinate("blocks.0.mlp", "widen_large")
+    host.commit("blocks.0.mlp")
+    for _ in range(2):
+        seed = deepen(host, "blocks.0")
+        found = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+        for name, parameter in seed.named_parameters():
+            assert found[id(parameter)] == decays[parameter.ndim > 1], name
+
+
 def test_the_dropout_of_an_isolated_copy_does_not_change_the_hosts() -> None:
     model, host, x = make("pre-norm")
     model.train()

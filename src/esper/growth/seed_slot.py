@@ -269,6 +269,14 @@ class SeedSlot(nn.Module):
         settled = [] if self.fossils is None else list(self.fossils.parameters())
         return [*settled, *self.seed_parameters()]
 
+    def originals(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Return the block's own parameter for each parameter of a copy of the block."""
+        return {
+            parameter: self.block.get_parameter(name)
+            for copied in self._copies()
+            for name, parameter in copied.block.named_parameters()
+        }
+
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
 
