@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 import esper
 from esper.config.growth import CNNHostConfig, GPTHostConfig, GrowthConfig, MLPHostConfig
-from esper.errors import IllegalActionError, SlotError
+from esper.errors import IllegalActionError, SlotError, UnsupportedHostError
 from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.footprint import count_flops, footprint
 from esper.growth.host_slots import HostSlots, slots
@@ -313,6 +313,26 @@ def test_a_copy_trains_in_isolation(name: str) -> None:
     assert all(p.grad is not None for p in seed.parameters())
 
 
+def test_copied_parameters_join_the_groups_of_their_originals() -> None:
+    names = slot_names(GPT)
+    model = esper.add_slots(build_host(GPT), names, sample_input(GPT))
+    host = slots(model)
+    decays = {True: 0.1, False: 0.0}
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim > 1) is flag], "weight_decay": decay}
+        for flag, decay in decays.items()
+    ]
+    optimizer = AdamW(groups, 1e-3)
+    esper.OptimizerKeeper(model, optimizer)
+    host.germinate("blocks.0.mlp", "widen_large")
+    host.commit("blocks.0.mlp")
+    for _ in range(2):
+        seed = deepen(host, "blocks.0")
+        found = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+        for name, parameter in seed.named_parameters():
+            assert found[id(parameter)] == decays[parameter.ndim > 1], name
+
+
 def test_the_dropout_of_an_isolated_copy_does_not_change_the_hosts() -> None:
     model, host, x = make("pre-norm")
     model.train()
@@ -396,6 +416,58 @@ def test_a_list_of_fixed_length_gets_no_more_entries() -> None:
     plain = esper.export(model)
     assert len(plain.layers) == 2
     assert_close(run(plain, x), run(model, x))
+
+
+class Cache:
+    """Collects one tensor for each layer, as the caches of Transformers do."""
+
+    def __init__(self, n_layers: int) -> None:
+        self.layers = [SimpleNamespace(is_initialized=False) for _ in range(n_layers)]
+
+
+class CachingBlock(ResidualBlock):
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__(6, 4)
+        self.layer_idx = layer_idx
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        layer = cache.layers[self.layer_idx]
+        assert not layer.is_initialized, "another block has written to this layer"
+        layer.is_initialized = True
+        return super().forward(x)
+
+
+class CachingStack(nn.Module):
+    """Has a cache layer for each of its blocks, and runs all or a fixed number of them."""
+
+    def __init__(self, n_run: int | None) -> None:
+        super().__init__()
+        self.layers, self.n_run = nn.ModuleList(map(CachingBlock, range(2))), n_run
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = Cache(len(self.layers))
+        for index in range(self.n_run or len(self.layers)):
+            x = self.layers[index](x, cache)
+        return x
+
+
+def test_copies_have_their_own_layers_of_a_cache() -> None:
+    model, x = CachingStack(None), normal(3, 6)
+    host = slots(esper.add_slots(model, ["layers.0", "layers.1"], x))
+    for slot in ("layers.1", "layers.0", "layers.1"):
+        deepen(host, slot)
+        train(model, x)
+    plain = esper.export(model)
+    assert [block.layer_idx for block in plain.layers] == list(range(5))
+    assert_close(run(plain, x), run(model, x))
+
+
+def test_a_cache_without_room_for_one_more_layer_is_named() -> None:
+    model, x = CachingStack(2), normal(3, 6)
+    host = slots(esper.add_slots(model, ["layers.0"], x))
+    deepen(host, "layers.0")
+    with pytest.raises(UnsupportedHostError, match=r"'layers\.0'.*cache.*one more entry"):
+        esper.export(model)
 
 
 def test_a_block_outside_a_list_is_deepened_too() -> None:

@@ -21,7 +21,14 @@ from esper.growth.pair_slot import PairSlot
 from esper.growth.seed_slot import slot_size
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from tests.growth.helpers import find_leftovers, lead_to, randomize, same_bits, state_of
+from tests.growth.helpers import (
+    ResidualMLP,
+    find_leftovers,
+    lead_to,
+    randomize,
+    same_bits,
+    state_of,
+)
 from tests.growth.pair_models import CASES, GROWABLE, VECTORS, build, flat_mlp
 from tests.growth.test_walks import draw_legal
 
@@ -404,3 +411,26 @@ def test_gradmax_is_refused_on_a_pair() -> None:
     host.germinate("0>2", "widen_large")
     with pytest.raises(SlotError, match="'0>2' holds a 'widen_large' seed on a pair"):
         esper.maximise_gradient(model, "0>2", lambda: model(x).sum())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_a_block_is_deepened_and_the_pair_inside_it_is_widened(order: tuple[int, ...]) -> None:
+    pairs = ["blocks.0.up>blocks.0.down", "blocks.1.up>blocks.1.down"]
+    model, x = ResidualMLP().eval(), VECTORS(1)
+    esper.add_slots(model, ["blocks.0", *pairs], VECTORS(0))
+    growth = [("blocks.0", "deepen"), (pairs[0], "widen_large"), (pairs[1], "widen_large")]
+    host = slots(model)
+    for index in order:
+        slot, blueprint = growth[index]
+        before = evaluate(model, x)
+        place = lead_to(host, slot, Stage.HOLDING, blueprint=blueprint)
+        assert_close(evaluate(model, x), before)
+        randomize(place.seed, index)
+        assert_close(evaluate(esper.export(model), x), evaluate(model, x))
+        host.tick()
+        host.fossilize(slot)
+        while place.stage != Stage.DORMANT:
+            host.tick()
+    merged = esper.export(model)
+    assert_close(evaluate(merged, x), evaluate(model, x))
+    assert [block.up.out_features for block in merged.blocks] == [16, 8, 16]

@@ -24,10 +24,11 @@ SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_moment
 class OptimizerKeeper:
     """Automatically keeps any ``torch.optim`` optimizer in sync with a model's slots.
 
-    When a seed germinates, its parameters join the parameter group of its block or, if seeds have
-    their own learning rate, a second group with otherwise the same settings. When it is pruned, its
-    parameters and their optimizer state are removed. When it is fossilized, they move to the
-    block's group and keep their state. Other parameters are never touched.
+    When a seed germinates, its parameters join the parameter group of its block (those of a copied
+    block the groups of the parameters they are copies of) or, if seeds have their own learning
+    rate, a second group with otherwise the same settings. When it is pruned, its parameters and
+    their optimizer state are removed. When it is fossilized, they move to the block's group and
+    keep their state. Other parameters are never touched.
     """
 
     def __init__(
@@ -128,9 +129,9 @@ class OptimizerKeeper:
     def _seed_group(self, index: int) -> int:
         return index + self._n_host_groups if self._has_seed_groups else index
 
-    def _group_of(self, block: nn.Module) -> int:
-        """Return the index of the host group with the block's parameters; 0 if there is none."""
-        wanted = {id(parameter) for parameter in block.parameters()}
+    def _group_of(self, parameters: Iterable[nn.Parameter]) -> int:
+        """Return the index of the first host group with one of these parameters, or 0."""
+        wanted = {id(parameter) for parameter in parameters}
         for index, group in enumerate(self.optimizer.param_groups[: self._n_host_groups]):
             if any(id(parameter) in wanted for parameter in group["params"]):
                 return index

@@ -327,15 +327,15 @@ class PairSlot(SeedSlot):
             return "the new units do not cancel, so they would change the host's output"
         return None
 
-    def parameter_homes(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-        """Return each layer of the pair with the parameters that were grown beside it."""
-        homes: list[tuple[nn.Module, list[nn.Parameter]]] = []
+    def parameter_homes(self) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
+        """Return the parameters of each layer of the pair with those that were grown beside it."""
+        homes: list[tuple[list[nn.Parameter], list[nn.Parameter]]] = []
         wirings = [self.wiring, *self.norm_wirings, *self.consumer_wirings]
         seeds = [part.seed for part in (*self.settled, self) if part.seed is not None]
         for seed in cast(list[PairSeed], seeds):
             parts = [seed.rows, *seed.norms, *seed.columns]
             homes += [
-                (wiring.module, list(part.parameters()))
+                (list(wiring.module.parameters()), list(part.parameters()))
                 for wiring, part in zip(wirings, parts, strict=True)
             ]
         return homes

@@ -83,9 +83,10 @@ def add_slots(
         if problem is not None:
             raise SlotError(f"{name!r} cannot have a slot: {problem}")
         found[name] = site_of(name, block, calls[name][0])
+    sites = add_identities(model, [found[name] for name in blocks], sample_input)
+    found |= {site.name: site for site in try_entries(model, sites, sample_input)}
     sites = [found[name] for name in names]
     _require_apart(sites)
-    sites = try_entries(model, add_identities(model, sites, sample_input), sample_input)
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )

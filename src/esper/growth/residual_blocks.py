@@ -82,7 +82,11 @@ def add_identities(
             done.append(replace(site, why_not_residual=found))
         else:
             known[kind] = found
-            done.append(replace(site, identity=found, why_not_residual=""))
+            assert isinstance(call, BlockCall)
+            arguments = [*call.args, *call.kwargs.values()]
+            has_cache = not all(map(is_immutable, arguments))
+            identity = replace(found, has_cache=has_cache)
+            done.append(replace(site, identity=identity, why_not_residual=""))
     return done
 
 

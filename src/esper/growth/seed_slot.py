@@ -275,9 +275,19 @@ class SeedSlot(BlockWrapper):
         settled = [] if self.fossils is None else list(self.fossils.parameters())
         return [*settled, *self.seed_parameters()]
 
-    def parameter_homes(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-        """Return the host's modules with the parameters that were grown beside each."""
-        return [(self.block, self.grown_parameters())]
+    def parameter_homes(self) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
+        """Return parameters of the host with those that were grown beside them.
+
+        A copy of the block has the block's own parameters beside it, one by one.
+        """
+        originals = {
+            parameter: self.block.get_parameter(name)
+            for copied in self._copies()
+            for name, parameter in copied.block.named_parameters()
+        }
+        others = [each for each in self.grown_parameters() if each not in originals]
+        homes = [([original], [copied]) for copied, original in originals.items()]
+        return [*homes, (list(self.block.parameters()), others)]
 
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
@@ -377,7 +387,7 @@ def copy_plain(block: nn.Module) -> nn.Module:
         if (config := part.__dict__.get("config")) is not None:
             memo[id(config)] = config
     for part in reversed(parts):
-        if isinstance(part, SeedSlot):
+        if isinstance(part, BlockWrapper):
             memo[id(part)] = copy.deepcopy(part.block, memo)
     return copy.deepcopy(block, memo)
 

@@ -106,6 +106,8 @@ class BlockIdentity:
     """Names of the norms of the residual stream of a block that ends in one; that one is last."""
     is_universal: bool = True
     """Whether it then computes ``x`` for every ``x``, not only for what the block returns."""
+    has_cache: bool = False
+    """Whether the block is called with a key-value cache, of which a copy needs its own layer."""
     is_entry: bool = False
     """Whether the block is an entry of a list of modules that can take one more."""
 

@@ -87,12 +87,13 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attention output, in the shape of ``x``."""
-        n_steps, width = x.shape[-2:]
+        # Sizes and parts are read one by one, because torch.fx cannot unpack them on export.
+        n_steps, width = x.shape[-2], x.shape[-1]
         shape = (-1, n_steps, self.n_heads, width // self.n_heads)
         # [..., T, 3 * D] -> three of [batch, heads, T, D / heads]. Split first, so that the
         # gradients are joined without another copy.
         parts = self.query_key_value(x).chunk(3, -1)
-        query, key, value = (part.reshape(shape).transpose(1, 2) for part in parts)
+        query, key, value = (parts[k].reshape(shape).transpose(1, 2) for k in range(3))
         gathered = scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(gathered.transpose(1, 2).reshape(x.shape))
 

@@ -34,7 +34,7 @@ def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: floa
     Raises:
         UnsupportedHostError: If a graph cannot express the block's signature.
     """
-    if isinstance(slot.seed, BlockCopy) and slot.seed.cache_layers is not None:
+    if isinstance(slot.seed, BlockCopy) and slot.seed.identity.has_cache:
         raise UnsupportedHostError(
             f"the {slot.life.blueprint} seed at {slot.name!r} cannot be exported: its block has a "
             "layer of a key-value cache, and the list that holds it cannot take one more entry; "
