@@ -1,6 +1,6 @@
 """Which training runs `growth_pays.py` needs next, and the file of their results.
 
-Learning rates and the times of growth are chosen on one seed, results are reported on others.
+Learning rates and the times of growth are chosen on seeds that are not reported.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ class Campaign:
         # Longer training needs a lower rate, if another.
         place = rates.index(before)
         candidates = [replace(run, rate=rate) for rate in rates[max(0, place - 1) : place + 1]]
-        found = self._need(candidates)
-        return min(found, key=self.results.loss).rate if found else None
+        losses = {one.rate: self._tuning_loss(one) for one in candidates}
+        known = {rate: loss for rate, loss in losses.items() if loss is not None}
+        return min(known, key=known.__getitem__) if len(known) == len(candidates) else None
 
     def timing(self, arm: Arm) -> float | None:
         """Return when an arm grows at every budget, chosen at the middle ones; None if unknown."""
@@ -165,25 +166,35 @@ class Campaign:
             return None
         middle = self.problem.budgets[1:-1] or self.problem.budgets
         losses = dict.fromkeys(TIMINGS, 0.0)
+        is_known = True
         for budget in middle:
             rate = self.rate(arm, budget)
             if rate is None:
                 return None
             for timing in TIMINGS:
                 run = Run(self.problem.name, arm, budget, rate, TUNING_SEED, timing)
-                if not self._need([run]):
-                    losses[timing] = float("nan")
-                else:
-                    losses[timing] += self.results.loss(run)
-        known = all(loss == loss for loss in losses.values())
-        return min(TIMINGS, key=losses.__getitem__) if known else None
+                loss = self._tuning_loss(run)
+                is_known = is_known and loss is not None
+                losses[timing] += loss or 0.0
+        return min(TIMINGS, key=losses.__getitem__) if is_known else None
 
     def _search(self, run: Run, first: Sequence[float]) -> float | None:
-        tried = [replace(run, rate=rate) for rate in self.problem.rates]
-        losses = {r.rate: self.results.loss(r) for r in tried if r in self.results}
-        best, missing = search_rate(losses, self.problem.rates, first)
-        self._need([replace(run, rate=rate) for rate in missing])
-        return best
+        """Return the best learning rate; None if the search goes on."""
+        losses: dict[float, float] = {}
+        while True:
+            best, missing = search_rate(losses, self.problem.rates, first)
+            if best is not None:
+                return best
+            found = {rate: self._tuning_loss(replace(run, rate=rate)) for rate in missing}
+            losses |= {rate: loss for rate, loss in found.items() if loss is not None}
+            if None in found.values():
+                return None
+
+    def _tuning_loss(self, run: Run) -> float | None:
+        """Return the mean validation loss over the tuning seeds; None if a run is missing."""
+        seeds = range(TUNING_SEED, TUNING_SEED + self.problem.n_tuning_seeds)
+        runs = self._need([replace(run, seed=seed) for seed in seeds])
+        return sum(map(self.results.loss, runs)) / len(runs) if runs else None
 
     def _need(self, runs: list[Run]) -> list[Run]:
         """Note the runs that are missing; return all if there are none."""

@@ -145,6 +145,8 @@ class Problem:
     rates: tuple[float, ...]
     """Learning rates to choose from."""
     batch_size: int = 16
+    n_tuning_seeds: int = 1
+    """Seeds on which settings are chosen; more where seeds differ more and runs are short."""
     n_scored: int | None = None
     """Held-out samples that are scored; None for all."""
 
@@ -168,7 +170,7 @@ def _fashion() -> Data:
     return ImageData(make_fashion_mnist(image_size=14).data)
 
 
-RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2)
+RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 """The same for every problem and every arm."""
 PROBLEMS = {
     problem.name: problem
@@ -194,6 +196,7 @@ PROBLEMS = {
             growths=((1, 4),),
             budgets=(2.0, 5.0, 12.5, 31.0),
             rates=RATES,
+            n_tuning_seeds=3,
         ),
         Problem(
             name="fashion-cnn",
@@ -214,6 +217,7 @@ PROBLEMS = {
             growths=((1, 4),),
             budgets=(0.02, 0.05, 0.125, 0.31),
             rates=RATES,
+            n_tuning_seeds=3,
         ),
     )
 }
@@ -229,6 +233,7 @@ def _shrink(problem: Problem, budget: float) -> Problem:
         growths=((start, final),),
         budgets=(budget, 2 * budget),
         rates=problem.rates[3:5],
+        n_tuning_seeds=1,
         n_scored=64,
     )
 

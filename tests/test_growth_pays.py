@@ -120,26 +120,29 @@ def test_results_on_other_data_are_computed_again(
     assert "ignored 1" in capsys.readouterr().err
 
 
-def test_a_campaign_tunes_on_one_seed_and_reports_others(
-    campaign: Any, runs: Any, tmp_path: Path
+@pytest.mark.parametrize(("name", "n_tuning_seeds"), [("text", 1), ("digits-mlp", 3)])
+def test_a_campaign_reports_other_seeds_than_it_tunes_on(
+    campaign: Any, tmp_path: Path, name: str, n_tuning_seeds: int
 ) -> None:
-    problem = importlib.import_module("growth_problems").PROBLEMS["text"]
+    problem = importlib.import_module("growth_problems").PROBLEMS[name]
     results = campaign.Results(tmp_path / "runs.jsonl")
     whole = campaign.Campaign(problem, results)
-    tuned = {}
+
+    def best_rate(budget: float) -> float:
+        return 1e-2 if budget < problem.budgets[2] else 5e-3
+
     while planned := whole.plan():
         for run in planned:
-            # The best rate is 1e-2 at first and half of that later; growing at 0.2 is best.
-            best = 1e-2 if run.budget < 400.0 else 5e-3
-            loss = abs(math.log(run.rate / best)) + (run.grow_at or 0.0)
+            # Growing at 0.2 is best.
+            loss = abs(math.log(run.rate / best_rate(run.budget))) + (run.grow_at or 0.0)
             results.add(run, {"validation": loss, "test": loss})
-            tuned.setdefault(run.seed, set()).add((run.rate, run.grow_at))
-    assert set(tuned) == {campaign.TUNING_SEED, *range(5)}
+    tuning = {campaign.TUNING_SEED + number for number in range(n_tuning_seeds)}
+    assert {run.seed for run in results} == {*tuning, *range(5)}
     for arm in campaign.arms_of(problem):
         for budget in problem.budgets:
             reported = whole.reported(arm, budget)
             assert [run.seed for run in reported] == [0, 1, 2, 3, 4]
-            assert {run.rate for run in reported} == {1e-2 if budget < 400.0 else 5e-3}
+            assert {run.rate for run in reported} == {best_rate(budget)}
             assert {run.grow_at for run in reported} == {None if arm.how == "fixed" else 0.2}
 
 
