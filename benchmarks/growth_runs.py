@@ -15,9 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
+from esper.config.growth import GrowthConfig
 from esper.growth.footprint import training_step_flops
-from esper.growth.hosts import GPTBlock, build_host
+from esper.growth.host_slots import slots
+from esper.growth.hosts import build_host
 from esper.growth.modules import count_parameters
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.placement import add_slots
 from growth_problems import PROBLEMS, SMALL_PROBLEMS, Data
 
 GIGA = 1e9
@@ -212,7 +216,15 @@ class Training:
         before = evaluate(self.model, self.data, "validation", EVAL_BATCH)
         n_new = self.run.arm.final - self.run.arm.start
         grow = deepen if self.run.arm.how == "identity" else stack
-        grow(self.model, self.optimizer, n_new, self.run.settings, seed=self.run.seed)
+        sample, _ = self.data.held_out("validation")
+        grow(
+            self.model,
+            self.optimizer,
+            n_new,
+            self.run.settings,
+            seed=self.run.seed,
+            sample=sample[:2],
+        )
         self.jump = evaluate(self.model, self.data, "validation", EVAL_BATCH) - before
 
     def _step_flops(self) -> int:
@@ -246,66 +258,44 @@ def evaluate(model: nn.Module, data: Data, split: str, n: int | None = None) -> 
 
 
 def deepen(
-    model: nn.Module, optimizer: AdamW, n_new: int, settings: Settings, *, seed: int
+    model: nn.Module, optimizer: AdamW, n_new: int, settings: Settings, *, seed: int, sample: Tensor
 ) -> None:
     """Insert identity blocks after the existing ones, as evenly as possible."""
-    old = list(model.get_submodule("blocks").children())
-    blocks: list[nn.Module] = []
-    sources: list[tuple[nn.Module, nn.Module]] = []
-    for index, block in enumerate(old):
-        blocks.append(block)
-        for _ in range(n_new // len(old) + (index < n_new % len(old))):
-            new = copy.deepcopy(block)
-            if settings.inner == "fresh":
-                redraw(new, seed + len(blocks))
-            silence(new)
-            blocks.append(new)
-            sources.append((new, block))
-    _replace_blocks(model, optimizer, blocks, sources, settings)
+    names = [f"blocks.{name}" for name, _ in model.get_submodule("blocks").named_children()]
+    old = {id(parameter) for parameter in model.parameters()}
+    config = GrowthConfig(deepen_start=settings.inner)
+    grown = slots(add_slots(model, names, sample, growth_config=config, seed=seed))
+    keeper = OptimizerKeeper(model, optimizer)
+    for index, name in enumerate(names):
+        for _ in range(n_new // len(names) + (index < n_new % len(names))):
+            grown.germinate(name, "deepen")
+            if settings.moments == "copied":
+                copy_moments(optimizer, grown[name].seed, grown[name].block)
+            grown.commit(name)
+            grown.settle(name)
+    keeper.close()
+    if settings.rewarm:
+        host = optimizer.param_groups[0]
+        new = [parameter for parameter in host["params"] if id(parameter) not in old]
+        host["params"] = [parameter for parameter in host["params"] if id(parameter) in old]
+        optimizer.add_param_group({"params": new})
 
 
-def stack(model: nn.Module, optimizer: AdamW, n_new: int, settings: Settings, *, seed: int) -> None:
+def stack(
+    model: nn.Module, optimizer: AdamW, n_new: int, settings: Settings, *, seed: int, sample: Tensor
+) -> None:
     """Put copies of the trained blocks on top, in their order."""
     old = list(model.get_submodule("blocks").children())
-    sources = [(copy.deepcopy(block), block) for block in (old * n_new)[:n_new]]
-    blocks = old + [new for new, _ in sources]
-    _replace_blocks(model, optimizer, blocks, sources, settings)
-
-
-def redraw(block: nn.Module, seed: int) -> None:
-    """Draw the weights of a block again."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for module in block.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-
-
-@torch.no_grad()
-def silence(block: nn.Module) -> None:
-    """Set to zero what leaves the residual branches, so that the block is the identity."""
-    is_gpt = isinstance(block, GPTBlock)
-    for last in (block.attention.project, block.mlp[2]) if is_gpt else (block.second,):
-        for parameter in last.parameters():
-            parameter.zero_()
-
-
-def _replace_blocks(
-    model: nn.Module,
-    optimizer: AdamW,
-    blocks: list[nn.Module],
-    sources: list[tuple[nn.Module, nn.Module]],
-    settings: Settings,
-) -> None:
-    """Give the model its new blocks, and the optimizer their parameters."""
-    model.blocks = nn.Sequential(*blocks)
-    pairs = [pair for new, old in sources for pair in _parameter_pairs(new, old)]
-    optimizer.add_param_group({"params": [new for new, _ in pairs]})
+    copies = [copy.deepcopy(block) for block in (old * n_new)[:n_new]]
+    model.blocks = nn.Sequential(*old, *copies)
+    optimizer.add_param_group({"params": list(nn.ModuleList(copies).parameters())})
     if settings.moments == "copied":
-        for new, old in pairs:
-            state = optimizer.state[old].items()
-            optimizer.state[new] = {name: value.clone() for name, value in state}
+        for new, block in zip(copies, old * n_new, strict=False):
+            copy_moments(optimizer, new, block)
 
 
-def _parameter_pairs(new: nn.Module, old: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    return list(zip(new.parameters(), old.parameters(), strict=True))
+def copy_moments(optimizer: AdamW, new: nn.Module, old: nn.Module) -> None:
+    """Give the parameters of a copied block the optimizer state of the block."""
+    for one, other in zip(new.parameters(), old.parameters(), strict=True):
+        state = optimizer.state[other].items()
+        optimizer.state[one] = {name: value.clone() for name, value in state}
