@@ -136,16 +136,22 @@ def test_a_network_from_scratch_starts_with_every_seed_of_a_slot_that_grew_again
     trainer = HostTrainer(task, purpose="tuning", final_split="validation")
     twice = [Planting(slot="blocks.0", blueprint="widen_large", epoch=k) for k in (0, 1)]
     once = [Planting(slot="blocks.1", blueprint="norm")]
-    parts = [
-        trainer.run([host], lambda growth, _, plan=plan: FixedSchedule(growth.layout, plan))
-        for host, plan in ((3, twice), (4, once))
-    ]
-    runs = join_runs(parts)
+
+    def find(plan: list[Planting]) -> tuple[int, HostRuns]:
+        """Return a host whose best epoch has all seeds of the plan."""
+        for host in range(24):
+            run = trainer.run([host], lambda growth, _: FixedSchedule(growth.layout, plan))
+            if run.grown[0] == len(plan):
+                return host, run
+        raise AssertionError("no host has grown all seeds by its best epoch")
+
+    (first, first_run), (second, second_run) = find(twice), find(once)
+    runs = join_runs([first_run, second_run])
     assert runs.slot.tolist() == [[0, 0], [1, -1]]
     assert runs.number.tolist() == [[0, 1], [0, 0]]
     assert runs.grown.tolist() == [2, 1]
     assert [seed.number for seed in committed_seeds(runs, 0, trainer.slot_config)] == [0, 1]
-    scratch = run_scratch(trainer, runs, [3, 4])
+    scratch = run_scratch(trainer, runs, [first, second])
     np.testing.assert_array_equal(scratch.parameters, runs.parameters)
     np.testing.assert_array_equal(scratch.slot, runs.slot)
     assert scratch.grown.tolist() == [0, 0]

@@ -231,7 +231,8 @@ def grow(
     train, validation = _read(given, train_data, val_data, metric)
     saved = find_saved(controller)
     settings = _settings(options, batch_size_of(train_data))
-    slotted = copy_with_slots(given, at, train.inputs[:2])
+    wants_depth = isinstance(target, Mapping) and "depth" in target
+    slotted = copy_with_slots(given, at, train.inputs[:2], for_depth=wants_depth)
     given = export(given)  # a model that cannot be exported fails here, before training
     task = Task(
         name="own-model",

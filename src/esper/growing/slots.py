@@ -27,7 +27,13 @@ MOST_SLOTS = 12
 """Most slots that are chosen automatically: as many as controllers are trained with."""
 
 
-def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) -> nn.Module:
+DEPTH_SHARE = 3
+"""If there are too many places, one in so many of the chosen ones is a residual block."""
+
+
+def copy_with_slots(
+    model: nn.Module, at: Sequence[str] | None, sample: Tensor, *, for_depth: bool = False
+) -> nn.Module:
     """Return a copy of a model with empty slots.
 
     Args:
@@ -35,6 +41,7 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
         at: The blocks to put slots around; None for the model's own slots or, if it has none,
             for those of :func:`choose_slots`.
         sample: A few inputs.
+        for_depth: Whether to choose residual blocks only.
 
     Raises:
         SlotError: If the model has no place for a slot, or a slot is in use.
@@ -55,7 +62,10 @@ def copy_with_slots(model: nn.Module, at: Sequence[str] | None, sample: Tensor) 
                 "axes. Name one with at=[...] to see why it cannot; wrap a model of one layer as "
                 "nn.Sequential(model)."
             )
-        add_slots(twin, choose_slots(found), sample)
+        if for_depth:
+            found = SlotProposals(each for each in found if each.site.identity is not None)
+            _require_residual(twin, found)
+        add_slots(twin, choose_slots(found, for_depth=for_depth), sample)
     for slot in slots(twin).values():
         if slot.site.pair is None:  # units of a pair are always merged
             require_composable(slot)
@@ -95,7 +105,17 @@ def copy_model(model: nn.Module) -> nn.Module:
     return twin
 
 
-def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
+def _require_residual(model: nn.Module, found: SlotProposals) -> None:
+    if not found:
+        raise SlotError(
+            f"no block of this {type(model).__name__} is residual, so it cannot get deeper; give a "
+            "target in parameters, or name a block with at=[...] to see why it is not."
+        )
+
+
+def choose_slots(
+    proposals: SlotProposals, most: int = MOST_SLOTS, *, for_depth: bool = False
+) -> list[str]:
     """Return the proposed places that get a slot, in the model's order.
 
     The best ranked are taken first: those where width can grow, then blocks that seeds grow beside,
@@ -104,7 +124,20 @@ def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
     - it would widen the same units as another: a pair and the block around it;
     - new units of a chosen pair would change the size of what it reads or returns;
     - it is inside a chosen block of the second kind, or is a stack of proposed blocks.
+
+    If there are more places than slots, a third of the slots is for residual blocks, so that the
+    model can also get deeper.
+
+    Args:
+        proposals: The places, of :func:`esper.find_slots`.
+        most: The largest number of slots.
+        for_depth: Whether all proposals are residual blocks, of which the outer ones are taken.
     """
+    if for_depth:
+        names = proposals.names
+        return [name for name in names if not any(name.startswith(f"{other}.") for other in names)][
+            :most
+        ]
     blocks = [each for each in proposals if each.site.pair is None]
     pairs = [each for each in proposals if each.site.pair is not None]
     # A block fits more blueprints than a pair, but it keeps pairs across its border from growing.
@@ -122,13 +155,23 @@ def choose_slots(proposals: SlotProposals, most: int = MOST_SLOTS) -> list[str]:
     ]
     pairs = [pair for pair in pairs if _units_of(pair) not in taken]
     places = [each for each in (*blocks, *pairs) if each.place != ProposalKind.STACK]
-    chosen: list[SlotProposal] = []
-    for proposal in sorted(places or blocks, key=lambda each: each.rank):
-        is_free = not any(_exclude(proposal, other) for other in chosen)
-        if is_free and len(chosen) < most:
-            chosen.append(proposal)
+    ranked = sorted(places or blocks, key=lambda each: each.rank)
+    chosen = _take([], ranked, len(ranked))
+    if len(chosen) > most:
+        residual = [each for each in ranked if each.site.identity is not None]
+        chosen = _take(_take([], residual, most // DEPTH_SHARE), ranked, most)
     names = {each.name for each in chosen}
     return [name for name in proposals.names if name in names]
+
+
+def _take(chosen: list[SlotProposal], ranked: list[SlotProposal], most: int) -> list[SlotProposal]:
+    """Return the chosen places and the best ranked others that they do not exclude."""
+    chosen = list(chosen)
+    for proposal in ranked:
+        is_free = not any(proposal is other or _exclude(proposal, other) for other in chosen)
+        if is_free and len(chosen) < most:
+            chosen.append(proposal)
+    return chosen
 
 
 def _units_of(proposal: SlotProposal) -> str:
