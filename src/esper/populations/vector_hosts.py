@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 256
 """Largest batch size that the kernel supports."""
 
+MOST_PROGRAMS = 10_000
+"""Most programs that are kept for hosts of the same structure to share."""
+
 _JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
 _JOBS = np.dtype([(name, np.int64) for name in (*_JOB_FIELDS, "alphas", "parts")])
 _PARTS = np.dtype(
@@ -336,6 +339,9 @@ class VectorHosts:
             signature.append((held.number, held.key, life.blueprint, life.style, is_isolated))
         known = tuple(signature)
         if known not in self._programs:
+            # Hosts hold the programs they run; those of structures long gone would pile up.
+            if len(self._programs) >= MOST_PROGRAMS:
+                self._programs.clear()
             program = self._write(host, own, seeds, is_training=ablation is None)
             self._programs[known] = (program, own)
         return self._programs[known][0]
