@@ -117,3 +117,38 @@ def test_models_that_cannot_grow_are_rejected_on_one_line() -> None:
     model.cache = model.stem.weight * 2  # type: ignore[assignment]
     with pytest.raises(UnsupportedHostError, match="MLP cannot be copied"):
         copy_model(model)
+
+
+class Encoder(nn.Module):
+    """More pre-norm layers than there are slots; each has a pair, and can be copied."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+            for _ in range(n_layers)
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def test_a_third_of_the_slots_is_for_depth_where_there_are_too_many_places() -> None:
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    proposals = find_slots(Encoder(7), x)
+    chosen = choose_slots(proposals, 6)
+    assert len(chosen) == 6
+    assert sum(">" not in name for name in chosen) == 2
+    few = choose_slots(find_slots(Encoder(2), x), 6)
+    assert sum(">" in name for name in few) == sum(">" not in name for name in few) == 2
+
+
+def test_depth_alone_takes_the_outer_residual_blocks() -> None:
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    twin = copy_with_slots(Encoder(3), None, x, for_depth=True)
+    assert list(esper.slots(twin)) == ["layers.0", "layers.1", "layers.2"]
+    with pytest.raises(SlotError, match="no block of this Sequential is residual"):
+        copy_with_slots(flat_mlp(), None, IMAGES, for_depth=True)
