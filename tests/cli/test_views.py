@@ -250,7 +250,7 @@ def test_the_time_left_includes_the_comparison() -> None:
     state.take(step_record(0))
     clock.now += 10
     state.take(step_record(80))
-    n_final = 5 * CONFIG.evaluation.n_final_episodes
+    n_final = (1 + len(OTHERS)) * CONFIG.evaluation.n_final_episodes
     assert state.seconds_left == pytest.approx(10 + 2.0 / 64 * n_final)
 
 

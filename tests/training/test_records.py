@@ -122,7 +122,7 @@ def test_rounds_updates_and_evaluations_agree(done_run: Run) -> None:
     static = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "wait")
     assert {record.static_score for record in rounds} == {static.score_mean}
     final = [e.arm for e in evaluations if e.purpose == "final"]
-    assert final == ["learned", "wait", "random", "fixed", "heuristic"]
+    assert final == ["learned", "wait", "random", "fixed", "heuristic", "progressive"]
     fixed = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "fixed")
     on_the_way = [e for e in evaluations if e.purpose == "tuning" and e.arm == "learned"]
     assert [e.fixed_reward for e in on_the_way] == [fixed.ep_rew_mean] * 3

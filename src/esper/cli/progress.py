@@ -103,6 +103,7 @@ ARMS = {
     "random": "random growth",
     "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
+    "progressive": "progressive growth",
 }
 """Display names of controllers."""
 

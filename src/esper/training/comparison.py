@@ -18,7 +18,7 @@ from esper.statistics import Interval, mean_interval, paired_interval
 from esper.storage.files import read_json, verified, with_checksum, write_atomic
 
 LEARNED = "learned"
-OTHERS = ("wait", "random", "fixed", "heuristic")
+OTHERS = ("wait", "random", "fixed", "heuristic", "progressive")
 """The controllers that the learned one is compared with at the end of a run."""
 
 SELDOM = 0.05
@@ -227,6 +227,7 @@ _LABELS = {
     "random": "random legal growth",
     "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
+    "progressive": "progressive growth",
 }
 
 

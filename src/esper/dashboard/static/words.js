@@ -19,6 +19,7 @@ const ARMS = {
   random: "random growth",
   fixed: "the fixed schedule",
   heuristic: "the heuristic",
+  progressive: "progressive growth",
 };
 
 /** The terms of the reward in the order shown, with descriptions. */
