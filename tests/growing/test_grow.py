@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from esper.growth.export.exporter import comes_from_esper
 from esper.tamiyo import WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tasks.task import bits_per_character
-from tests.growing.own_models import CNN, MLP, Transformer, digits
+from tests.growing.own_models import CNN, MLP, Block, Transformer, digits
 from tests.tamiyo.fresh_controllers import fresh_controller
 
 TRAIN, VAL = digits()
@@ -489,6 +490,14 @@ def test_the_growth_settings_of_the_controller_are_used() -> None:
     assert is_blended == [True, False]
 
 
+def flat_layers(*widths: int) -> list[nn.Module]:
+    """Return linear layers with activations between them."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in pairwise(widths):
+        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+    return layers[:-1]
+
+
 def test_progressive_growth_reaches_the_depth_that_was_asked_for() -> None:
     model = initialized(MLP(2))
     grown = grow(
@@ -520,7 +529,7 @@ def test_progressive_growth_reaches_a_number_of_parameters() -> None:
 
 
 def test_a_target_that_needs_more_epochs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs 10 new seeds.* 12 epochs"):
+    with pytest.raises(ConfigError, match=r"needs 10 new seeds.* the budget is 12"):
         grow(initialized(MLP(2)), TRAIN, VAL, 12, controller="progressive", target={"depth": 12})
 
 
@@ -528,3 +537,26 @@ def test_a_target_that_needs_more_epochs_is_refused() -> None:
 def test_a_target_needs_the_progressive_controller(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(option))} is .*progressive"):
         grow(initialized(MLP(2)), TRAIN, VAL, 2, controller="wait", **option)
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (nn.Sequential(nn.Flatten(), *flat_layers(64, 16, 16, 10)), 5000),
+        (nn.Sequential(nn.Flatten(), *flat_layers(64, 12, 12, 12, 10)), 3000),
+    ],
+)
+def test_neighbouring_pairs_are_counted_when_growing_to_a_size(
+    model: nn.Module, wanted: int
+) -> None:
+    grown = grow(
+        model, TRAIN, VAL, 30, controller="progressive", target={"parameters": wanted}, seed=1
+    )
+    assert grown.summary.parameters_after == pytest.approx(wanted, rel=0.06)
+
+
+def test_a_depth_counts_the_blocks_of_a_stack_and_not_the_stack() -> None:
+    stack = nn.Sequential(Block(12, 4), Block(12, 4))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), stack, nn.Linear(12, 10))
+    grown = grow(model, TRAIN, VAL, 12, controller="progressive", target={"depth": 4})
+    assert sum(type(module).__name__ == "Block" for module in grown.model.modules()) == 4

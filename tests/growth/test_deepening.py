@@ -695,3 +695,17 @@ def test_only_a_new_seed_is_committed_at_once() -> None:
         host.commit("blocks.0")
     with pytest.raises(SlotError, match=r"'blocks\.0' is germinated"):
         host.settle("blocks.0")
+
+
+def test_a_stack_and_a_block_inside_it_are_both_deepened_and_exported() -> None:
+    torch.manual_seed(0)
+    for order in (("1", "1.0"), ("1.0", "1")):
+        stack = nn.Sequential(ResidualMLP().blocks[0], ResidualMLP().blocks[1])
+        model = nn.Sequential(nn.Linear(6, 6), stack, nn.Linear(6, 3)).eval()
+        x = torch.randn(4, 6)
+        esper.add_slots(model, ["1", "1.0"], x)
+        for name in order:
+            slots(model).germinate(name, "deepen")
+            slots(model).commit(name)
+            slots(model).settle(name)
+        torch.testing.assert_close(esper.export(model)(x), model(x))

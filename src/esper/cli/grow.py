@@ -196,7 +196,8 @@ def _show(grown: Grown, place: Path) -> None:
     print()
     print_wrapped(
         f"test score {facts['score']:.3f}, {facts['flops']:.2f} of the reference run's FLOPs, "
-        f"{facts['host_parameters']:,} parameters + {facts['seed_parameters']:,} grown"
+        f"{facts['host_parameters']:,} parameters + {facts['seed_parameters']:,} grown, after "
+        f"epoch {grown.summary.best_epoch}, the best on validation"
     )
     print()
     print_columns(

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -38,10 +39,19 @@ from esper.storage.files import replacing, write_atomic
 from esper.tamiyo import Controller, Replay
 from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
 from esper.tasks.data import check_samples
-from esper.training.lookup import PROGRESSIVE, AnyController, find_controller, find_saved
+from esper.training.lookup import (
+    PROGRESSIVE,
+    AnyController,
+    find_controller,
+    find_saved,
+    require_progressive,
+)
 from esper.training.run import Run
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.trials import TRIAL_SEED, trial_parts
+
+MOST_PERCENT = 10.0
+"""Costs from this multiple on are shown as a multiple."""
 
 PROGRESSIVE_GROWTH = GrowthConfig(commits_at_once=True, embargo_epochs=1)
 """Growth to a target size: new seeds are part of the model at once."""
@@ -68,6 +78,8 @@ class GrowthSummary:
     """FLOPs spent, relative to training the initial model for the whole budget."""
     n_epochs: int
     """Epochs trained."""
+    best_epoch: int
+    """The epoch that counts, the first with the best validation score."""
     budget_epochs: int
     """Epochs of the budget."""
     seeds: tuple[tuple[str, str], ...]
@@ -101,7 +113,8 @@ class GrowthSummary:
             return f"It has {self.parameters_after:,} parameters, as before."
         if not self.seeds:
             return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
-        listed = ", ".join(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
+        counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
+        listed = ", ".join(f"{n} x {seed}" if n > 1 else seed for seed, n in counts.items())
         added = self.parameters_after - self.parameters_before
         return (
             f"Grown: {listed}; {self.parameters_before:,} parameters became "
@@ -109,13 +122,15 @@ class GrowthSummary:
         )
 
     def _cost(self) -> str:
+        spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
         return (
-            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs and "
-            f"{self.flops:.0%} of the FLOPs of training the initial model for all of them."
+            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, of "
+            f"which epoch {self.best_epoch} was the best and counts, and {spent} the FLOPs of "
+            "training the initial model for all of them."
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Grown:
     """A grown model and how it got there."""
 
@@ -129,6 +144,9 @@ class Grown:
     """The score, the return and the costs of the episode, of one host."""
     sample: Tensor
     """A few inputs of the model."""
+
+    def __repr__(self) -> str:
+        return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""
@@ -204,6 +222,7 @@ def grow(
     """
     if not callable(on_step):
         raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")
+    require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
         _require_none(train_data=train_data, val_data=val_data, at=at, metric=metric)
         task = make_task(model, **options) if isinstance(model, str) else model
@@ -353,6 +372,7 @@ def _summarize(
         parameters_after=count_parameters(kept),
         flops=float(results.flops[0]),
         n_epochs=int(results.n_epochs[0]),
+        best_epoch=int(envs.growth.records.settled_epoch[0]),
         budget_epochs=envs.task.budget.n_epochs,
         seeds=committed if was_kept else (),
         was_kept=was_kept,

@@ -63,7 +63,11 @@ def copy_with_slots(
                 "nn.Sequential(model)."
             )
         if for_depth:
-            found = SlotProposals(each for each in found if each.site.identity is not None)
+            found = SlotProposals(
+                each
+                for each in found
+                if each.site.identity is not None and each.place != ProposalKind.STACK
+            )
             _require_residual(twin, found)
         add_slots(twin, choose_slots(found, for_depth=for_depth), sample)
     for slot in slots(twin).values():
@@ -131,13 +135,12 @@ def choose_slots(
     Args:
         proposals: The places, of :func:`esper.find_slots`.
         most: The largest number of slots.
-        for_depth: Whether all proposals are residual blocks, of which the outer ones are taken.
+        for_depth: Whether all proposals are residual blocks. All outer ones are taken, however
+            many, because a depth counts every block.
     """
     if for_depth:
         names = proposals.names
-        return [name for name in names if not any(name.startswith(f"{other}.") for other in names)][
-            :most
-        ]
+        return [name for name in names if not any(name.startswith(f"{each}.") for each in names)]
     blocks = [each for each in proposals if each.site.pair is None]
     pairs = [each for each in proposals if each.site.pair is not None]
     # A block fits more blueprints than a pair, but it keeps pairs across its border from growing.

@@ -78,7 +78,7 @@ def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> T
         op=op.name.lower(),
         slot=action.slot if acts else "",
         blueprint=action.blueprint if op is Op.GERMINATE else "",
-        note=result.refusals.get(0) or result.interventions.get(0, ""),
+        note=result.refusals.get(0) or result.interventions.get(0, "") or _end_note(envs, result),
         score=float(records.score[0]),
         flops=float(records.paid_flops[0]),
         seed_parameters=int(records.seed_parameters[0].sum()),
@@ -90,3 +90,11 @@ def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> T
             if n
         },
     )
+
+
+def _end_note(envs: GrowthVectorEnv, result: StepResult) -> str:
+    """Return which epoch counts if that is not the one in which the episode ended."""
+    records = envs.growth.records
+    best = int(records.settled_epoch[0])
+    is_other = bool(result.terminated[0]) and best != records.epoch[0]
+    return f"the end; epoch {best} counts" if is_other else ""

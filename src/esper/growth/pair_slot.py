@@ -26,7 +26,7 @@ from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
 from esper.growth.seed_slot import BlockWrapper, SeedSlot
 from esper.growth.sites import Pair, PairLayer, SlotSite
-from esper.growth.slot_lives import SlotLives
+from esper.growth.slot_lives import Neighbours, SlotLives
 from esper.growth.unit_layers import fans_of
 from esper.growth.weight_laws import WeightLaw
 from esper.lifecycle.factored_actions import BlendStyle
@@ -291,10 +291,14 @@ class PairSlot(SeedSlot):
             return torch.is_grad_enabled()
         return self.alpha > 0.0
 
+    def seen_units(self) -> Neighbours:
+        """Return the committed units of other slots that a new seed would read or feed."""
+        counts = [(slot.name, slot.committed_units) for slot in self.neighbours]
+        return tuple((name, count) for name, count in counts if count)
+
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's units, drawing their weights from torch's default generator."""
-        counts = [(slot.name, slot.committed_units) for slot in self.neighbours]
-        self.life.neighbours = tuple((name, count) for name, count in counts if count)
+        self.life.neighbours = self.seen_units()
         super().plant(blueprint, style)
         self._draw(is_start=False)
 

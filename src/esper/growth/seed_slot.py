@@ -17,7 +17,7 @@ from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
-from esper.growth.slot_lives import Fossil, SlotLife, SlotLives
+from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
@@ -274,6 +274,10 @@ class SeedSlot(BlockWrapper):
         """Return the parameters of the fossils, the seed and its gate."""
         settled = [] if self.fossils is None else list(self.fossils.parameters())
         return [*settled, *self.seed_parameters()]
+
+    def seen_units(self) -> Neighbours:
+        """Return the committed units of other slots that a new seed would read or feed: none."""
+        return ()
 
     def parameter_homes(self) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
         """Return parameters of the host with those that were grown beside them.

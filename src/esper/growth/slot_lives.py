@@ -15,7 +15,12 @@ from esper.config.growth import GrowthConfig
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.blending import FIRST_CURVE, AlphaSchedule
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
-from esper.lifecycle.legality import ADVANCEABLE_STAGES, SlotMaskState, may_apply
+from esper.lifecycle.legality import (
+    ADVANCEABLE_STAGES,
+    BLOCKING_STAGES,
+    SlotMaskState,
+    may_apply,
+)
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
@@ -502,6 +507,12 @@ class SlotLives:
             return f" because the host has {n_live} live seeds and seed_limit is {limit}"
         if action.op == Op.GERMINATE and not self.slot_config.is_enabled(action.slot):
             return " because the slot is disabled"
+        starting = [slot for slot, other in self.items() if other.stage in BLOCKING_STAGES]
+        if action.op == Op.GERMINATE and starting and life.stage == Stage.DORMANT:
+            stage = self[starting[0]].stage.name.lower()
+            return (
+                f" because {starting[0]!r} is {stage}, and one seed starts or is removed at a time"
+            )
         if action.op == Op.PRUNE and life.stage in LIVE_STAGES and life.age_epochs < 1:
             return " because the seed is less than one epoch old"
         if life.stage in LIVE_STAGES and not life.schedule.is_at_rest:

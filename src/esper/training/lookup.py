@@ -10,6 +10,8 @@ from typing import Any
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError, did_you_mean
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters
 from esper.invocation import training_command
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
@@ -23,7 +25,7 @@ from esper.tamiyo import (
     load_shipped,
     make_controller,
 )
-from esper.tamiyo.controllers.progressive import HostSize, progressive
+from esper.tamiyo.controllers.progressive import progressive
 from esper.training.run import Run
 from esper.training.state import require_saved_config
 
@@ -63,11 +65,9 @@ def find_controller(
         options: dict[str, Any] = {} if fractions is None else {"fractions": fractions}
         n_epochs = envs.task.budget.n_epochs
         return progressive(
-            envs.layout, target=target, size=_host_size(envs), n_epochs=n_epochs, **options
+            envs.layout, target=target, preview=_Preview(envs), n_epochs=n_epochs, **options
         )
-    for name, value in (("target", target), ("fractions", fractions)):
-        if value is not None:
-            raise ConfigError(f"{name} is {value!r}; it needs controller={PROGRESSIVE!r}.")
+    require_progressive(controller, target=target, fractions=fractions)
     saved = find_saved(controller)
     if saved is not None:
         return saved.make(envs.slot_config)
@@ -77,20 +77,43 @@ def find_controller(
     return controller
 
 
-def _host_size(envs: GrowthVectorEnv) -> HostSize:
-    """Return how large the host of an environment is and what its seeds would add."""
-    costs, config = envs.growth.population.costs_of(0), envs.slot_config
-    return HostSize(
-        parameters=costs.host_parameters,
-        seeds={
-            slot: {
-                blueprint: costs.seed_parameters(slot, blueprint, is_gated=False)
-                for blueprint in config.blueprints
-                if config.does_fit(blueprint, slot)
-            }
-            for slot in config.slot_ids
-        },
-    )
+def require_progressive(controller: AnyController, **options: object) -> None:
+    """Reject options of the progressive controller that are given with another one.
+
+    Raises:
+        ConfigError: With the name of the first such option.
+    """
+    for name, value in options.items():
+        if value is not None and controller != PROGRESSIVE:
+            raise ConfigError(f"{name} is {value!r}; it needs controller={PROGRESSIVE!r}.")
+
+
+class _Preview:
+    """The size of an environment's host as it grows, measured on a copy."""
+
+    def __init__(self, envs: GrowthVectorEnv) -> None:
+        population = envs.growth.population
+        self._model, self._costs = population.model(0), population.costs_of(0)
+        slots(self._model).lives.growth_config = GrowthConfig()  # seeds wait to be committed
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the host with the seeds that were added so far."""
+        return count_parameters(self._model)
+
+    def price(self, slot: str, blueprint: str) -> int:
+        """Return the parameters that a seed would add."""
+        place = slots(self._model)[slot]
+        return self._costs.seed_parameters(
+            slot, blueprint, is_gated=False, units=place.life.units, neighbours=place.seen_units()
+        )
+
+    def add(self, slot: str, blueprint: str) -> None:
+        """Add a seed."""
+        grown = slots(self._model)
+        grown.germinate(slot, blueprint)
+        grown.commit(slot)
+        grown.settle(slot)
 
 
 def find_saved(controller: AnyController) -> SavedController | None:
@@ -115,7 +138,7 @@ def find_saved(controller: AnyController) -> SavedController | None:
     except RunError as error:
         names = (SHIPPED, *controller_names())
         raise RunError(
-            f"{error} Pass the folder of a run or of a saved controller, or one of "
+            f"{error}; or pass the folder of a run or of a saved controller, or one of "
             f"{', '.join(names)}.{did_you_mean(controller, names)}"
         ) from error
     return controller_of(run)

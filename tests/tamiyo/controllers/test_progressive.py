@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from esper.errors import ConfigError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import FixedSchedule
-from esper.tamiyo.controllers.progressive import HostSize, progressive
+from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.policy.observations import ObservationLayout
 
 WIDTHS = ("widen_small", "widen_medium", "widen_large")
@@ -23,8 +23,24 @@ SLOTS = SlotConfig(
 )
 LAYOUT = ObservationLayout(SLOTS)
 WIDE_ONLY = ObservationLayout(SlotConfig(("a", "b"), blueprints=("noop", *WIDTHS)))
-WIDE_SIZES = {"widen_small": 100, "widen_medium": 200, "widen_large": 400}
-SIZE = HostSize(parameters=1000, seeds={"a": WIDE_SIZES, "b": WIDE_SIZES})
+SHARES = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
+
+
+class Preview:
+    """A host of 1,000 parameters whose seeds cost 400 for each doubling of a slot's units."""
+
+    def __init__(self, parameters: int = 1000, deepen: int = 0) -> None:
+        self.parameters, self.deepen = parameters, deepen
+        self.units = {"a": 1.0, "b": 1.0}
+
+    def price(self, slot: str, blueprint: str) -> int:
+        if blueprint == "deepen":
+            return self.deepen
+        return 0 if self.deepen else int(400 * SHARES[blueprint] * self.units.get(slot, 0.0))
+
+    def add(self, slot: str, blueprint: str) -> None:
+        self.parameters += self.price(slot, blueprint)
+        self.units[slot] *= 1.0 + SHARES.get(blueprint, 0.0)
 
 
 def planned(schedule: FixedSchedule) -> list[tuple[str, str, float | None]]:
@@ -54,19 +70,15 @@ def test_a_depth_is_reached_by_copying_blocks_in_turn() -> None:
 @given(st.integers(1000, 10_000_000))
 def test_a_target_in_parameters_is_reached_to_within_half_a_small_seed(wanted: int) -> None:
     """Each seed's parameters are counted again here, with the units that are there by then."""
-    units = {"a": 1.0, "b": 1.0}
-    total = 1000.0
-    shares = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
-    for slot, blueprint, _ in planned(
-        progressive(WIDE_ONLY, target={"parameters": wanted}, size=SIZE)
-    ):
-        total += 400.0 * shares[blueprint] * units[slot]
-        units[slot] *= 1.0 + shares[blueprint]
-    assert abs(total - wanted) <= 100.0 * max(units.values()) / 2 + 1e-6
+    grown = Preview()
+    target = {"parameters": wanted}
+    for slot, blueprint, _ in planned(progressive(WIDE_ONLY, target=target, preview=Preview())):
+        grown.add(slot, blueprint)
+    assert abs(grown.parameters - wanted) <= 100.0 * max(grown.units.values()) / 2 + 1
 
 
 def test_slots_take_turns_when_growing_to_a_number_of_parameters() -> None:
-    schedule = progressive(WIDE_ONLY, target={"parameters": 3400}, size=SIZE)
+    schedule = progressive(WIDE_ONLY, target={"parameters": 3400}, preview=Preview())
     assert Counter(one.slot for one in schedule.plantings) == {"a": 2, "b": 2}
 
 
@@ -76,12 +88,12 @@ def test_slots_take_turns_when_growing_to_a_number_of_parameters() -> None:
         ({"target": {"depth": 1}}, r"depth 1 is smaller than the model, which has 2"),
         ({"target": {"depth": 5000}}, r"depth 5000 needs more than 1000"),
         ({"target": {"depth": 2.5}}, r"target\['depth'\] is 2.5"),
-        ({"target": {"dept": 4}}, r"'dept'.*Did you mean 'depth'"),
+        ({"target": {"dept": 4}}, r"'dept'; it must be depth or parameters"),
         ({"target": {}}, "0 entries"),
         ({"target": {"depth": 3, "parameters": 9}}, "2 entries"),
         ({"target": 12}, "target is 12"),
         ({"target": {"parameters": 2000}}, "size is unknown"),
-        ({"target": {"parameters": 999}, "size": SIZE}, "999 parameters is smaller.*1,000"),
+        ({"target": {"parameters": 999}, "preview": Preview()}, "999 parameters is smaller.*1,000"),
         ({"fractions": []}, r"fractions is \[\]"),
         ({"fractions": 0.4}, r"fractions is 0.4"),
         ({"fractions": [1.5]}, r"1.5"),
@@ -98,6 +110,6 @@ def test_a_depth_needs_residual_blocks() -> None:
 
 
 def test_a_target_out_of_reach_is_refused() -> None:
-    sizes = HostSize(parameters=10, seeds={"a": {"deepen": 1}, "b": {"deepen": 1}})
+    preview = Preview(parameters=10, deepen=1)
     with pytest.raises(ConfigError, match="more than 1000 seeds"):
-        progressive(LAYOUT, target={"parameters": 100_000}, size=sizes)
+        progressive(LAYOUT, target={"parameters": 100_000}, preview=preview)

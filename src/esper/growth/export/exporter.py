@@ -249,7 +249,9 @@ class _Exporter:
         n_copies = len(self._copies)
         for number, layer in enumerate(layers):
             layer.block = last
-            if number >= n_inside and _is_entry(layer):
+            # A copy inside a block that was copied too has no list of its own left.
+            is_entry = _is_entry(layer) and find_list(self._model, layer.name) is not None
+            if number >= n_inside and is_entry:
                 last = self._add_entry(layer)
                 continue
             last = self._add_seed(layer)

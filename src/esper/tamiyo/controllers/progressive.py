@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from esper.config.checks import require_int, require_number
 from esper.config.controllers import PREFERRED_BLUEPRINTS
-from esper.errors import ConfigError, did_you_mean
+from esper.errors import ConfigError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo.controllers.controller import rank_blueprints, require_layout
 from esper.tamiyo.controllers.schedule import FixedSchedule, Planting
@@ -31,16 +30,22 @@ GROWTH_FRACTIONS = (0.4,)
 MOST_SEEDS = 1000
 """Most seeds of a plan."""
 
-SeedSizes = Mapping[str, Mapping[str, int]]
-"""Parameters of each blueprint's first seed, by slot."""
 
+class GrowthPreview(Protocol):
+    """Tells how large a host would be, without growing it."""
 
-@dataclass(frozen=True, kw_only=True)
-class HostSize:
-    """How large a host is and what each seed would add to it."""
+    @property
+    def parameters(self) -> int:
+        """Parameters of the host with the seeds that were added so far."""
+        ...
 
-    parameters: int
-    seeds: SeedSizes
+    def price(self, slot: str, blueprint: str) -> int:
+        """Return the parameters that a seed would add."""
+        ...
+
+    def add(self, slot: str, blueprint: str) -> None:
+        """Add a seed."""
+        ...
 
 
 def progressive(
@@ -48,7 +53,7 @@ def progressive(
     *,
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] = GROWTH_FRACTIONS,
-    size: HostSize | None = None,
+    preview: GrowthPreview | None = None,
     n_epochs: int | None = None,
     name: str = "progressive",
 ) -> FixedSchedule:
@@ -60,7 +65,7 @@ def progressive(
             that many parameters, or None to grow once in every slot.
         fractions: Fractions of the budget, from 0 to 1, at which the model grows; the seeds are
             divided evenly among them.
-        size: The host's size, which a target in parameters needs.
+        preview: The host's size as it grows, which a target in parameters needs.
         n_epochs: The epochs of the budget, if a target that needs more is to be refused; one seed
             germinates in an epoch.
         name: The controller's name in comparisons.
@@ -74,7 +79,7 @@ def progressive(
     if kind == "depth":
         growth = _plan_depth(config, wanted)
     elif kind == "parameters":
-        growth = _plan_parameters(config, wanted, size)
+        growth = _plan_parameters(config, wanted, preview)
     else:
         growth = _plan_once(config)
     plantings = [
@@ -93,9 +98,9 @@ def _require_time(plantings: Sequence[Planting], n_epochs: int) -> None:
         epoch = max(epoch, math.ceil((planting.fraction or 0.0) * n_epochs)) + 1
     if plantings and epoch >= n_epochs:
         raise ConfigError(
-            f"target needs {len(plantings)} new seeds, one in each epoch, but the budget is "
-            f"{n_epochs} epochs and growth begins at {plantings[0].fraction:g} of it; give more "
-            "epochs, smaller fractions or a larger model."
+            f"target needs {len(plantings)} new seeds, one in each epoch from "
+            f"{plantings[0].fraction:g} of the budget on, and an epoch after them; the budget is "
+            f"{n_epochs}. Give more epochs, smaller fractions or a larger model."
         )
 
 
@@ -122,8 +127,7 @@ def _require_target(target: object) -> tuple[str, int]:
         raise ConfigError(f"target has {len(entries)} entries; it must have one, {example}.")
     ((kind, wanted),) = entries.items()
     if kind not in TARGETS:
-        hint = did_you_mean(str(kind), TARGETS)
-        raise ConfigError(f"target is about {kind!r}; it must be {' or '.join(TARGETS)}.{hint}")
+        raise ConfigError(f"target is about {kind!r}; it must be {' or '.join(TARGETS)}.")
     require_int(f"target[{kind!r}]", wanted, least=1)
     return kind, int(wanted)
 
@@ -169,57 +173,54 @@ def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, str]]:
 
 
 def _plan_parameters(
-    config: SlotConfig, wanted: int, size: HostSize | None
+    config: SlotConfig, wanted: int, preview: GrowthPreview | None
 ) -> list[tuple[str, str]]:
     """Return seeds, slot by slot in turn, that bring the model close to ``wanted`` parameters."""
-    if size is None:
+    if preview is None:
         raise ConfigError(
-            "target is a number of parameters, but the host's size is unknown; pass size=..., or "
-            "use esper.grow, which knows it."
+            "target is a number of parameters, but the host's size is unknown; pass preview=..., "
+            "or use esper.grow, which knows it."
         )
-    if wanted < size.parameters:
+    n_before = preview.parameters
+    if wanted < n_before:
         raise ConfigError(
-            f"target of {wanted:,} parameters is smaller than the model, which has "
-            f"{size.parameters:,}; it must be at least that."
+            f"target of {wanted:,} parameters is smaller than the model, which has {n_before:,}; "
+            "it must be at least that."
         )
     slots = [slot for slot in config.slot_ids if config.is_enabled(slot)]
-    grown, scale = list[tuple[str, str]](), dict.fromkeys(slots, 1.0)
-    left = float(wanted - size.parameters)
+    grown = list[tuple[str, str]]()
     while len(grown) < MOST_SEEDS:
-        added = False
+        n_grown = len(grown)
         for slot in slots:
-            name = _largest_fitting(config, slot, size.seeds.get(slot, {}), scale[slot], left)
+            name = _choose(config, slot, preview, wanted - preview.parameters)
             if name is not None:
+                preview.add(slot, name)
                 grown.append((slot, name))
-                left -= scale[slot] * size.seeds[slot][name]
-                scale[slot] *= 1.0 + _WIDENING.get(name, 0.0)
-                added = True
-        if not added:
+        if len(grown) == n_grown:
             return grown
     raise ConfigError(
         f"target of {wanted:,} parameters needs more than {MOST_SEEDS} seeds on a model of "
-        f"{size.parameters:,}; start with a larger model."
+        f"{n_before:,}; start with a larger model."
     )
 
 
-_WIDENING = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
-"""Hidden units that a seed adds, relative to those that are there."""
+_GROWTH = (DEEPEN, "widen_large", "widen_medium", "widen_small")
+"""What a model grows by, the first choice first."""
 
 
-def _largest_fitting(
-    config: SlotConfig, slot: str, sizes: Mapping[str, int], scale: float, left: float
-) -> str | None:
+def _choose(config: SlotConfig, slot: str, preview: GrowthPreview, left: int) -> str | None:
     """Return the first choice for a slot that does not exceed what is left.
 
     If all do, return the smallest if that still brings the model closer to its target.
     """
     usable = {
-        name: sizes[name] * (scale if name in _WIDENING else 1.0)
-        for name in (DEEPEN, *reversed(_WIDENING))
-        if name in config.blueprints and config.does_fit(name, slot) and sizes.get(name, 0) > 0
+        name: preview.price(slot, name)
+        for name in _GROWTH
+        if left > 0 and name in config.blueprints and config.does_fit(name, slot)
     }
-    for name, parameters in usable.items():
-        if parameters <= left:
+    usable = {name: price for name, price in usable.items() if price > 0}
+    for name, price in usable.items():
+        if price <= left:
             return name
     smallest = min(usable, key=usable.__getitem__, default=None)
-    return smallest if smallest is not None and usable[smallest] < 2.0 * left else None
+    return smallest if smallest is not None and usable[smallest] < 2 * left else None
