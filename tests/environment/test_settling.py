@@ -91,7 +91,9 @@ def run(
 
 
 @pytest.mark.parametrize("form", ["sequential", "stacked"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
+)
 def test_the_best_validated_epoch_counts_with_the_seeds_that_help(seed: int, form: Form) -> None:
     envs, results, histories = run(EAGER, seed, form)
     records = envs.growth.records

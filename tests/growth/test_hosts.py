@@ -165,7 +165,9 @@ class Walk:
             assert any(m is slot for m in self.model.modules()) == is_used
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "gpt"))]
+)
 def test_random_growth_leaves_nothing_behind(name: str) -> None:
     seen: set[Stage] = set()
     for seed in range(N_WALKS):

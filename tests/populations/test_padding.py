@@ -109,7 +109,7 @@ BLUEPRINTS = {
     [
         ("mlp", "adamw"),
         ("mlp", "sgd"),
-        ("cnn", "adamw"),
+        pytest.param("cnn", "adamw", marks=pytest.mark.slow),
         pytest.param("gpt", "adamw", marks=pytest.mark.slow),
     ],
 )

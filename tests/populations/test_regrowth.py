@@ -123,7 +123,13 @@ def assert_same_epoch(first: Population, second: Population, tolerance: float) -
 
 
 @pytest.mark.parametrize(
-    ("design", "has_kernel"), [("mlp", True), ("mlp", False), ("cnn", True), ("gpt", True)]
+    ("design", "has_kernel"),
+    [
+        ("mlp", True),
+        ("mlp", False),
+        ("cnn", True),
+        pytest.param("gpt", True, marks=pytest.mark.slow),
+    ],
 )
 def test_both_forms_agree_when_slots_grow_again(
     design: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +150,7 @@ def test_both_forms_agree_when_slots_grow_again(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("design", ["mlp", "cnn"])
+@pytest.mark.parametrize("design", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_a_run_resumes_bit_for_bit_in_every_epoch_of_later_lives(
     form: type[Population], design: str
 ) -> None:
