@@ -113,3 +113,25 @@ def test_a_line_of_an_epoch_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("esper.cli.output.sys", terminal)
     monkeypatch.setenv("COLUMNS", "51")
     assert fit(parts, 28) == ["; ".join(parts[:2]), parts[2]]
+
+
+def test_a_host_grows_to_a_depth_within_the_given_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["grow", "--task", "spirals", "--controller", "progressive"]
+    options += ["--epochs", "8", "--fractions", "0.2", "--out", "deep"]
+    assert main([*options, "--target", "depth=4", "--json"]) == 0
+    story = json.loads(capsys.readouterr().out)
+    assert [step["op"] for step in story["timeline"]].count("germinate") == 2
+    assert [step["epoch"] for step in story["timeline"]] == list(range(1, 9))
+    for target, message in (
+        ("depth=1", "depth 1 is smaller than the model, which has 2"),
+        ("depth=40", "38 new seeds"),
+        ("width=4", "target is about 'width'"),
+        ("depth", "--target is 'depth'"),
+    ):
+        assert main([*options, "--target", target]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["grow", "--target", "depth=4"]) == 2
+    assert "--controller progressive" in capsys.readouterr().err

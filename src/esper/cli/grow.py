@@ -40,6 +40,9 @@ class GrowOptions:
     fractions: Annotated[tuple[float, ...], optional("FRACTION")] = ()
     """Fractions of the budget at which progressive grows the host."""
 
+    epochs: Annotated[int | None, optional("N")] = None
+    """Epochs of training; by default those of the controller or of the task."""
+
     seed: int = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
 
@@ -58,6 +61,8 @@ def run_grow(args: Sequence[str]) -> int:
     options = parse(GrowOptions, args, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
+    if options.epochs is not None and options.epochs < 1:
+        raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
     require_writable(Path(options.out))
     grown = _grow(options, _Printer(quiet=options.json))
     from esper.growing.grow import save_grown
@@ -89,6 +94,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
             controller=options.controller,
             target=_read_target(options.target),
             fractions=options.fractions or None,
+            budget=options.epochs,
             seed=options.seed,
             on_step=printer,
         )
@@ -96,7 +102,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
         task = make_task(options.task)
-    return grow(task, controller=saved, seed=options.seed, on_step=printer)
+    return grow(task, controller=saved, budget=options.epochs, seed=options.seed, on_step=printer)
 
 
 def _read_target(text: str | None) -> dict[str, int] | None:
