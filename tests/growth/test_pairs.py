@@ -124,3 +124,9 @@ def test_empty_slots_on_pairs_are_not_in_the_model(name: str) -> None:
     assert list(state_of(model)) == list(state_of(plain))
     assert same_bits(model(x), plain(x))
     assert not any("esper" in type(module).__module__ for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["0 > 2", "0->2", "0=>2", " 0>2"])
+def test_a_pair_written_in_another_way_is_named_as_it_should_be(name: str) -> None:
+    with pytest.raises(SlotError, match=r"names no pair of layers; write '0>2'"):
+        esper.add_slots(flat_mlp(), at=[name], sample_input=VECTORS(0))

@@ -10,6 +10,7 @@ that they leave the old units alone, and that merging them gives the same functi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,9 @@ def split_pair_name(name: str) -> tuple[str, tuple[str, ...]]:
             f"{name!r} names no pair of layers; write 'producer>consumer', such as '0>2', with '+' "
             "between several consumers."
         )
+    plain = re.sub(r"\s+|-(?=>)|=(?=>)", "", name)
+    if plain != name:
+        raise SlotError(f"{name!r} names no pair of layers; write {plain!r}.")
     return producer, consumers
 
 
