@@ -1,5 +1,6 @@
 """Settings and fixtures that all tests share."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("esper", deadline=None, max_examples=40, derandomize=True)
+EXAMPLES = int(os.environ.get("ESPER_TEST_EXAMPLES", "25"))
+"""Examples of each property; make slow-test runs more."""
+
+settings.register_profile("esper", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("esper")
 torch.set_num_threads(1)
 
