@@ -15,6 +15,7 @@ from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.placement import add_slots, find_slots, print_trainable_parameters
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.shares import ShareTable
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -547,3 +548,17 @@ def test_changing_alpha_keeps_the_style_by_default() -> None:
     lead_to(host, "0", Stage.HOLDING, blueprint="mlp_small", style=style)
     host.set_alpha_target("0", 0.5)
     assert host["0"].life.style == style
+
+
+class _Attends(nn.Module):
+    """Attention without weights: all of its FLOPs are products that torch counts on GPUs alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_the_share_of_flops_includes_attention() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), _Attends()), torch.randn(2, 1, 32, 4)
+    share = ShareTable(model, x).share(["1"]).flops
+    assert share == pytest.approx(forward_flops(model[1], x) / forward_flops(model, x))
+    assert share > 0.5

@@ -57,9 +57,14 @@ CPU_ATTENTION = {
 """FLOPs of attention on CPUs, which torch's counter knows on GPUs alone."""
 
 
+def make_flop_counter() -> flop_counter.FlopCounterMode:
+    """Return torch's counter, as a context, which also counts attention on CPUs."""
+    return flop_counter.FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+
+
 def count_flops(work: Callable[[], Any]) -> int:
     """Return the FLOPs of calling ``work``."""
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
+    with make_flop_counter() as counter:
         work()
     return counter.get_total_flops()
 

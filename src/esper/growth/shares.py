@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.dry_run import call_model, tensors_in
+from esper.growth.footprint import make_flop_counter
 from esper.growth.modules import named_modules
 from esper.modes import evaluation_mode
 
@@ -50,7 +50,7 @@ class ShareTable:
             evaluation_mode(model),
             torch.enable_grad(),
             torch.random.fork_rng(devices=[]),
-            FlopCounterMode(display=False) as counter,
+            make_flop_counter() as counter,
         ):
             outputs = tensors_in(call_model(model, sample_input))
         root = type(model).__name__

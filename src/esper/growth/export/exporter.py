@@ -250,9 +250,9 @@ class _Exporter:
         for number, layer in enumerate(layers):
             layer.block = last
             # A copy inside a block that was copied too has no list of its own left.
-            is_entry = _is_entry(layer) and find_list(self._model, layer.name) is not None
-            if number >= n_inside and is_entry:
-                last = self._add_entry(layer)
+            place = find_list(self._model, layer.name) if _is_entry(layer) else None
+            if number >= n_inside and place is not None:
+                last = self._add_entry(layer, place)
                 continue
             last = self._add_seed(layer)
             if len(self._copies) == n_copies:
@@ -286,12 +286,10 @@ class _Exporter:
             alpha = 1.0
         return compose(slot, seed, gate, alpha)
 
-    def _add_entry(self, slot: SeedSlot) -> nn.Module:
+    def _add_entry(self, slot: SeedSlot, place: ListPlace) -> nn.Module:
         """Add the copied block of a slot to the list of its block, and return the entry."""
         seed = slot.seed
         assert isinstance(seed, BlockCopy)
-        place = find_list(self._model, slot.name)
-        assert place is not None, "the block was an entry of a list when it got its slot"
         copied = self.convert(seed.block, f"{slot.name}.seed")
         gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
         is_whole = slot.life.style in ADD_STYLES and self._ties.may_change([seed])
