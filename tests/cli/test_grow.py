@@ -134,4 +134,4 @@ def test_a_host_grows_to_a_depth_within_the_given_epochs(
         assert main([*options, "--target", target]) == 2
         assert message in capsys.readouterr().err
     assert main(["grow", "--target", "depth=4"]) == 2
-    assert "--controller progressive" in capsys.readouterr().err
+    assert "it needs controller='progressive'" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def judge(model: nn.Module, data: Any) -> Judged:
 
 
 def run(
-    controller: Controller, seed: int, form: Form, **options: Any
+    controller: Controller, seed: int, form: Form, *, keeps_states: bool = False
 ) -> tuple[GrowthVectorEnv, Any, list[list[Judged]]]:
     envs = GrowthVectorEnv(
         "digits-family",
@@ -73,15 +73,16 @@ def run(
         form=form,
         n_epochs=12,
         batches_per_epoch=3,
-        **options,
     )
+    if keeps_states:
+        envs.growth.keep_states()
     histories: list[list[Judged]] = [[] for _ in range(N_HOSTS)]
     population = envs.growth.population
 
     def watch(_: Any, result: StepResult) -> None:
         for host in np.flatnonzero(result.was_running & (result.ops != Op.FINISH)).tolist():
             # A host that goes back to its best epoch at the end has nothing new to judge.
-            if not (options and result.terminated[host]):
+            if not (keeps_states and result.terminated[host]):
                 histories[host].append(judge(population.model(host), population.specs[host].data))
 
     envs.reset(seed=seed)
@@ -112,9 +113,7 @@ def test_the_best_validated_epoch_counts_with_the_seeds_that_help(seed: int, for
 def test_a_blended_seed_is_kept_at_the_end_without_ever_being_fossilized() -> None:
     kept = []
     for seed in range(4):
-        envs = GrowthVectorEnv(
-            "spirals", 4, autoreset=False, n_epochs=5, batches_per_epoch=4, keeps_states=True
-        )
+        envs = GrowthVectorEnv("spirals", 4, autoreset=False, n_epochs=5, batches_per_epoch=4)
         controller = grow_everywhere(envs.layout, blueprint="widen_large", every=0)
         results = run_episodes(envs, controller, seed=seed)
         assert results.op_counts[:, Op.FOSSILIZE].max() == 0

@@ -85,24 +85,19 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
 
     torch.set_num_threads(1)  # the hosts are small
     saved = find_saved(options.controller)
-    if saved is not None and (options.target is not None or options.fractions):
-        raise UsageError("--target and --fractions need --controller progressive.")
-    if saved is None:
-        task = make_task(options.task or "digits")
-        return grow(
-            task,
-            controller=options.controller,
-            target=_read_target(options.target),
-            fractions=options.fractions or None,
-            budget=options.epochs,
-            seed=options.seed,
-            on_step=printer,
-        )
-    if options.task is None:
+    if saved is not None and options.task is None:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
-        task = make_task(options.task)
-    return grow(task, controller=saved, budget=options.epochs, seed=options.seed, on_step=printer)
+        task = make_task(options.task or "digits")
+    return grow(
+        task,
+        controller=options.controller if saved is None else saved,
+        target=_read_target(options.target),
+        fractions=options.fractions or None,
+        budget=options.epochs,
+        seed=options.seed,
+        on_step=printer,
+    )
 
 
 def _read_target(text: str | None) -> dict[str, int] | None:

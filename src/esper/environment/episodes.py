@@ -89,8 +89,6 @@ class GrowthEpisodes:
         form: Form = "auto",
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
-        keeps_states: bool = False,
-        largest_counts: bool = False,
     ) -> None:
         """Start an episode for each draw seed; the hosts of a task's variants come last.
 
@@ -100,10 +98,6 @@ class GrowthEpisodes:
             form: How hosts are trained; see :func:`esper.make_population`.
             rewards: Settings of the reward.
             final_split: What the final score is measured on.
-            keeps_states: Whether a host that ends goes back to its best epoch. The scores are the
-                same without, but the host is as the last epoch left it.
-            largest_counts: Whether an epoch counts only if no later one has more committed seeds:
-                for growth to a size that was asked for.
 
         Raises:
             TaskError: If there are fewer seeds than designs, or the designs differ in slots or
@@ -119,7 +113,7 @@ class GrowthEpisodes:
         self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
-        self._keeps_states, self._largest_counts = keeps_states, largest_counts
+        self._keeps_states = self._largest_counts = False
         self._settled_states: dict[int, tuple[HostState, bool]] = {}
         """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._masks: ActionMasks | None = None
@@ -242,6 +236,17 @@ class GrowthEpisodes:
         self._masks = None
         self.records.seed_parameters[:] = self.hosts.seed_parameters()
         self._score_untrained(list(seeds))
+
+    def keep_states(self, *, largest_counts: bool = False) -> None:
+        """From now on, let a host that ends go back to the epoch that counts, to be exported.
+
+        The scores are the same without, but the host is as the last epoch left it.
+
+        Args:
+            largest_counts: Whether an epoch counts only if no later one has more committed seeds,
+                for growth to a size that was asked for.
+        """
+        self._keeps_states, self._largest_counts = True, largest_counts
 
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""

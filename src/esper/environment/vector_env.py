@@ -74,8 +74,6 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         purpose: Purpose = "training",
         final_split: FinalSplit = "validation",
         autoreset: bool = True,
-        keeps_states: bool = False,
-        largest_counts: bool = False,
         max_episode_steps: int | None = None,
         episode_seconds: float | None = None,
         **task_options: Any,
@@ -92,9 +90,6 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 observed or, for evaluations, the test split.
             autoreset: Whether the step that ends an episode starts a new one. If not, a host whose
                 episode is over is left alone until :meth:`reset` with ``options["reset_mask"]``.
-            keeps_states: Whether a host whose episode ends goes back to its best epoch, as
-                exporting it needs.
-            largest_counts: Whether an epoch counts only if no later one has more committed seeds.
             max_episode_steps: Steps after which an episode is truncated.
             episode_seconds: Wall time after which an episode is truncated.
             task_options: Options of the task, if it is given by name.
@@ -123,8 +118,6 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             form=form,
             rewards=self.rewards,
             final_split=final_split,
-            keeps_states=keeps_states,
-            largest_counts=largest_counts,
         )
         self._has_seeds = False
         self._last_step: StepResult | None = None

@@ -225,26 +225,12 @@ def grow(
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
         _require_none(train_data=train_data, val_data=val_data, at=at, metric=metric)
-        task = make_task(model, **options) if isinstance(model, str) else model
-        if not isinstance(model, str) and options:
-            raise ConfigError(
-                f"the options {', '.join(options)} are given with a Task; give them with the name "
-                "of a task, or change the Task."
-            )
-        task = replace(task, budget=_find_budget(budget, task.budget))
-        if controller == PROGRESSIVE:
-            task = replace(task, growth=PROGRESSIVE_GROWTH)
-        envs = GrowthVectorEnv(
-            task,
-            1,
-            purpose="evaluation",
-            final_split="test",
-            autoreset=False,
-            keeps_states=True,
-            largest_counts=target is not None,
-        )
+        task = _task_of(model, options)
+        growth = PROGRESSIVE_GROWTH if controller == PROGRESSIVE else task.growth
+        task = replace(task, budget=_find_budget(budget, task.budget), growth=growth)
+        envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
         decider = find_controller(controller, envs, target=target, fractions=fractions)
-        return _grow_host(envs, decider, seed, on_step)
+        return _grow_host(envs, decider, seed, on_step, largest_counts=target is not None)
     given = _copy(model)
     metric = ACCURACY if metric is None else metric
     train, validation = _read(given, train_data, val_data, metric)
@@ -264,18 +250,11 @@ def grow(
         growth=PROGRESSIVE_GROWTH if controller == PROGRESSIVE else saved and saved.growth,
         needs_all_classes=False,
     )
-    envs = GrowthVectorEnv(
-        task,
-        1,
-        purpose="evaluation",
-        autoreset=False,
-        keeps_states=True,
-        largest_counts=target is not None,
-    )
+    envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)
     decider = find_controller(
         controller if saved is None else saved, envs, target=target, fractions=fractions
     )
-    timeline, results = run_episode(envs, decider, seed, on_step)
+    timeline, results = run_episode(envs, decider, seed, on_step, largest_counts=target is not None)
     grown = _export_host(envs)
     copy_modes(given, grown)
     before, after = (measure(one, validation, metric) for one in (given, grown))
@@ -312,19 +291,36 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
     best = summary.best_host
     parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
     task = next(part.task for part in reversed(parts) if part.first <= best.number)
-    envs = make_trial_envs(
-        run.config, task, 1, purpose="evaluation", final_split="test", keeps_states=True
-    )
+    envs = make_trial_envs(run.config, task, 1, purpose="evaluation", final_split="test")
     actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
     return _grow_host(envs, Replay(actions), TRIAL_SEED + best.number, lambda _: None)
 
 
-def _grow_host(envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep) -> Grown:
+def _task_of(task: Task | str, options: dict[str, Any]) -> Task:
+    """Return a task by its name, or as it is given."""
+    if isinstance(task, str):
+        return make_task(task, **options)
+    if options:
+        raise ConfigError(
+            f"the options {', '.join(options)} are given with a Task; give them with the name of a "
+            "task, or change the Task."
+        )
+    return task
+
+
+def _grow_host(
+    envs: GrowthVectorEnv,
+    controller: Controller,
+    seed: int,
+    on_step: OnStep,
+    *,
+    largest_counts: bool = False,
+) -> Grown:
     """Grow the host of an environment of one host."""
     with torch.random.fork_rng(devices=[]):
         envs.reset(seed=seed)
     given = _export_host(envs)
-    timeline, results = run_episode(envs, controller, seed, on_step)
+    timeline, results = run_episode(envs, controller, seed, on_step, largest_counts=largest_counts)
     grown, test = _export_host(envs), envs.growth.draws[0].data.test
     before, after = (measure(one, test, envs.task.metric) for one in (given, grown))
     summary = _summarize(

@@ -45,16 +45,25 @@ OnStep = Callable[[TimelineStep], None]
 
 
 def run_episode(
-    envs: GrowthVectorEnv, controller: Controller, seed: int, on_step: OnStep
+    envs: GrowthVectorEnv,
+    controller: Controller,
+    seed: int,
+    on_step: OnStep,
+    *,
+    largest_counts: bool = False,
 ) -> tuple[tuple[TimelineStep, ...], EpisodeResults]:
     """Run one episode and return its timeline and results; torch's generator is unchanged.
+
+    The host is left in the state that counts.
 
     Args:
         envs: An environment of one host, without autoreset.
         controller: The controller.
         seed: Seeds the host and the controller.
         on_step: Called after each epoch.
+        largest_counts: Whether only epochs at the largest size count.
     """
+    envs.growth.keep_states(largest_counts=largest_counts)
     steps: list[TimelineStep] = []
 
     def record(actions: Integers, result: StepResult) -> None:

@@ -84,13 +84,7 @@ def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
 
 
 def make_trial_envs(
-    config: RunConfig,
-    task: Task,
-    n_hosts: int,
-    *,
-    purpose: Purpose,
-    final_split: FinalSplit,
-    keeps_states: bool = False,
+    config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
 ) -> GrowthVectorEnv:
     """Return environments of one episode each, on held-out hosts."""
     return GrowthVectorEnv(
@@ -100,7 +94,6 @@ def make_trial_envs(
         purpose=purpose,
         final_split=final_split,
         autoreset=False,
-        keeps_states=keeps_states,
     )
 
 
