@@ -98,7 +98,7 @@ def test_hosts_of_several_widths_copy_blocks_of_their_own_size() -> None:
     both = [act(Op.GERMINATE, slot, blueprint="deepen")] * 2
     go = [act(Op.ADVANCE, slot)] * 2
     run_together(pair, [[WAIT, WAIT], both, go, go, [WAIT, WAIT]], tolerance=1e-9)  # type: ignore[arg-type]
-    costs = [pair[0].costs_of(host).seed_parameters(slot, "deepen", False) for host in (0, 1)]
+    costs = [pair[0].costs_of(host).seed_work(slot, "deepen", False).parameters for host in (0, 1)]
     blocks = [count_parameters(pair[0].model(host).blocks[0].block) for host in (0, 1)]
     assert costs == blocks
     assert costs[0] > costs[1]

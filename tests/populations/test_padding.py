@@ -205,9 +205,9 @@ def test_a_small_host_has_the_costs_of_its_own_size(form: type[Population]) -> N
 def test_the_parameters_of_a_seed_include_its_gate() -> None:
     costs = StackedPopulation(Builder(MLP), make_specs(MLP, (8, 8))).costs
     # Half of four hidden units on a stream of five: 2 * 5 + 2 + 5 * 2; a gate reads five.
-    assert costs.seed_parameters("blocks.0", "widen_medium", False) == 22
-    assert costs.seed_parameters("blocks.0", "widen_medium", True) == 28
-    assert costs.seed_parameters("blocks.0", "noop", False) == 0
+    assert costs.seed_work("blocks.0", "widen_medium", False).parameters == 22
+    assert costs.seed_work("blocks.0", "widen_medium", True).parameters == 28
+    assert costs.seed_work("blocks.0", "noop", False).parameters == 0
 
 
 def test_a_rolled_back_host_keeps_its_own_size() -> None:

@@ -255,7 +255,7 @@ def test_the_cost_of_a_seed_does_not_depend_on_the_host_it_was_counted_for() -> 
     grown.settle("blocks.0")
     for units in (0, MLP.hidden):
         sizes = [
-            table.seed_parameters("blocks.0", "widen_large", False, units)
+            table.seed_work("blocks.0", "widen_large", False, units).parameters
             for table in (before, after)
         ]
         assert sizes[0] == sizes[1]

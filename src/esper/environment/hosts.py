@@ -317,9 +317,9 @@ class SeedSizes:
 
     def _count(self, slot: int, blueprint: int, is_gated: int, units: int) -> int:
         config = self._config
-        return self._costs.seed_parameters(
+        return self._costs.seed_work(
             config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated), units
-        )
+        ).parameters
 
 
 def data_digest(draw: TaskDraw) -> str:

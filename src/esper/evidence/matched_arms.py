@@ -108,7 +108,10 @@ def count_added(trainer: HostTrainer, sets: Sequence[tuple[Planting, ...]]) -> I
     """Return the parameters that each set of seeds adds to a host."""
     costs = trainer.costs
     return np.array(
-        [sum(costs.seed_parameters(p.slot, p.blueprint, False) for p in some) for some in sets],
+        [
+            sum(costs.seed_work(p.slot, p.blueprint, False).parameters for p in some)
+            for some in sets
+        ],
         np.int64,
     )
 

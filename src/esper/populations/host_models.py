@@ -130,13 +130,15 @@ def _require_tensors(wanted: Mapping[str, Shape], given: Mapping[str, Shape]) ->
 
 @dataclass(frozen=True)
 class SeedWork:
-    """FLOPs of a seed for one sample."""
+    """FLOPs of a seed for one sample, and its size."""
 
     forward: float
     isolated: float
     """Training step in which no gradient flows into the host."""
     blended: float
     """Training step in which gradients flow into the host."""
+    parameters: int
+    """Number of its parameters, those of its gate included."""
 
 
 class CostTable:
@@ -176,7 +178,7 @@ class CostTable:
         units: int = 0,
         neighbours: Neighbours = (),
     ) -> SeedWork:
-        """Return the FLOPs of a seed, including its gate.
+        """Return the FLOPs and the size of a seed, including its gate.
 
         Args:
             slot: The slot's name.
@@ -185,27 +187,13 @@ class CostTable:
             units: Hidden units that fossils added to the block before it.
             neighbours: Units of other pairs that a seed on a pair reads or feeds.
         """
-        return self._look_up(slot, blueprint, is_gated, units, neighbours)[0]
-
-    def seed_parameters(
-        self,
-        slot: str,
-        blueprint: str,
-        is_gated: bool,
-        units: int = 0,
-        neighbours: Neighbours = (),
-    ) -> int:
-        """Return the number of parameters of a seed, including its gate; see :meth:`seed_work`."""
-        return self._look_up(slot, blueprint, is_gated, units, neighbours)[1]
+        if find_blueprint(blueprint).copies_block:
+            return self._count_copy(slot, blueprint, is_gated, 0, ())
+        return self._count(slot, blueprint, is_gated, units, neighbours)
 
     def fossil_parameters(self, slot: str, life: SlotLife) -> int:
         """Return the number of parameters of all fossils of a slot."""
-        return sum(
-            self.seed_parameters(
-                slot, fossil.blueprint, _is_gated(fossil), units, fossil.neighbours
-            )
-            for fossil, units in _with_units(life)
-        )
+        return sum(work.parameters for work in self._fossil_work(slot, life))
 
     def training_flops(self, lives: SlotLives) -> float:
         """Return the FLOPs of training a host in this state on one sample."""
@@ -236,16 +224,9 @@ class CostTable:
             for fossil, units in _with_units(life)
         ]
 
-    def _look_up(
-        self, slot: str, blueprint: str, is_gated: bool, units: int, neighbours: Neighbours
-    ) -> tuple[SeedWork, int]:
-        if find_blueprint(blueprint).copies_block:
-            return self._count_copy(slot, blueprint, is_gated, 0, ())
-        return self._count(slot, blueprint, is_gated, units, neighbours)
-
     def _count_seed(
         self, slot: str, blueprint: str, is_gated: bool, units: int, neighbours: Neighbours
-    ) -> tuple[SeedWork, int]:
+    ) -> SeedWork:
         """Count the FLOPs and parameters of a blueprint's seed by building one."""
         site = self._sites[slot].widened(units)
         if site.pair is not None:
@@ -267,7 +248,7 @@ class CostTable:
             return sum(_count(module, size, needs_grad) / size[0] for module, size in pairs)
 
         n_parameters = sum(parameter.numel() for parameter in place.seed_parameters())
-        return SeedWork(work(None), work(False), work(True)), n_parameters
+        return SeedWork(work(None), work(False), work(True), n_parameters)
 
 
 def _is_gated(seed: SlotLife | Fossil) -> bool:

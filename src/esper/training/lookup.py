@@ -104,9 +104,9 @@ class _Preview:
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""
         place = slots(self._model)[slot]
-        return self._costs.seed_parameters(
+        return self._costs.seed_work(
             slot, blueprint, is_gated=False, units=place.life.units, neighbours=place.seen_units()
-        )
+        ).parameters
 
     def add(self, slot: str, blueprint: str) -> None:
         """Add a seed."""
