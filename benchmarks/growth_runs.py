@@ -272,7 +272,7 @@ def deepen(
             if settings.moments == "copied":
                 copy_moments(optimizer, grown[name].seed, grown[name].block)
             grown.commit(name)
-            grown.settle(name)
+            grown.absorb(name)
     keeper.close()
     if settings.rewarm:
         host = optimizer.param_groups[0]

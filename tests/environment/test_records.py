@@ -75,7 +75,7 @@ def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
         n = sum(parameter.numel() for parameter in model.parameters())
         assert records.n_parameters[0] + records.seed_parameters[0].sum() == n
         place = slots(model)["blocks.0"]
-        units = sum(part.seed.first.weight.shape[0] for part in place.settled)  # type: ignore[union-attr, index]
+        units = sum(part.seed.first.weight.shape[0] for part in place.absorbed)  # type: ignore[union-attr, index]
         seen = layout.slot(observations, "hidden")[:, 0]
         expected = 2.0 * np.log([hidden + units, hidden]) / np.log(4096.0) - 1.0
         np.testing.assert_allclose(seen, expected, rtol=1e-5)

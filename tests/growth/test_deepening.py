@@ -163,7 +163,7 @@ def make(name: str, *, config: GrowthConfig | None = None) -> tuple[nn.Module, H
 def deepen(host: HostSlots, slot: str) -> BlockCopy:
     """Insert a copy at once, behind those that are there."""
     if host[slot].stage == Stage.FOSSILIZED:
-        host.settle(slot)
+        host.absorb(slot)
     assert host.germinate(slot, "deepen").was_done
     host.commit(slot)
     seed = host[slot].seed
@@ -502,7 +502,7 @@ def test_copies_and_other_seeds_share_a_slot(order: tuple[str, ...], n_blocks: i
     host = slots(esper.add_slots(model, ["layers.0"], x))
     for number, blueprint in enumerate(order):
         if host["layers.0"].stage == Stage.FOSSILIZED:
-            host.settle("layers.0")
+            host.absorb("layers.0")
         before = run(model, x)
         host.germinate("layers.0", blueprint)
         host.commit("layers.0")
@@ -517,7 +517,7 @@ def test_a_copy_is_refused_where_other_seeds_change_what_it_relies_on() -> None:
     model, host, x = make("post-norm")
     host.germinate("layers.0", "mlp_small")
     host.commit("layers.0")
-    host.settle("layers.0")
+    host.absorb("layers.0")
     host.germinate("layers.0", "deepen")
     with pytest.raises(SlotError, match=r"'layers\.0'.*mlp_small"):
         host.commit("layers.0")
@@ -694,7 +694,7 @@ def test_only_a_new_seed_is_committed_at_once() -> None:
     with pytest.raises(SlotError, match=r"'blocks\.0' is germinated"):
         host.commit("blocks.0")
     with pytest.raises(SlotError, match=r"'blocks\.0' is germinated"):
-        host.settle("blocks.0")
+        host.absorb("blocks.0")
 
 
 def test_a_stack_and_a_block_inside_it_are_both_deepened_and_exported() -> None:
@@ -707,5 +707,5 @@ def test_a_stack_and_a_block_inside_it_are_both_deepened_and_exported() -> None:
         for name in order:
             slots(model).germinate(name, "deepen")
             slots(model).commit(name)
-            slots(model).settle(name)
+            slots(model).absorb(name)
         torch.testing.assert_close(esper.export(model)(x), model(x))

@@ -160,7 +160,7 @@ def test_a_broken_host_is_rolled_back_exactly(name: str, optimizer: str) -> None
     assert report.pruned == ("blocks.1",)
     assert_identical(before_pruning[0], good)
     assert world.slots["blocks.1"].stage == Stage.PRUNED
-    assert world.slots["blocks.0"].settled
+    assert world.slots["blocks.0"].absorbed
     assert not find_leftovers(world.model, world.optimizer)
     world.slots.tick()
     world.train_epoch()

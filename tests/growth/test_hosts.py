@@ -160,7 +160,7 @@ class Walk:
         assert hooks_of(self.model) == 0
         for slot in self.slots.values():
             assert (slot.seed is not None) == slot.life.has_seed
-            assert len(slot.settled) == len(slot.life.fossils)
+            assert len(slot.absorbed) == len(slot.life.fossils)
             is_used = slot.life.has_seed or bool(slot.life.fossils)
             assert any(m is slot for m in self.model.modules()) == is_used
 

@@ -47,9 +47,9 @@ def grow(
 ) -> None:
     """Grow a seed with random weights until it is part of its block."""
     place = lead_to(host, slot, Stage.HOLDING, blueprint=blueprint, style=style, alpha_target=alpha)
-    randomize(place.seed, seed=len(place.settled))
+    randomize(place.seed, seed=len(place.absorbed))
     if place.gate is not None:
-        randomize(place.gate, seed=len(place.settled))
+        randomize(place.gate, seed=len(place.absorbed))
     host.tick()
     assert host.fossilize(slot).was_done
     while host[slot].stage != Stage.DORMANT:
@@ -59,7 +59,7 @@ def grow(
 def expected_output(slot: SeedSlot, x: Tensor) -> Tensor:
     """Return the output of a block with one argument and of its fossils, from their definition."""
     y = slot.block(x)
-    for part, fossil in zip(slot.settled, slot.life.fossils, strict=True):
+    for part, fossil in zip(slot.absorbed, slot.life.fossils, strict=True):
         delta = part.seed(x if part.form == SeedForm.PARALLEL else y)
         gate = None if part.gate is None else part.gate(y)
         y = blend(y, effective_change(fossil.style, y, delta, gate), fossil.alpha)
@@ -144,7 +144,7 @@ def test_a_new_seed_changes_nothing_and_trains_without_touching_the_grown_block(
     loss_of(model, x).backward()
     loss_of(twin, x).backward()
     own, others = (
-        [*place.block.parameters(), *place.settled[0].parameters()]
+        [*place.block.parameters(), *place.absorbed[0].parameters()]
         for place in (host[slot], slots(twin)[slot])
     )
     for one, other in zip(own, others, strict=True):
@@ -237,7 +237,7 @@ def test_a_rollback_takes_a_fossil_back_to_the_seed_it_was() -> None:
     assert host["blocks.0"].stage == Stage.DORMANT
     governor.restore("a test")
     assert host["blocks.0"].stage == Stage.FOSSILIZED
-    assert host["blocks.0"].settled == []
+    assert host["blocks.0"].absorbed == []
     assert same_bits(model(x), before)
     assert [id(p) for p in model.parameters()] == parameters
 
@@ -294,7 +294,7 @@ def test_a_model_is_deep_copied_with_its_fossils() -> None:
     twin = copy.deepcopy(model)
     assert same_bits(twin(x), model(x))
     grow(slots(twin), "blocks.0", "mlp_small")
-    assert len(host["blocks.0"].settled) == len(host["blocks.0"].life.fossils) == 1
+    assert len(host["blocks.0"].absorbed) == len(host["blocks.0"].life.fossils) == 1
     assert isinstance(model, ResidualMLP)
     assert not isinstance(export(model), nn.ModuleList)
 

@@ -375,7 +375,7 @@ def test_an_unregistered_blueprint_is_rejected_by_name(
     host.germinate("blocks.0", "foreign")
     if is_fossil:
         host.lives.commit("blocks.0", host)
-        host.lives.settle("blocks.0", host)
+        host.lives.absorb("blocks.0", host)
     save(model, tmp_path)
     assert_same_model(load(tmp_path, HOSTS["mlp"][0]), model, x)
     blueprint._REGISTRY.pop("foreign")

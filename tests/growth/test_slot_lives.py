@@ -66,9 +66,9 @@ class Keeper:
     def commit_seed(self, slot: str) -> None:
         self.log.append("commit")
 
-    def settle_seed(self, slot: str) -> int:
+    def absorb_seed(self, slot: str) -> int:
         self.present.remove(slot)
-        self.log.append("settle")
+        self.log.append("absorb")
         return 3
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -152,7 +152,7 @@ def test_a_seeds_life_worked_by_hand() -> None:
         ("fossilized", 6, 1, 1.0),
         ("dormant", 0, 0, 0.0),
     ]
-    assert host.keeper.log == ["add norm", "restyle learned gate", "commit", "settle"]
+    assert host.keeper.log == ["add norm", "restyle learned gate", "commit", "absorb"]
     assert host.life == SlotLife(fossils=(Fossil("norm", BlendStyle.LEARNED_GATE, 1.0, 3),))
 
 
@@ -175,7 +175,7 @@ def test_a_slot_grows_again_and_keeps_its_fossils_whatever_happens_to_later_seed
     while host.life.stage != Stage.DORMANT:
         host.tick()
     assert host.life == SlotLife(fossils=(first, second))
-    assert host.keeper.log.count("settle") == 2
+    assert host.keeper.log.count("absorb") == 2
     assert SlotLife.from_json(json.loads(json.dumps(host.life.to_json()))) == host.life
 
 
@@ -189,7 +189,7 @@ def test_only_a_fossilized_seed_can_become_part_of_its_block() -> None:
     host = Host()
     host.advance_to(Stage.HOLDING)
     with pytest.raises(SlotError, match="'a' is holding"):
-        host.lives.settle("a", host.keeper)
+        host.lives.absorb("a", host.keeper)
 
 
 def test_a_pruned_seed_fades_out_and_the_slot_is_embargoed() -> None:

@@ -114,7 +114,7 @@ def walk(
 def assert_consistent(model: nn.Module, host: HostSlots) -> None:
     """Check that exactly the slots that hold a seed or a fossil are in the model."""
     placed = {module.name for module in model.modules() if isinstance(module, SeedSlot)}
-    assert placed == {name for name, slot in host.items() if slot.seed is not None or slot.settled}
+    assert placed == {name for name, slot in host.items() if slot.seed is not None or slot.absorbed}
     assert placed == {name for name, life in host.lives.items() if life.has_seed or life.fossils}
     for slot in host.values():
         has_gate = slot.seed is not None and slot.life.style == BlendStyle.LEARNED_GATE
@@ -129,7 +129,7 @@ def test_random_legal_walks_leave_nothing_behind(name: str) -> None:
     for model, host, x in ends:
         plain, _, _ = make_host(name)
         own = {id(p) for slot in host.values() for p in slot.grown_parameters()}
-        kept = [part for slot in host.values() for part in slot.settled]
+        kept = [part for slot in host.values() for part in slot.absorbed]
         committed |= {part.seed for part in kept}
         assert all(slot.seed is None for slot in host.values())
 

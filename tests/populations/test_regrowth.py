@@ -252,7 +252,7 @@ def test_the_cost_of_a_seed_does_not_depend_on_the_host_it_was_counted_for() -> 
     grown = slots(hosts[1])
     grown.germinate("blocks.0", "widen_large")
     grown.commit("blocks.0")
-    grown.settle("blocks.0")
+    grown.absorb("blocks.0")
     for units in (0, MLP.hidden):
         sizes = [
             table.seed_work("blocks.0", "widen_large", False, units).parameters

@@ -95,7 +95,7 @@ def make(name: str) -> tuple[Any, Any]:
 
 def deepen(host: Any, slot: str) -> None:
     if host[slot].stage == Stage.FOSSILIZED:
-        host.settle(slot)
+        host.absorb(slot)
     host.germinate(slot, "deepen")
     host.commit(slot)
 

@@ -22,7 +22,7 @@ from esper.growth.blueprints import (
 )
 from esper.growth.modules import seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
-from esper.growth.seed_slot import SeedSlot, SettledSeed
+from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
@@ -43,12 +43,12 @@ class SlotState:
     seed: nn.Module | None
     gate: nn.Module | None
     form: SeedForm
-    fossils: tuple[SettledSeed, ...]
+    fossils: tuple[AbsorbedSeed, ...]
 
     @classmethod
     def of(cls, slot: SeedSlot) -> SlotState:
         """Return the current state of a slot."""
-        return cls(replace(slot.life), slot.seed, slot.gate, slot.form, tuple(slot.settled))
+        return cls(replace(slot.life), slot.seed, slot.gate, slot.form, tuple(slot.absorbed))
 
 
 class HostSlots(Mapping[str, SeedSlot]):
@@ -150,7 +150,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         changes.
         """
         if self[slot].stage == Stage.FOSSILIZED:
-            self.lives.settle(slot, self)
+            self.lives.absorb(slot, self)
         self.germinate(slot, blueprint)
         self.commit_start(slot)
 
@@ -214,13 +214,13 @@ class HostSlots(Mapping[str, SeedSlot]):
         for listener in self.action_listeners:
             listener()
 
-    def settle(self, slot: str) -> None:
+    def absorb(self, slot: str) -> None:
         """Make a committed seed part of its block at once, so that another can grow there.
 
         Raises:
             SlotError: If the slot holds no committed seed.
         """
-        self.lives.settle(slot, self)
+        self.lives.absorb(slot, self)
         for listener in self.action_listeners:
             listener()
 
@@ -285,9 +285,9 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Notify listeners that the seed is now part of the host."""
         self._notify()
 
-    def settle_seed(self, slot: str) -> int:
+    def absorb_seed(self, slot: str) -> int:
         """Make a committed seed part of its block; return the hidden units that it added."""
-        n_units = self[slot].settle()
+        n_units = self[slot].absorb()
         self._notify()
         return n_units
 

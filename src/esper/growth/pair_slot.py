@@ -247,7 +247,7 @@ class PairSlot(SeedSlot):
                 is_isolated=False,
                 neighbours=dict(fossil.neighbours),
             )
-            for part, fossil in zip(self.settled, life.fossils, strict=True)
+            for part, fossil in zip(self.absorbed, life.fossils, strict=True)
         ]
         if self.seed is not None:
             live = UnitGroup(
@@ -306,17 +306,17 @@ class PairSlot(SeedSlot):
         site = self.site.widened(units)
         pairs = {slot.name: slot.pair for slot in self.neighbours}
         neighbours = self.life.neighbours
-        if len(self.settled) < len(self.life.fossils):  # a fossil is being rebuilt
-            neighbours = self.life.fossils[len(self.settled)].neighbours
+        if len(self.absorbed) < len(self.life.fossils):  # a fossil is being rebuilt
+            neighbours = self.life.fossils[len(self.absorbed)].neighbours
         site = site.beside((pairs[name], count) for name, count in neighbours)
         seed = find_blueprint(blueprint).build_seed(site)
         self.seed = seed.to(**self._tensor_options())
         self.seed.train(self.block.training)
 
-    def settle(self) -> int:
+    def absorb(self) -> int:
         """Make the seed part of the pair; return the number of its units."""
         n_units = cast(PairSeed, self.seed).n_units
-        super().settle()
+        super().absorb()
         return n_units
 
     def restyle(self, style: BlendStyle) -> None:
@@ -335,7 +335,7 @@ class PairSlot(SeedSlot):
         """Return the parameters of each layer of the pair with those that were grown beside it."""
         homes: list[tuple[list[nn.Parameter], list[nn.Parameter]]] = []
         wirings = [self.wiring, *self.norm_wirings, *self.consumer_wirings]
-        seeds = [part.seed for part in (*self.settled, self) if part.seed is not None]
+        seeds = [part.seed for part in (*self.absorbed, self) if part.seed is not None]
         for seed in cast(list[PairSeed], seeds):
             parts = [seed.rows, *seed.norms, *seed.columns]
             homes += [

@@ -25,7 +25,7 @@ ROUNDING = 64
 """Largest output of a new seed, in machine epsilons: what remains when units of size 1 cancel."""
 
 
-class SettledSeed(nn.Module):
+class AbsorbedSeed(nn.Module):
     """A committed seed that has become part of its slot's block."""
 
     def __init__(self, seed: nn.Module, gate: nn.Module | None, form: SeedForm) -> None:
@@ -71,7 +71,7 @@ class SeedSlot(BlockWrapper):
         """Computes the gate of the gated style, one number per position."""
         self.form = SeedForm.SERIAL
         self.fossils: nn.ModuleList | None = None
-        """A :class:`SettledSeed` for each fossil of the slot's life; None if there is none."""
+        """A :class:`AbsorbedSeed` for each fossil of the slot's life; None if there is none."""
         self.is_off = False
         """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
@@ -114,7 +114,7 @@ class SeedSlot(BlockWrapper):
             copied.prepare_cache(args, kwargs)
         y = self.block(*args, **kwargs)
         life = self.life
-        for part, fossil in zip(self.settled, life.fossils, strict=True):
+        for part, fossil in zip(self.absorbed, life.fossils, strict=True):
             change = self._change(part, fossil, y, args, kwargs)
             y = blend(y, change, fossil.alpha)
         if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
@@ -167,7 +167,7 @@ class SeedSlot(BlockWrapper):
 
     def _copies(self, without: BlockCopy | None = None) -> list[BlockCopy]:
         """Return the copies of the block among the fossils and the seed, in order."""
-        seeds = [*(part.seed for part in self.settled), self.seed]
+        seeds = [*(part.seed for part in self.absorbed), self.seed]
         return [seed for seed in seeds if isinstance(seed, BlockCopy) and seed is not without]
 
     def _find_copy_problem(self, seed: BlockCopy) -> str | None:
@@ -195,7 +195,7 @@ class SeedSlot(BlockWrapper):
         """Remove the seed; fossils stay."""
         self.seed = self.gate = None
 
-    def settle(self) -> int:
+    def absorb(self) -> int:
         """Make the seed part of the block; return the hidden units that it adds to the block's own.
 
         Its parameters stay the same objects.
@@ -204,13 +204,13 @@ class SeedSlot(BlockWrapper):
         n_units = 0
         if isinstance(self.seed, WidenSeed) and self.site.path is not None:
             n_units = self.seed.first.weight.shape[0]
-        self.set_fossils([*self.settled, SettledSeed(self.seed, self.gate, self.form)])
+        self.set_fossils([*self.absorbed, AbsorbedSeed(self.seed, self.gate, self.form)])
         self.clear()
         return n_units
 
-    def set_fossils(self, settled: Sequence[SettledSeed]) -> None:
+    def set_fossils(self, absorbed: Sequence[AbsorbedSeed]) -> None:
         """Replace the fossils' modules."""
-        self.fossils = nn.ModuleList(settled) if settled else None
+        self.fossils = nn.ModuleList(absorbed) if absorbed else None
         if self.fossils is not None:
             self.fossils.training = self.block.training
 
@@ -223,15 +223,15 @@ class SeedSlot(BlockWrapper):
         self.set_fossils([])
         for fossil in life.fossils:
             self._build(fossil.blueprint, fossil.style, units)
-            self.settle()
+            self.absorb()
             units += fossil.units
         if life.has_seed:
             self._build(life.blueprint, life.style, units)
 
     @property
-    def settled(self) -> list[SettledSeed]:
+    def absorbed(self) -> list[AbsorbedSeed]:
         """The fossils' modules, in order."""
-        return cast(list[SettledSeed], list(self.fossils or ()))
+        return cast(list[AbsorbedSeed], list(self.fossils or ()))
 
     def unstacked(self) -> list[SeedSlot]:
         """Return the slot as slots of one seed each, in order: every fossil, then the seed.
@@ -239,7 +239,7 @@ class SeedSlot(BlockWrapper):
         The first has the slot's block; the block of each other one is the slot before it.
         """
         found: list[SeedSlot] = []
-        for part, fossil in zip(self.settled, self.life.fossils, strict=True):
+        for part, fossil in zip(self.absorbed, self.life.fossils, strict=True):
             found.append(self._layer(found, part, fossil.as_life()))
         if self.seed is not None:
             found.append(self._layer(found, self, replace(self.life, fossils=())))
@@ -247,7 +247,7 @@ class SeedSlot(BlockWrapper):
         return found
 
     def _layer(
-        self, below: list[SeedSlot], part: SeedSlot | SettledSeed, life: SlotLife
+        self, below: list[SeedSlot], part: SeedSlot | AbsorbedSeed, life: SlotLife
     ) -> SeedSlot:
         lives = SlotLives(self._lives.slot_config, self._lives.growth_config)
         lives.set_life(self.name, life)
@@ -272,8 +272,8 @@ class SeedSlot(BlockWrapper):
 
     def grown_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the fossils, the seed and its gate."""
-        settled = [] if self.fossils is None else list(self.fossils.parameters())
-        return [*settled, *self.seed_parameters()]
+        absorbed = [] if self.fossils is None else list(self.fossils.parameters())
+        return [*absorbed, *self.seed_parameters()]
 
     def seen_units(self) -> Neighbours:
         """Return the committed units of other slots that a new seed would read or feed: none."""
@@ -317,7 +317,7 @@ class SeedSlot(BlockWrapper):
 
     def _change(
         self,
-        part: SeedSlot | SettledSeed,
+        part: SeedSlot | AbsorbedSeed,
         life: SlotLife | Fossil,
         y: Tensor,
         args: tuple[Any, ...],
@@ -342,7 +342,7 @@ class SeedSlot(BlockWrapper):
 
     def _run_seed(
         self,
-        part: SeedSlot | SettledSeed,
+        part: SeedSlot | AbsorbedSeed,
         life: SlotLife | Fossil,
         source: Tensor,
         args: tuple[Any, ...] = (),

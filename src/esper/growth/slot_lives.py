@@ -193,7 +193,7 @@ class SeedKeeper(Protocol):
         """Make a slot's seed a permanent part of the host."""
         ...
 
-    def settle_seed(self, slot: str) -> int:
+    def absorb_seed(self, slot: str) -> int:
         """Make a slot's committed seed part of its block, so that another can grow on both.
 
         Returns:
@@ -321,7 +321,7 @@ class SlotLives:
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
             if life.stage == Stage.FOSSILIZED and self._is_embargo_over(life):
-                self.settle(slot, keeper)
+                self.absorb(slot, keeper)
             self._notify(slot)
 
     def abandon(self, slot: str, keeper: SeedKeeper) -> None:
@@ -372,7 +372,7 @@ class SlotLives:
         keeper.commit_seed(slot)
         self._notify(slot)
 
-    def settle(self, slot: str, keeper: SeedKeeper) -> None:
+    def absorb(self, slot: str, keeper: SeedKeeper) -> None:
         """Make a committed seed part of its block; the slot is dormant again."""
         life = self[slot]
         if life.stage != Stage.FOSSILIZED:
@@ -380,7 +380,7 @@ class SlotLives:
                 f"slot {slot!r} is {life.stage.name.lower()}; only a fossilized seed can become "
                 "part of its block."
             )
-        units = keeper.settle_seed(slot)
+        units = keeper.absorb_seed(slot)
         fossil = Fossil(life.blueprint, life.style, life.alpha, units, life.neighbours)
         self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)

@@ -67,7 +67,7 @@ def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[st
     """Return the tensors of a host (``own``), each seed and each gate, by part and name."""
     parts = {"host": own}
     for name, slot in host_slots.items():
-        for number, held in enumerate([*slot.settled, slot]):
+        for number, held in enumerate([*slot.absorbed, slot]):
             fossil = None if held is slot else number
             for kind, module in (("seed", held.seed), ("gate", held.gate)):
                 if module is not None:

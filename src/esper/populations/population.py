@@ -372,7 +372,7 @@ class Population(ABC):
         for seed in seeds:
             slot = seed.action.slot
             if self.lives(host)[slot].stage == Stage.FOSSILIZED:
-                self._settle(host, slot)
+                self._absorb(host, slot)
             self._set_germinated(host, seed.number)
             self.apply(host, seed.action)
             self._commit(host, slot)
@@ -386,7 +386,7 @@ class Population(ABC):
         """Commit a newly germinated seed."""
 
     @abstractmethod
-    def _settle(self, host: int, slot: str) -> None:
+    def _absorb(self, host: int, slot: str) -> None:
         """Make a committed seed part of its block, so that another can be planted there."""
 
     def finish(self, host: int) -> None:

@@ -90,9 +90,9 @@ class SequentialPopulation(Population):
         held.slots.commit_start(slot)
         held.governor.keep_if_finite()
 
-    def _settle(self, host: int, slot: str) -> None:
+    def _absorb(self, host: int, slot: str) -> None:
         held = self._hosts[host]
-        held.slots.lives.settle(slot, held.slots)
+        held.slots.lives.absorb(slot, held.slots)
         held.governor.keep_if_finite()
 
     def model(self, host: int) -> nn.Module:

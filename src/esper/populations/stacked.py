@@ -64,7 +64,7 @@ class StackedKeeper:
             # The design's block has the sizes and weights of another host.
             own = slots(self.population.model(self.host))[slot]
             place.block = own.block
-            place.set_fossils(own.settled)
+            place.set_fossils(own.absorbed)
         with seeded(draw_seed_number(seed, count)):
             place.plant(action.blueprint, action.style)
         self.state.n_germinated[self.host] = count + 1
@@ -88,12 +88,12 @@ class StackedKeeper:
     def commit_seed(self, slot: str) -> None:
         """Do nothing: the learning rate of a committed seed follows from its stage."""
 
-    def settle_seed(self, slot: str) -> int:
+    def absorb_seed(self, slot: str) -> int:
         """Return the hidden units that a committed seed added; its rows stay where they are."""
         life, place = self.state.lives[self.host][slot], self._new_slot(slot)
         with seeded(0):
             place.plant(life.blueprint, life.style)
-        return place.settle()
+        return place.absorb()
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
@@ -260,8 +260,8 @@ class StackedPopulation(Population):
         self._start_computing(host)
         self._has_acted = True
 
-    def _settle(self, host: int, slot: str) -> None:
-        self.state.lives[host].settle(slot, StackedKeeper(self, host))
+    def _absorb(self, host: int, slot: str) -> None:
+        self.state.lives[host].absorb(slot, StackedKeeper(self, host))
         self._has_acted = True
 
     def model(self, host: int) -> nn.Module:

@@ -187,7 +187,7 @@ class StackedState:
         self.n_germinated[host] = state.facts["n_germinated"]
         self.watch.set_state(state.facts["losses"], host)
         for slot, place in places.items():
-            for number, held in enumerate([*place.settled, place]):
+            for number, held in enumerate([*place.absorbed, place]):
                 parts = {"seed": held.seed, "gate": held.gate}
                 fossil = None if held is place else number
                 rows = {

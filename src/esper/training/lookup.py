@@ -113,7 +113,7 @@ class _Preview:
         grown = slots(self._model)
         grown.germinate(slot, blueprint)
         grown.commit(slot)
-        grown.settle(slot)
+        grown.absorb(slot)
 
 
 def find_saved(controller: AnyController) -> SavedController | None:

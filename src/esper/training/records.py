@@ -137,7 +137,7 @@ def host_parts(host: nn.Module) -> list[HostPart]:
     grown = {
         id(module)
         for slot in slots(host).values()
-        for part in (*slot.settled, slot)
+        for part in (*slot.absorbed, slot)
         if part.seed is not None
         for module in part.seed.modules()
     }

@@ -40,7 +40,7 @@ class Keeper:
     def commit_seed(self, slot: str) -> None:
         pass
 
-    def settle_seed(self, slot: str) -> int:
+    def absorb_seed(self, slot: str) -> int:
         return 0
 
     def find_start_problem(self, slot: str) -> str | None:
