@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,9 @@ BUDGETS = (20.0, 66.0, 166.0)
 RATES = (1e-2, 2e-2, 4e-2)
 TIMINGS = (0.4, 0.2)
 """Shares of the budget after which a network grows; rates are tuned at the first."""
-SEEDS = (1000, 1001, 1002)
+SEEDS = (1000, 1001, 1002, 1004, 1005)
+FRESH_SEEDS = (1006, 1007, 1008, 1009, 1010)
+"""Repeats what was best with the others, which may owe that to chance."""
 TUNING_SEED = 1003
 NEW_WEIGHTS = 10_000
 """Added to the seed of a run for the weights that growth draws."""
@@ -52,33 +54,61 @@ WRITERS = ("token.weight", "position.weight", "project.weight", "project.bias", 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that can be wider: its fixed sizes and the growths between them."""
+    """One table: fixed sizes of one thing, and the growths between them."""
 
-    name: str
     title: str
+    thing: Literal["text-heads", "text-stream"]
     sizes: tuple[int, ...]
     growths: tuple[tuple[int, int], ...]
+    budgets: tuple[float, ...]
+    seeds: tuple[int, ...] = SEEDS[:3]
 
     def arms(self) -> Iterator[tuple[Arm, float | None]]:
         """Yield each arm with the time of its growth."""
         for size in self.sizes:
             yield Arm(size, size), None
         for start, final in self.growths:
-            for grow_at in sorted(TIMINGS):
+            for grow_at in TIMINGS:
                 yield Arm(start, final, "identity"), grow_at
 
 
-HEADS = Part(
-    "text-heads", "Attention heads, stream of 16", (1, 2, 4), growths=((1, 2), (1, 4), (2, 4))
-)
-STREAM = Part(
-    "text-stream", "Whole residual stream", (8, 16, 24), growths=((8, 16), (8, 24), (16, 24))
+PARTS = (
+    Part(
+        "Attention heads",
+        "text-heads",
+        sizes=(1, 2, 4),
+        growths=((1, 2), (1, 4), (2, 4)),
+        budgets=BUDGETS[:2],
+    ),
+    Part(
+        "Residual stream",
+        "text-stream",
+        sizes=(8, 16, 24),
+        growths=((8, 16), (16, 24)),
+        budgets=BUDGETS[:2],
+    ),
+    Part(
+        "Residual stream, where sizes are close",
+        "text-stream",
+        sizes=(16, 24),
+        growths=((16, 24),),
+        budgets=BUDGETS[1:],
+        seeds=SEEDS,
+    ),
+    Part(
+        "Residual stream, other seeds",
+        "text-stream",
+        sizes=(16, 24),
+        growths=((16, 24),),
+        budgets=BUDGETS[1:2],
+        seeds=FRESH_SEEDS,
+    ),
 )
 
 
-def config_of(part: str, size: int) -> GPTHostConfig:
+def config_of(thing: str, size: int) -> GPTHostConfig:
     """Return the network of a number of heads, or of a width of the stream."""
-    width, n_heads = (WIDTH, size) if part == HEADS.name else (size, size // HEAD)
+    width, n_heads = (WIDTH, size) if thing == "text-heads" else (size, size // HEAD)
     return GPTHostConfig(
         vocabulary=len(ASCII), context=CONTEXT, width=width, hidden=4 * width, n_heads=n_heads
     )
@@ -204,80 +234,69 @@ def train(run: Run) -> dict[str, Any]:
     }
 
 
-class Pilot:
-    """Trains what is missing and remembers the results."""
+def find_loss(run: Run, results: Results) -> float:
+    """Return the validation loss of a run, which is trained if it is not in the results."""
+    if run.problem == "text-stream" and run.arm == Arm(WIDTH, WIDTH):
+        # The same network as with two heads.
+        run = replace(run, problem="text-heads", arm=Arm(WIDTH // HEAD, WIDTH // HEAD))
+    if run not in results:
+        results.add(run, result := train(run))
+        print(f"{run}: {result['validation']} in {result['seconds']:g} s", flush=True)
+    return results.loss(run)
 
-    def __init__(self, results: Results, budgets: Sequence[float]) -> None:
-        self.results = results
-        self.budgets = budgets
 
-    def loss(self, run: Run) -> float:
-        """Return the validation loss of a run."""
-        if run.problem == STREAM.name and run.arm == Arm(WIDTH, WIDTH):
-            # The same network as with two heads.
-            run = replace(run, problem=HEADS.name, arm=Arm(WIDTH // HEAD, WIDTH // HEAD))
-        if run not in self.results:
-            self.results.add(run, result := train(run))
-            print(f"{run}: {result['validation']} in {result['seconds']:g} s", flush=True)
-        return self.results.loss(run)
+def choose_rate(run: Run, results: Results) -> float:
+    """Return the learning rate of an arm, chosen on another seed.
 
-    def rate(self, run: Run) -> float:
-        """Return the learning rate of an arm, chosen on another seed.
+    The smallest budget tries all rates. Longer training needs a lower rate, if another, so each
+    larger budget tries all up to that of the budget before, and the two lowest in any case.
+    """
+    grow_at = None if run.grow_at is None else TIMINGS[0]
+    run = replace(run, grow_at=grow_at, seed=TUNING_SEED)
+    rates, place = RATES, BUDGETS.index(run.budget)
+    if place:
+        before = RATES.index(choose_rate(replace(run, budget=BUDGETS[place - 1]), results))
+        rates = RATES[: max(2, before + 1)]
+    return min(rates, key=lambda rate: find_loss(replace(run, rate=rate), results))
 
-        The smallest budget tries all rates, each larger one that of the budget before and the
-        one below it, as `growth_pays.py` does.
-        """
-        grow_at = None if run.grow_at is None else TIMINGS[0]
-        run = replace(run, grow_at=grow_at, seed=TUNING_SEED)
-        rates, place = RATES, self.budgets.index(run.budget)
-        if place:
-            before = RATES.index(self.rate(replace(run, budget=self.budgets[place - 1])))
-            rates = RATES[max(0, before - 1) : before + 1]
-        return min(rates, key=lambda rate: self.loss(replace(run, rate=rate)))
 
-    def compare(self, part: Part, budgets: Sequence[float]) -> Comparison:
-        """Return the losses of all arms of a part, at some of the budgets."""
-        fixed: dict[str, dict[float, list[float]]] = {}
-        grown: dict[str, dict[float, list[float]]] = {}
+def compare(part: Part, results: Results) -> Comparison:
+    """Return the losses of all arms of a part."""
+    fixed: dict[str, dict[float, list[float]]] = {}
+    grown: dict[str, dict[float, list[float]]] = {}
+    for budget in part.budgets:
         for arm, grow_at in part.arms():
+            run = Run(part.thing, arm, budget, RATES[0], TUNING_SEED, grow_at)
+            run = replace(run, rate=choose_rate(run, results))
+            losses = [find_loss(replace(run, seed=seed), results) for seed in part.seeds]
             name = f"{arm.final}" if grow_at is None else f"{arm.name} at {grow_at:.0%}"
-            found = (fixed if grow_at is None else grown).setdefault(name, {})
-            for budget in budgets:
-                run = Run(part.name, arm, budget, RATES[0], TUNING_SEED, grow_at)
-                run = replace(run, rate=self.rate(run))
-                found[budget] = [self.loss(replace(run, seed=seed)) for seed in SEEDS]
-        return Comparison(fixed, grown)
+            (fixed if grow_at is None else grown).setdefault(name, {})[budget] = losses
+    return Comparison(fixed, grown)
 
 
 def report(part: Part, found: Comparison) -> str:
     """Return losses and their differences from the best fixed size, with a verdict."""
     rows: list[list[str]] = []
     for arm in found.arms:
-        row = [arm, f"{max(found.regrets(arm)):.3f}"]
+        row = [arm]
         for budget in found.budgets:
-            is_best = arm == found.best_fixed(budget)
-            text = f"{found.mean(arm, budget):.3f}"
+            text, is_best = f"{found.mean(arm, budget):.3f}", arm == found.best_fixed(budget)
             difference = found.difference(arm, budget).text()
             row.append(f"**{text}**" if is_best else f"{text}, {difference}")
-        rows.append(row)
-    budgets = (f"{budget:g} GF" for budget in found.budgets)
-    losses = table(["validation loss", "worst regret", *budgets], rows)
-    return f"## {part.title}\n\n{losses}\n\n{found.verdict()}\n"
+        rows.append([*row, f"{max(found.regrets(arm)):.3f}"])
+    names = ["validation loss", *(f"{budget:g} GF" for budget in found.budgets), "worst regret"]
+    title = f"## {part.title}, {len(part.seeds)} seeds"
+    return f"{title}\n\n{table(names, rows)}\n\n{found.verdict()}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS, help="GFLOPs, rising")
-    budgets = tuple(parser.parse_args().budgets)
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     results = Results(ROWS)
-    for part in (HEADS, STREAM):
-        results.drop_other_data(part.name, PROBLEMS["text"].load().digest)
-    pilot = Pilot(results, budgets)
-    for number in range(1, len(budgets) + 1):
-        # Smaller budgets are whole before larger ones begin.
-        found = [(part, pilot.compare(part, budgets[:number])) for part in (HEADS, STREAM)]
-        print("\n" + "\n".join(report(*pair) for pair in found), flush=True)
+    for thing in ("text-heads", "text-stream"):
+        results.drop_other_data(thing, PROBLEMS["text"].load().digest)
+    for part in PARTS:
+        print("\n" + report(part, compare(part, results)), flush=True)
 
 
 if __name__ == "__main__":
