@@ -30,6 +30,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load("growth_runs", monkeypatch)
 
 
+@pytest.fixture
+def widening(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load("widening_pilot", monkeypatch)
+
+
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module(name)
@@ -230,3 +235,45 @@ def test_a_warm_start_compares_three_arms_at_four_budgets(campaign: Any, tmp_pat
         assert [arm[0].base is None for arm in found] == [False, False, True]
         assert [arm[0].arm.final for arm in found] == [start, final, final]
         assert {run.rate for arm in found for run in arm} == {5e-3}
+
+
+@pytest.mark.parametrize(
+    ("part", "start", "final"),
+    [("text-heads", 1, 4), ("text-heads", 2, 4), ("text-stream", 8, 16), ("text-stream", 16, 24)],
+)
+def test_widening_changes_nothing_and_what_is_new_learns(
+    widening: Any, part: str, start: int, final: int
+) -> None:
+    model = widening.build(widening.config_of(part, start), seed=0)
+    x = torch.randint(90, (4, 32), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.0, fused=True)
+    for _ in range(3):
+        model(x).square().mean().backward()
+        optimizer.step()
+    before, kept = model(x).detach(), optimizer.state[model.head.weight]["exp_avg"].clone()
+    config = widening.config_of(part, final)
+    grown, larger = widening.widen(model, optimizer, config, seed=1)
+    torch.testing.assert_close(grown(x), before, rtol=0.0, atol=2e-6)
+    moment = larger.state[grown.head.weight]["exp_avg"]
+    torch.testing.assert_close(moment[:, : kept.shape[1]], kept, rtol=0.0, atol=0.0)
+    assert moment.count_nonzero() == kept.count_nonzero()
+    fixed = widening.build(config, seed=2)
+    shapes = [parameter.shape for parameter in grown.parameters()]
+    assert shapes == [parameter.shape for parameter in fixed.parameters()]
+    # After one step nothing of the new heads, units and channels is dead or without an effect.
+    for _ in range(2):
+        larger.zero_grad()
+        grown(x).square().mean().backward()
+        larger.step()
+    project = grown.blocks[0].attention.project.weight
+    assert project.count_nonzero() == project.numel()
+    rows = grown.blocks[0].attention.query_key_value.weight.grad.abs().sum(1)
+    assert rows.count_nonzero() == len(rows)
+
+
+def test_heads_as_wide_as_the_stream_are_those_of_the_host(widening: Any) -> None:
+    seeds = importlib.import_module("esper.growth.blueprints.seeds")
+    ours, host = widening.HeadAttention(16, 2), seeds.CausalAttention(16, 2)
+    ours.load_state_dict(host.state_dict())
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(x), host(x))
