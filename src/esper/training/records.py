@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +56,22 @@ class RoundTally:
         self.n_illegal = np.zeros((), np.int64)
         self.n_refused = np.zeros((), np.int64)
         self.n_restored = np.zeros((), np.int64)
+
+    def for_next_round(self) -> RoundTally:
+        """Return a tally of the same episodes for the next round; this one stays as it is."""
+        tally = copy.deepcopy(self)
+        tally.begin_round()
+        return tally
+
+    @classmethod
+    def join(cls, tallies: Sequence[RoundTally]) -> RoundTally:
+        """Return the tally of all environments, given those of some each, in order."""
+        joined = cls(sum(len(tally.episode) for tally in tallies))
+        for name in vars(joined):
+            values = [getattr(tally, name) for tally in tallies]
+            is_by_env = name in ("episode", "op_counts", "terms")
+            setattr(joined, name, np.concatenate(values) if is_by_env else sum(values))
+        return joined
 
     def add(self, step: CollectedStep) -> None:
         """Add a step; :meth:`end_episodes` then resets the episodes that ended in it."""

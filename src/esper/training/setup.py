@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -35,9 +37,10 @@ FIRST_OP_LOGITS: dict[Op, float] = {
 epochs, so that the policy would hardly see what growth is worth."""
 
 
-def stream_seed(seed: int, stream: str) -> int:
-    """Return the seed of one random stream; other runs and streams have different seeds."""
+def stream_seed(seed: int, stream: str, shard: int = 0) -> int:
+    """Return the seed of one random stream; other runs, streams and shards have different seeds."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
+    words += [shard] if shard else []
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
@@ -78,9 +81,11 @@ def _make_task(config: RunConfig) -> Task:
     return make_task(config.task, **config.task_options)
 
 
-def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
-    """Return the environments that a run trains in."""
-    return GrowthVectorEnv(task, config.envs, reward=config.rewards, purpose="training")
+def split_evenly(count: int, most: int) -> list[int]:
+    """Return sizes of about equal parts, none larger than ``most``."""
+    n_parts = math.ceil(count / most)
+    ends = [round(count * part / n_parts) for part in range(n_parts + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def make_trial_envs(
@@ -107,7 +112,7 @@ def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
     return policy
 
 
-def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
-    """Return the initial agent of a run."""
-    policy = make_policy(config, slot_config)
-    return PPOAgent(policy.spec, policy, config.ppo, seed=stream_seed(config.seed, "actions"))
+def make_agent(config: RunConfig, slot_config: SlotConfig, *, shard: int = 0) -> PPOAgent:
+    """Return the initial agent of a run, which draws the actions of a shard."""
+    policy, seed = make_policy(config, slot_config), stream_seed(config.seed, "actions", shard)
+    return PPOAgent(policy.spec, policy, config.ppo, seed=seed)

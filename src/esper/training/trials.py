@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES
 from esper.tamiyo import Controller
 from esper.tasks import Task
 from esper.training.fixed_schedule import find_stop, make_fixed
-from esper.training.setup import make_trial_envs
+from esper.training.setup import make_trial_envs, split_evenly
 from esper.training.stopping import StoppableController, StopRequest
 
 TRIAL_SEED = 0
@@ -159,10 +158,11 @@ def run_final_trials(
 
 def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
     """Split a part into groups of about equal size, none larger than ``most`` hosts."""
-    n_groups = math.ceil(part.n_hosts / most)
-    ends = [part.first + round(part.n_hosts * group / n_groups) for group in range(n_groups + 1)]
+    sizes = split_evenly(part.n_hosts, most)
+    firsts = accumulate(sizes, initial=part.first)
     return [
-        TrialPart(task=part.task, first=first, n_hosts=end - first) for first, end in pairwise(ends)
+        TrialPart(task=part.task, first=first, n_hosts=size)
+        for first, size in zip(firsts, sizes, strict=False)
     ]
 
 
