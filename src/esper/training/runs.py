@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
-from esper.environment import EpisodeResults, GrowthVectorEnv
+from esper.environment import EpisodeResults
 from esper.errors import (
     ConfigError,
     DamagedTelemetryError,
@@ -30,7 +30,6 @@ from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
-from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import has_changed, set_aside
@@ -44,7 +43,6 @@ from esper.training.comparison import (
     compare_arms,
     write_summary,
 )
-from esper.training.fixed_schedule import make_fixed
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
 from esper.training.run import Run
@@ -53,13 +51,14 @@ from esper.training.signals import signals_ask
 from esper.training.state import Progress, require_saved_config
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
-from esper.training.trials import count_hosts, run_final_trials, trial_parts
+from esper.training.trials import MakeController, MakeFixed, MakeLearned, MakeNamed, Trials
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
     """Compare the best policy of a run with simple controllers; save and return the comparison."""
     progress, config = trainer.parts.progress, trainer.config
-    n_hosts = count_hosts(trial_parts(trainer.task, config.evaluation.n_final_episodes))
+    trials = Trials(config, trainer.task, trainer.stop, is_final=True, pool=trainer.pool)
+    n_hosts = trials.n_hosts
     message = (
         f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
         f"on {n_hosts} held-out hosts"
@@ -69,13 +68,8 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     actions: NDArray[np.int64] | None = None
     for arm in (LEARNED, *OTHERS):
         start = perf_counter()
-        episodes, taken = run_final_trials(
-            config,
-            trainer.task,
-            _controller_maker(trainer, arm),
-            trainer.stop,
-            on_share=_progress_reporter(output, n_hosts, arm),
-        )
+        report = _progress_reporter(output, n_hosts, arm)
+        episodes, taken = trials.run(_controller_maker(trainer, arm), report)
         record = evaluation_record(
             episodes,
             round_number=progress.round,
@@ -129,16 +123,12 @@ def arm_results(results: EpisodeResults) -> ArmResults:
     )
 
 
-def _controller_maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
     if arm == "fixed":
-        designs, stops = trainer.task.designs, trainer.parts.progress.fixed_stops
-        return lambda envs: make_fixed(envs, stops[designs.index(envs.task)])
+        return MakeFixed(tuple(trainer.parts.progress.fixed_stops))
     if arm != LEARNED:
-        return lambda envs: make_controller(arm, envs.layout)
-    policy = trainer.parts.policy
-    policy.load_state_dict(trainer.parts.best_policy)
-    deterministic = trainer.config.evaluation.deterministic
-    return lambda _: LearnedController(policy, deterministic=deterministic)
+        return MakeNamed(arm)
+    return MakeLearned(trainer.config, trainer.parts.best_policy)
 
 
 class RunInterrupted(KeyboardInterrupt):

@@ -19,7 +19,6 @@ from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
-from esper.tamiyo import LearnedController, WaitController
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.output import RecordOutput, TrialProgress
@@ -35,7 +34,7 @@ from esper.training.setup import make_agent, make_run_task
 from esper.training.shards import GrowthNotes, join_tallies, make_shard, plan_shards
 from esper.training.state import RunParts
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import OnShare, Trials, count_hosts, trial_parts
+from esper.training.trials import MakeFixed, MakeLearned, MakeNamed, OnShare, Trials
 
 MAX_REFUSALS = 3
 """Updates in a row that may be rejected before a run fails."""
@@ -100,7 +99,7 @@ class Trainer:
         )
         self._send_weights()
         self.stopwatch = Stopwatch()
-        self._trials: Trials | None = None
+        self._trials = Trials(config, self.task, stop, pool=self.pool)
         self._saved_at: tuple[int, int, str] | None = None
 
     def load(self, state: State) -> None:
@@ -156,7 +155,8 @@ class Trainer:
         """Record the run, and evaluate hosts left alone and the fixed schedule."""
         self._describe_run()
         progress = self.parts.progress
-        alone = self._run_baseline("wait", lambda trials, show: trials.run(WaitController(), show))
+        wait = MakeNamed("wait")
+        alone = self._run_baseline("wait", lambda trials, show: trials.run(wait, show)[0])
         progress.static_score = float(alone.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
@@ -180,7 +180,7 @@ class Trainer:
         """Choose when the fixed schedule stops, and run it."""
         stops = trials.find_stops(lambda share: show(share / 2))
         self.parts.progress.fixed_stops = stops
-        return trials.run_fixed(stops, lambda share: show(0.5 + share / 2))
+        return trials.run(MakeFixed(tuple(stops)), lambda share: show(0.5 + share / 2))[0]
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""
@@ -286,9 +286,9 @@ class Trainer:
         """Evaluate the policy on held-out hosts; keep it if it is the best so far."""
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
-        controller = LearnedController(parts.policy, deterministic=config.deterministic)
+        learned = MakeLearned(self.config, parts.policy.state_dict())
         results, seconds = self._run_trial(
-            "learned", lambda trials, show: trials.run(controller, show)
+            "learned", lambda trials, show: trials.run(learned, show)[0]
         )
         mean = float(results.returns.mean())
         best = progress.best_return
@@ -352,17 +352,14 @@ class Trainer:
     def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
         start = perf_counter()
-        n_hosts = count_hosts(trial_parts(self.task, self.config.evaluation.n_eval_episodes))
+        trials = self._trials
 
         def show(share: float) -> None:
             self._output.show_trial(
-                TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
+                TrialProgress(arm=arm, purpose="tuning", n_hosts=trials.n_hosts, share=share)
             )
 
-        with self.stopwatch.measure("trials"):
-            if self._trials is None:
-                self._trials = Trials(self.config, self.task, self.stop)
-            results = run(self._trials, show)
+        results = run(trials, show)
         return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:
