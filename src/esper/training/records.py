@@ -27,6 +27,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choi
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import UpdateReport
 from esper.simic.rollout.collector import CollectedStep
+from esper.simic.rollout.jobs import PoolStatus
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
 from esper.version import __version__
 
@@ -180,6 +181,8 @@ class RoundTiming:
     seconds_by_part: dict[str, float]
     n_steps: int
     """Steps that this process took; an interrupted process may have taken others before it."""
+    workers: PoolStatus | None = None
+    """How worker processes are; None if there are none."""
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a round's record about time and memory."""
@@ -189,6 +192,9 @@ class RoundTiming:
             "steps_per_second": self.n_steps / max(self.seconds, 1e-9),
             "seconds_by_part": json.dumps(parts),
             "rss_bytes": used_memory(),
+            "workers": None if self.workers is None else self.workers.alive,
+            "workers_restarted": None if self.workers is None else self.workers.restarted,
+            "seconds_waited": None if self.workers is None else self.workers.waited,
         }
 
 

@@ -25,7 +25,9 @@ from esper.errors import (
     EsperError,
     StorageError,
     TelemetryError,
+    WorkerError,
 )
+from esper.simic.rollout.jobs import Pool
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
@@ -46,12 +48,13 @@ from esper.training.comparison import (
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
 from esper.training.run import Run
-from esper.training.setup import require_room, resolve_task
+from esper.training.setup import make_run_task, require_room, resolve_task
 from esper.training.signals import signals_ask
 from esper.training.state import Progress, require_saved_config
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from esper.training.trials import MakeController, MakeFixed, MakeLearned, MakeNamed, Trials
+from esper.training.workers import describe_pool, make_pool
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
@@ -149,6 +152,8 @@ def train(
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
     allow_code: bool = False,
+    workers: int | None = None,
+    ray_address: str | None = None,
     **settings: Any,
 ) -> Run:
     """Train a controller from the first step to the final comparison.
@@ -163,6 +168,10 @@ def train(
         stop: Another way to request a stop.
         allow_code: Whether a TOML file may name its task by ``module:function``; a task in
             ``settings`` always may.
+        workers: Number of worker processes; 0 for this process alone. By default as many as there
+            are cores or shards, if the run is large enough to gain. Results do not depend on it.
+        ray_address: Address of a Ray cluster, instead of worker processes on this machine:
+            ``"host:port"``, ``"auto"`` or ``"local"``.
         **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
             ``ppo={"learning_rate": 1e-3}``.
 
@@ -185,9 +194,10 @@ def train(
         config, task = resolve_task(config)
     folder = RunFolder.create(run_dir, config)
     try:
-        return _run(folder, config, watchers, stop or StopRequest(), new_task=task)
-    except StorageError:
-        raise  # the run can be resumed once there is room on the disk
+        with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
+            return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=True)
+    except (StorageError, WorkerError):
+        raise  # the run can be resumed once there is room on the disk, or with other workers
     except Exception:
         folder.discard()
         raise
@@ -199,6 +209,8 @@ def resume(
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
     allow_code: bool = False,
+    workers: int | None = None,
+    ray_address: str | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; a run that is done is checked and returned unchanged.
 
@@ -207,6 +219,8 @@ def resume(
         watchers: Receive every record as it is made.
         stop: Another way to request a stop.
         allow_code: Whether to run a task that the run's settings name by ``module:function``.
+        workers: Number of worker processes, as for :func:`train`; it may differ from before.
+        ray_address: Address of a Ray cluster, as for :func:`train`.
 
     Raises:
         TaskError: If the run's settings name code and that is not allowed.
@@ -220,8 +234,12 @@ def resume(
         _check_complete(found)
         return found
     found.require_trusted_task(allow_code=allow_code)
-    require_room(found.config)
-    return _run(folder, found.config, watchers, stop or StopRequest())
+    config = found.config
+    require_room(config)
+    with _torch_defaults(config.threads):
+        task = make_run_task(config)
+    with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
+        return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=False)
 
 
 def _check_complete(run: Run) -> None:
@@ -241,16 +259,18 @@ def _run(
     config: RunConfig,
     watchers: Sequence[Sink],
     stop: StopRequest,
+    task: Task,
+    pool: Pool,
     *,
-    new_task: Task | None = None,
+    is_new: bool,
 ) -> Run:
-    """Run to the end: a new run with its task, or without one from the last checkpoint."""
+    """Run to the end: a new run from the start, another from the last checkpoint."""
     with folder.locked(), _torch_defaults(config.threads), signals_ask(stop), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
         writer, problem = _open_telemetry(folder.telemetry_file)
         stack.enter_context(writer)
         has_records = writer.position > 0
-        loaded = _load(checkpoints, writer) if new_task is None else None
+        loaded = None if is_new else _load(checkpoints, writer)
         if loaded is not None and _telemetry_position(loaded) and not has_records and not problem:
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
@@ -259,12 +279,15 @@ def _run(
         with _session(writer, loaded, config, folder, problem):
             trainer = Trainer(
                 config,
-                task=new_task,
+                task=task,
                 output=output,
                 checkpoints=checkpoints,
                 stop=stop,
                 name=folder.name,
+                pool=pool,
             )
+            if workers := describe_pool(pool, config, task):
+                output.show_workers(workers)
             if loaded is not None:
                 trainer.load(loaded.state)
             trainer.run()

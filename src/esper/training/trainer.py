@@ -12,7 +12,7 @@ import torch
 
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
-from esper.errors import NonFiniteError, RolloutError, TrainingError
+from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
 from esper.simic.rollout.jobs import InlinePool, Pool
 from esper.simic.rollout.shards import ShardedRollout
 from esper.simic.schedules import interpolate
@@ -116,6 +116,7 @@ class Trainer:
         Raises:
             Stopped: If a stop was requested; the run is saved.
             TrainingError: If too many updates in a row were rejected; the run is saved.
+            WorkerError: If workers die again and again; the run is saved.
             StorageError: If the disk is full or fails; the last checkpoint is intact.
         """
         progress = self.parts.progress
@@ -128,7 +129,7 @@ class Trainer:
                     self._run_round()
                 else:
                     self._evaluate()
-        except Stopped:
+        except (Stopped, WorkerError):
             self.save()
             raise
         self.save()
@@ -206,6 +207,7 @@ class Trainer:
                 perf_counter() - start,
                 dict(self.stopwatch.seconds),
                 (progress.step - first) * self.config.envs,
+                None if self.pool.is_local else self.pool.status(),
             ),
         )
         self._write(update, record)

@@ -15,25 +15,29 @@ from esper.storage.state import State, from_bytes, to_bytes
 
 
 class Parcel:
-    """A state on its way between processes, as an object or as bytes; converted when needed."""
+    """A state on its way between processes: as an object, as bytes, or still to be fetched."""
 
-    def __init__(self, content: State | bytes) -> None:
+    def __init__(self, content: State | bytes | Callable[[], bytes]) -> None:
         self._state = content if isinstance(content, State) else None
-        self._bytes = None if isinstance(content, State) else content
+        self._bytes = content if isinstance(content, bytes) else None
+        self._fetch = content if callable(content) else None
+        self.address: Any = None
+        """Where others can fetch it, if it was put anywhere."""
 
     @property
     def state(self) -> State:
         """The state."""
         if self._state is None:
-            assert self._bytes is not None, "a parcel holds one of the two"
-            self._state = from_bytes(self._bytes)
+            self._state = from_bytes(self.bytes)
         return self._state
 
     @property
     def bytes(self) -> bytes:
         """The state as bytes."""
+        if self._bytes is None and self._fetch is not None:
+            self._bytes = self._fetch()
         if self._bytes is None:
-            assert self._state is not None, "a parcel holds one of the two"
+            assert self._state is not None, "a parcel has some content"
             self._bytes = to_bytes(self._state)
         return self._bytes
 
