@@ -15,7 +15,7 @@ from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.environment.draws import FinalSplit, Purpose
 from esper.environment.vector_env import LEAST_HOST_BYTES
-from esper.errors import ConfigError
+from esper.errors import ConfigError, EsperError, TaskError
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
@@ -58,6 +58,21 @@ def require_room(config: RunConfig) -> None:
 def make_run_task(config: RunConfig) -> Task:
     """Return the task of a run, with the run's budget."""
     return replace(_make_task(config), budget=config.budget)
+
+
+def make_task_of_worker(config: RunConfig) -> Task:
+    """Return the task of a run in a worker process, which makes it anew.
+
+    Raises:
+        TaskError: If the worker cannot make it.
+    """
+    try:
+        return make_run_task(config)
+    except EsperError as error:
+        raise TaskError(
+            f"a worker process cannot make task {config.task!r}: {error} Name a function that it "
+            "can import, as module:function, or use workers = 0 (--workers 0)."
+        ) from error
 
 
 def resolve_task(config: RunConfig) -> tuple[RunConfig, Task]:

@@ -18,7 +18,7 @@ from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.telemetry.records import Record
 from esper.training.records import RoundTally
-from esper.training.setup import make_agent, make_run_task, split_evenly, stream_seed
+from esper.training.setup import make_agent, make_task_of_worker, split_evenly, stream_seed
 from esper.training.step_records import StepRecorder
 
 
@@ -64,7 +64,7 @@ def plan_shards(config: RunConfig, task: Task) -> list[ShardSpec]:
 
 def make_shard(spec: ShardSpec, task: Task | None = None) -> GrowthShard:
     """Return a shard at the start of its first episodes."""
-    return GrowthShard(spec, make_run_task(spec.config) if task is None else task)
+    return GrowthShard(spec, make_task_of_worker(spec.config) if task is None else task)
 
 
 class GrowthShard:

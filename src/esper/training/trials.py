@@ -20,7 +20,7 @@ from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
 from esper.training.fixed_schedule import best_stop, make_fixed, returns_by_stop
-from esper.training.setup import make_policy, make_run_task, make_trial_envs, split_evenly
+from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
 from esper.training.stopping import StoppableController, StopRequest
 
 TRIAL_SEED = 0
@@ -170,7 +170,7 @@ def _find_envs(place: Workplace, request: _Request) -> GrowthVectorEnv:
     if key not in place.held:
         task = request.task
         if task is None:
-            task = make_run_task(request.config).designs[request.design]
+            task = make_task_of_worker(request.config).designs[request.design]
         place.held[key] = make_trial_envs(
             request.config,
             task,

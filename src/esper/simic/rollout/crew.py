@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -15,10 +16,14 @@ from esper.simic.rollout.jobs import Job, OnShare, PoolStatus, Result
 
 MOST_TRIES = 3
 """Workers that may die of the same job before the jobs are given up."""
+MOST_FAILED_STARTS = 10
+"""Workers that may die before they are ready, until a job succeeds, before that."""
 WAIT_SECONDS = 0.2
 """Longest wait between two checks."""
 SLOW_FACTOR, SLOW_SECONDS = 3.0, 2.0
 """A worker is slow if a job takes it this much longer than is usual, and at least this long."""
+START_SECONDS = 60.0
+"""How long a new worker may take for its first job before it is slow."""
 N_RECENT = 64
 """Durations of jobs that tell what is usual."""
 
@@ -46,6 +51,11 @@ Message = Progress | Failed | Result
 
 class Worker(Protocol):
     """Another process that computes one job at a time."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started and can begin a job, as far as is known."""
+        ...
 
     def submit(self, job: Job) -> None:
         """Start a job.
@@ -78,9 +88,11 @@ class Crew(ABC):
         self._workers: list[Worker] = []
         self._spares: list[Worker] = []
         self._owner: dict[str, Worker] = {}
-        """The worker that computed the last job of a key."""
+        """The worker that was last given a job of a key."""
+        self._proven: set[Worker] = set()
+        """Workers that have returned a result, and so are done with starting."""
         self._seconds: deque[float] = deque(maxlen=N_RECENT)
-        self._restarted, self._waited = 0, 0.0
+        self._restarted, self._waited, self._failed_starts = 0, 0.0, 0
 
     @abstractmethod
     def make_worker(self) -> Worker:
@@ -128,6 +140,7 @@ class Crew(ABC):
         self._workers.clear()
         self._spares.clear()
         self._owner.clear()
+        self._proven.clear()
 
     def _fill_up(self) -> None:
         """Replace workers that are gone, and keep one in reserve that is ready at once."""
@@ -139,6 +152,7 @@ class Crew(ABC):
     def _dismiss(self, worker: Worker) -> None:
         worker.end()
         self._workers.remove(worker)
+        self._proven.discard(worker)
         self._owner = {key: owner for key, owner in self._owner.items() if owner is not worker}
 
     def _assign(self, work: _Work) -> None:
@@ -156,25 +170,33 @@ class Crew(ABC):
                 self._replace(worker, work, death)
                 continue
             work.start(number, worker)
+            if job.key:
+                self._owner[job.key] = worker
 
     def _choose(self, worker: Worker, work: _Work) -> int | None:
-        """Return the job that an idle worker should do: its own before one of a slow worker."""
+        """Return the job that an idle worker should do: its own before one of a slow worker.
+
+        A worker gets no more keys than its share, or the first one to be ready would get all.
+        """
+        n_owned = sum(self._owner.get(key) is worker for key in work.keys)
+        has_share = n_owned >= math.ceil(len(work.keys) / self.n_workers)
         for number in work.waiting:
-            if self._owner.get(work.jobs[number].key, worker) is worker:
+            key = work.jobs[number].key
+            owner = self._owner.get(key)
+            if owner is worker or (owner is None and not (key and has_share)):
                 return number
         slow = [other for other in work.running if self._is_slow(other, work)]
-        for number in work.waiting:
-            if self._owner.get(work.jobs[number].key) in slow:
+        for number in work.waiting if slow else ():
+            if self._owner.get(work.jobs[number].key) in (None, *slow):
                 return number
         # What a slow worker has begun is also begun by another: whoever is first, counts.
         doubled = Counter(work.running.values())
         return next((n for w in slow if doubled[n := work.running[w]] == 1), None)
 
     def _is_slow(self, worker: Worker, work: _Work) -> bool:
-        if not self._seconds:
-            return False
-        usual = statistics.median(self._seconds)
-        return monotonic() - work.started[worker] > max(SLOW_SECONDS, SLOW_FACTOR * usual)
+        usual = statistics.median(self._seconds) if self._seconds else math.inf
+        least = SLOW_SECONDS if worker in self._proven else START_SECONDS
+        return monotonic() - work.started[worker] > max(least, SLOW_FACTOR * usual)
 
     def _listen(self, worker: Worker, work: _Work, on_share: OnShare) -> None:
         """Take the messages of a worker."""
@@ -193,9 +215,10 @@ class Crew(ABC):
                 case Failed(error):
                     raise error
                 case Result():
-                    self._seconds.append(monotonic() - work.started[worker])
-                    if key := work.jobs[number].key:
-                        self._owner[key] = worker
+                    if worker in self._proven:
+                        self._seconds.append(monotonic() - work.started[worker])
+                    self._proven.add(worker)
+                    self._failed_starts = 0
                     del work.running[worker]
                     if number not in work.results:
                         work.results[number] = message
@@ -207,8 +230,15 @@ class Crew(ABC):
         self._dismiss(worker)
         self._restarted += 1
         number = work.running.pop(worker, None)
+        if not worker.is_ready:
+            self._failed_starts += 1
+            if self._failed_starts == MOST_FAILED_STARTS:
+                raise WorkerError(
+                    f"{MOST_FAILED_STARTS} workers ended while they were starting, the last by "
+                    f"{death}; there may be too little memory: use fewer workers."
+                )
         if number is not None:
-            work.tries[number] += 1
+            work.tries[number] += worker.is_ready
             if work.tries[number] == MOST_TRIES:
                 raise WorkerError(
                     f"{work.jobs[number].name} ended {MOST_TRIES} workers in a row, the last by "
@@ -224,6 +254,7 @@ class _Work:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs = jobs
+        self.keys = {job.key for job in jobs if job.key}
         self.waiting: deque[int] = deque(range(len(jobs)))
         self.running: dict[Worker, int] = {}
         self.started: dict[Worker, float] = {}

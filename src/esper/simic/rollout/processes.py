@@ -132,12 +132,18 @@ class ProcessWorker:
         except OSError as error:
             raise WorkerError(f"a worker process cannot be started: {error}.") from error
         theirs.close()
+        self._is_ready = False
         self.connection.send((threads, warm_up))
 
     @property
     def pid(self) -> int:
         """The process ID."""
         return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started and can begin a job, as far as is known."""
+        return self._is_ready
 
     def submit(self, job: Job) -> None:
         """Start a job."""
@@ -155,6 +161,9 @@ class ProcessWorker:
             kind, value, sizes = self.connection.recv()
         except (EOFError, OSError):
             raise WorkerDied(self._how_it_ended()) from None
+        if kind == "ready":
+            self._is_ready = True
+            return self.receive()
         if kind == "progress":
             return Progress(value)
         if kind == "failed":
@@ -214,6 +223,7 @@ def serve(connection: int, parcels_in: int, parcels_out: int) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         threads, warm_up = pipe.recv()
         _prepare(threads, warm_up)
+        pipe.send(("ready", None, {}))
         place = Workplace(is_local=False, report=lambda share: pipe.send(("progress", share, {})))
         while True:
             function, request, sizes = pipe.recv()

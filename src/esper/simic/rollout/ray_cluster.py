@@ -7,10 +7,10 @@ file where Ray looks for it, which is made here if it is missing, and nobody els
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import platform
 import secrets
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,21 @@ class RayWorker:
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self.actor = ray, actor
+        self._started = actor.software.remote()
         self.answer: Any = None
         """What the actor's last job will return."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started and can begin a job, as far as is known."""
+        try:
+            return bool(self._ray.wait([self._started], timeout=0)[0] and self.software(0))
+        except self._ray.exceptions.RayError:
+            return False
+
+    def software(self, seconds: float) -> dict[str, str]:
+        """Return the versions that results depend on, once it has started."""
+        return self._ray.get(self._started, timeout=seconds)
 
     def submit(self, job: Job) -> None:
         """Start a job."""
@@ -126,7 +139,6 @@ class _Actor:
     """Computes jobs on a machine of the cluster."""
 
     def __init__(self, threads: int, warm_up: str) -> None:
-        import importlib
         import warnings
 
         import torch
@@ -141,18 +153,14 @@ class _Actor:
         """Return the versions that results depend on."""
         return _software()
 
-    def die(self) -> None:
-        """End this process at once, as a crash would; for tests."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
     def compute(
         self, function: Callable[..., Any], request: Any, addresses: Mapping[str, list[Any]]
     ) -> tuple[str, Any, dict[str, bytes]]:
         """Return the kind of the answer, its value and its parcels."""
-        import ray
+        fetch: Callable[[Any], bytes] = importlib.import_module("ray").get
 
         def parcel_at(address: Any) -> Parcel:
-            return Parcel(lambda: ray.get(address))
+            return Parcel(lambda: fetch(address))
 
         parcels = {name: parcel_at(address) for name, (address,) in addresses.items()}
         try:
@@ -181,7 +189,7 @@ def _software() -> dict[str, str]:
 def _require_same_software(ray: Any, worker: RayWorker) -> None:
     """Reject a cluster whose software differs, because results would."""
     try:
-        theirs = ray.get(worker.actor.software.remote(), timeout=HELLO_SECONDS)
+        theirs = worker.software(HELLO_SECONDS)
     except ray.exceptions.GetTimeoutError:
         raise WorkerError(
             f"no worker of the Ray cluster was ready within {HELLO_SECONDS:.0f} s; it may have no "
@@ -206,11 +214,10 @@ def _connect(address: str, n_workers: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        import ray
-        import ray.exceptions
+        module: Any = importlib.import_module("ray")
+        importlib.import_module("ray.exceptions")
     except ImportError:
         raise WorkerError(f"Ray is not installed; install it: {INSTALL}.") from None
-    module: Any = ray
     is_new = address == "local"
     options: dict[str, Any] = {"address": address}
     if is_new:
