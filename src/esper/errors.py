@@ -27,6 +27,7 @@
     ├── StorageError                 the disk is full, read-only or broken
     ├── RunError                     a run folder is missing, in use, or holds another run
     ├── TrainingError                a run stopped because too many updates were rejected
+    ├── WorkerError                  worker processes cannot be started, or die again and again
     ├── TelemetryError               a run's telemetry is missing, damaged or incompatible
     │   └── DamagedTelemetryError    its contents are not what was written
     ├── DashboardError               the dashboard cannot be served at the given address
@@ -190,6 +191,10 @@ class RunError(EsperError):
 
 class TrainingError(EsperError):
     """A run stopped because too many of its updates were rejected in a row."""
+
+
+class WorkerError(EsperError):
+    """Worker processes cannot be started or reached, or die again and again."""
 
 
 class TelemetryError(EsperError):

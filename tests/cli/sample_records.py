@@ -58,6 +58,9 @@ def round_record(number: int, **changes: Any) -> RoundRecord:
         "steps_per_second": 512.0,
         "seconds_by_part": '{"hosts": 1.5}',
         "rss_bytes": 10**8,
+        "workers": None,
+        "workers_restarted": None,
+        "seconds_waited": None,
     }
     return RoundRecord(**(facts | changes))
 

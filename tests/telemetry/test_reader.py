@@ -131,6 +131,9 @@ def test_the_digest_omits_only_fields_that_depend_on_clock_or_process() -> None:
         (RoundRecord, "steps_per_second"),
         (RoundRecord, "seconds_by_part"),
         (RoundRecord, "rss_bytes"),
+        (RoundRecord, "workers"),
+        (RoundRecord, "workers_restarted"),
+        (RoundRecord, "seconds_waited"),
         (EvaluationRecord, "seconds"),
     }
 
@@ -218,6 +221,7 @@ ADDED_IN_3 = [
     ("runs", "host"),
     ("steps", "probabilities"),
 ]
+ADDED_IN_5 = [("rounds", name) for name in ("workers", "workers_restarted", "seconds_waited")]
 
 
 def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
@@ -228,7 +232,7 @@ def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
         writer.write_many([record, notice(3)])
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE evaluations DROP COLUMN fixed_reward")
-    for table, column in ADDED_IN_3:
+    for table, column in (*ADDED_IN_3, *ADDED_IN_5):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     connection.execute("PRAGMA user_version = 1")
     connection.close()

@@ -178,7 +178,7 @@ class StoppedRun:
         return type(now)() if start is None and now is not None else start
 
     def _kind_of(self, leaf: Leaf) -> str:
-        slots = self.trainer.parts.envs.slot_config.slot_ids
+        slots = self.trainer.parts.slot_config.slot_ids
         parts = [str(part) for part in leaf[1:] for part in str(part).split("/")]
         for i, part in enumerate(parts):
             is_number = parts[i - 1] in NUMBERED

@@ -19,7 +19,7 @@ from esper.training import trials
 from esper.training.runs import train
 from esper.training.setup import make_policy, make_run_task
 from esper.training.stopping import StopRequest
-from esper.training.trials import Trials, run_final_trials
+from esper.training.trials import MakeNamed, Trials
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, tiny_config
 
@@ -58,7 +58,8 @@ def test_evaluations_share_their_hosts_with_nothing_else(
     assert len(evaluated) == N_BASELINES + 2
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
-    final, _ = run_final_trials(config, trainer.task, lambda _: WaitController(), StopRequest())
+    finals = Trials(config, trainer.task, StopRequest(), is_final=True)
+    final, _ = finals.run(MakeNamed("wait"))
     assert len(trained) == 4
     assert len(evaluated[0]) == config.evaluation.n_eval_episodes
     assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
@@ -70,15 +71,15 @@ def test_evaluations_share_their_hosts_with_nothing_else(
 def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
     task, shares = make_run_task(config), list[float]()
-    found, actions = run_final_trials(
-        config, task, lambda _: WaitController(), StopRequest(), on_share=shares.append
-    )
+    finals = Trials(config, task, StopRequest(), is_final=True)
+    found, actions = finals.run(MakeNamed("wait"), shares.append)
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )
     whole = run_episodes(envs, WaitController(), seed=0)
     assert shares == sorted(shares)
-    assert 0.0 == shares[0] < shares[-1] < 1.0
+    assert shares[0] == 0.0
+    assert shares[-1] == pytest.approx(1.0)
     np.testing.assert_array_equal(found.draw_seeds, whole.draw_seeds)
     np.testing.assert_allclose(found.returns, whole.returns, atol=1e-5)
     assert actions.shape == (5, 5, 8)
@@ -163,28 +164,26 @@ def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting
     best, last = saved["best_policy"].tensors, to_nested(saved["agent"])["policy"]
     task, stop = make_run_task(config), StopRequest()
 
-    def controller(
-        envs: GrowthVectorEnv, weights: dict[str, torch.Tensor], is_greedy: bool
-    ) -> LearnedController:
-        policy = make_policy(config, envs.slot_config)
-        policy.load_state_dict(weights)
-        return LearnedController(policy, deterministic=is_greedy)
+    def run_trial(
+        weights: dict[str, torch.Tensor], is_greedy: bool, *, is_final: bool
+    ) -> tuple[float, ...]:
+        def make(envs: GrowthVectorEnv, _: int) -> LearnedController:
+            policy = make_policy(config, envs.slot_config)
+            policy.load_state_dict(weights)
+            return LearnedController(policy, deterministic=is_greedy)
+
+        return outcome(Trials(config, task, stop, is_final=is_final).run(make)[0])
 
     def final(weights: dict[str, torch.Tensor], is_greedy: bool) -> tuple[float, ...]:
-        def make(envs: GrowthVectorEnv) -> LearnedController:
-            return controller(envs, weights, is_greedy)
-
-        return outcome(run_final_trials(config, task, make, stop)[0])
+        return run_trial(weights, is_greedy, is_final=True)
 
     records = [r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "learned"]
     assert [record.purpose for record in records] == ["tuning", "tuning", "final"]
     assert recorded(records[2]) == pytest.approx(final(best, deterministic))
     assert recorded(records[2]) != pytest.approx(final(last, deterministic))
     assert recorded(records[2]) != pytest.approx(final(best, not deterministic))
-    tuning = Trials(config, task, stop)
     first, other = (
-        outcome(tuning.run(controller(tuning.envs[0], best, takes)))
-        for takes in (deterministic, not deterministic)
+        run_trial(best, takes, is_final=False) for takes in (deterministic, not deterministic)
     )
     assert recorded(records[0]) == pytest.approx(first)
     assert recorded(records[0]) != pytest.approx(other)

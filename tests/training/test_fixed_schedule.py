@@ -11,14 +11,13 @@ from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo import FixedSchedule
 from esper.telemetry.records import EvaluationRecord, NoticeRecord
 from esper.training import fixed_schedule, trials
-from esper.training.fixed_schedule import find_stop, make_fixed, plan_growth
+from esper.training.fixed_schedule import best_stop, make_fixed, plan_growth, returns_by_stop
 from esper.training.runs import train
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import TRIAL_SEED, Trials, run_final_trials
+from esper.training.trials import TRIAL_SEED, MakeFixed, Trials
 from tests.joint_tasks import NAME
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
@@ -46,30 +45,15 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize("reward", ["dense", "sparse"])
-def test_one_training_gives_the_return_of_stopping_after_each_epoch(
-    reward: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str) -> None:
     envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
-    readers: list[Any] = []
-    monkeypatch.setattr(fixed_schedule, "_StopReader", kept(readers))
-    stop = find_stop(envs, seed=5, wrap=lambda controller: controller)
+    returns = returns_by_stop(envs, seed=5, wrap=lambda controller: controller)
     best, means = best_by_trying(envs, 5)
-    np.testing.assert_allclose(np.stack(readers[0].returns).mean(1), means, atol=1e-9)
-    assert stop == best
+    np.testing.assert_allclose(returns.mean(1), means, atol=1e-9)
+    assert best_stop(returns) == best
     assert 0 < best < envs.task.budget.n_epochs
     grown = run_episodes(envs, make_fixed(envs, 12), seed=5)
     assert (grown.op_counts[:, Op.FOSSILIZE] == len(envs.slot_config.slot_ids)).all()
-
-
-def kept(made: list[Any]) -> Any:
-    """Return a constructor of readers that keeps them."""
-    kind: Any = fixed_schedule._StopReader  # pyright: ignore[reportPrivateUsage]
-
-    def make(*args: Any) -> Any:
-        made.append(kind(*args))
-        return made[-1]
-
-    return make
 
 
 def test_every_usable_slot_grows_a_medium_widening_or_else_what_is_preferred() -> None:
@@ -103,7 +87,8 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
         monkeypatch.setattr(holder, "slot_config", forbidding)
     monkeypatch.setattr(fixed_schedule, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs
-    assert find_stop(envs, seed=5, wrap=lambda controller: controller) == n_epochs
+    returns = returns_by_stop(envs, seed=5, wrap=lambda controller: controller)
+    assert best_stop(returns) == n_epochs
     results = run_episodes(envs, make_fixed(envs, 2), seed=5)
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
 
@@ -165,7 +150,7 @@ def test_each_design_has_its_own_schedule_and_stopping_epoch() -> None:
     assert stops == best
     assert stops[0] != stops[1]
     assert shares == sorted(shares)
-    results = tried.run_fixed([1, 2])
+    results, _ = tried.run(MakeFixed((1, 2)))
     hand = [
         run_episodes(envs, make_fixed(envs, stop), seed=TRIAL_SEED + first).returns
         for envs, stop, first in zip(own, (1, 2), (0, 3), strict=True)
@@ -186,12 +171,8 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
         if isinstance(record, EvaluationRecord)
         and (record.arm, record.purpose) == ("fixed", "final")
     )
-    stops = iter([1, 3])
-
-    def make(envs: GrowthVectorEnv) -> FixedSchedule:
-        return make_fixed(envs, next(stops))
-
-    hand, _ = run_final_trials(config, make_run_task(config), make, StopRequest())
+    trials = Trials(config, make_run_task(config), StopRequest(), is_final=True)
+    hand, _ = trials.run(lambda envs, design: make_fixed(envs, (1, 3)[design]))
     assert final.ep_rew_mean == hand.returns.mean()
     assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
     assert run.summary is not None
@@ -207,7 +188,7 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
     assert ("did not pass" not in about[1]) == about[1].endswith("after round 1.") == passed
 
 
-@pytest.mark.parametrize("method", ["find_stops", "run_fixed"])
+@pytest.mark.parametrize("method", ["find_stops", "run"])
 def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> None:
     config, stop, shares = tiny_config(**COSTLY), StopRequest(), list[float]()
 
@@ -217,7 +198,7 @@ def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> N
             stop.ask("enough")
 
     tried = Trials(config, make_run_task(config), stop)
-    stops = [[10]] if method == "run_fixed" else []
+    what = [MakeFixed((10,))] if method == "run" else []
     with pytest.raises(Stopped):
-        getattr(tried, method)(*stops, show)
+        getattr(tried, method)(*what, show)
     assert shares == pytest.approx([0.0, 0.1, 0.2, 0.3])

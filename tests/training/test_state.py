@@ -13,21 +13,21 @@ EVERY_STEP = "every step sets it before anything reads it"
 UNUSED_OPTION = "updates call the fused step, which does not read it"
 SETTING = "a missing one counts as the setting, which runs do not change"
 NOT_MISSED = {
-    "envs/records/train_loss": EVERY_STEP,
-    "envs/records/previous_validation_loss": EVERY_STEP,
-    "envs/records/previous_gradient_norm": EVERY_STEP,
-    "envs/records/last_op": EVERY_STEP,
-    "envs/records/was_refused": EVERY_STEP,
-    "envs/records/is_measured": EVERY_STEP,
-    "envs/records/seed_gradient_norm": EVERY_STEP,
-    "envs/records/seed_parameters": EVERY_STEP,
-    "envs/made_with/growth": "a missing one counts as None, which it is",
-    "envs/made_with/variants": "a missing one counts as None, which it is",
-    "envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
-    "envs/made_with/episode_seconds": "a missing one counts as None, which it is",
+    "shard-0/envs/records/train_loss": EVERY_STEP,
+    "shard-0/envs/records/previous_validation_loss": EVERY_STEP,
+    "shard-0/envs/records/previous_gradient_norm": EVERY_STEP,
+    "shard-0/envs/records/last_op": EVERY_STEP,
+    "shard-0/envs/records/was_refused": EVERY_STEP,
+    "shard-0/envs/records/is_measured": EVERY_STEP,
+    "shard-0/envs/records/seed_gradient_norm": EVERY_STEP,
+    "shard-0/envs/records/seed_parameters": EVERY_STEP,
+    "shard-0/envs/made_with/growth": "a missing one counts as None, which it is",
+    "shard-0/envs/made_with/variants": "a missing one counts as None, which it is",
+    "shard-0/envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
+    "shard-0/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "best_policy/blueprints/*": "describes the controller to others",
     "best_policy/growth": "describes the controller to others",
-    "envs/elapsed/*": "wall time, for a limit that runs do not have",
+    "shard-0/envs/elapsed/*": "wall time, for a limit that runs do not have",
     "buffer/bootstrap_values": "for truncated steps, which a run does not have",
     "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",
     "agent/nested/optimizer/param_groups/0/amsgrad": UNUSED_OPTION,
@@ -39,7 +39,7 @@ NOT_MISSED = {
     "agent/nested/rates/clip_range": SETTING,
     "agent/nested/rates/ent_coef": SETTING,
     "agent/nested/rates/learning_rate": SETTING,
-    "tally/n_steps": "divided by seconds, which differ anyway",
+    "shard-0/tally/n_steps": "divided by seconds, which differ anyway",
 }
 """What may be missing from a state without an effect, and why."""
 
@@ -48,20 +48,20 @@ SAMPLE = [
     "agent/optimizer/state/*/exp_avg_sq",
     "agent/optimizer/state/*/step",
     "agent/normalizer/std",
-    "agent/generator",
+    "shard-0/actions/generator",
     "agent/shuffler",
-    "envs/records/paid_flops",
-    "envs/records/best_score",
-    "envs/hosts/*/moments/exp_avg_sq/host/*",
-    "envs/hosts/*/seed/*/*",
-    "envs/hosts/*/lives/*/schedule/epoch",
-    "envs/hosts/*/batch_order/generator/state/state",
-    "envs/episodes/*",
-    "collector/state",
-    "collector/returns",
+    "shard-0/envs/records/paid_flops",
+    "shard-0/envs/records/best_score",
+    "shard-0/envs/hosts/*/moments/exp_avg_sq/host/*",
+    "shard-0/envs/hosts/*/seed/*/*",
+    "shard-0/envs/hosts/*/lives/*/schedule/epoch",
+    "shard-0/envs/hosts/*/batch_order/generator/state/state",
+    "shard-0/envs/episodes/*",
+    "shard-0/collector/state",
+    "shard-0/collector/returns",
     "buffer/log_probs",
-    "tally/ended_ops",
-    "tally/terms",
+    "shard-0/tally/ended_ops",
+    "shard-0/tally/terms",
     "progress/static_score",
     "progress/fixed_return",
     "progress/fixed_stops/0",
@@ -98,12 +98,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
     run = stopped()
     stages = {
         life["stage"]
-        for host in run.state.facts["envs"]["hosts"]
+        for host in run.state.facts["shard-0"]["envs"]["hosts"]
         for life in host["lives"].values()
     }
     assert {"blending", "embargoed"} <= stages
     assert 0 < len(run.state.tensors["buffer/rewards"]) < 6
-    assert run.state.tensors["tally/n_episodes"] > 0
+    assert run.state.tensors["shard-0/tally/n_episodes"] > 0
     assert run.outcome_of(run.state) == "same"
 
 

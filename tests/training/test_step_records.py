@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.environment import GrowthVectorEnv
 from esper.environment.episodes import SlotOutcome
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
 from esper.lifecycle.stages import Stage
@@ -119,7 +120,7 @@ def test_a_nan_contribution_is_null() -> None:
 
 def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() -> None:
     trainer, _, _ = make_trainer(CONFIG, Seen())
-    envs = setup.make_envs(CONFIG, trainer.task)
+    envs = GrowthVectorEnv(trainer.task, CONFIG.envs)
     recorder = StepRecorder(envs, trainer.parts.policy, record_steps=False)
     before, _ = recorder.before()
     zeros, at = np.zeros_like(before.stage), (0, 1)

@@ -24,6 +24,7 @@ from esper.cli.progress import (
     return_text,
     score_text,
     trial_text,
+    workers_text,
 )
 from esper.errors import escape_controls
 from esper.formatting import many, number
@@ -147,6 +148,8 @@ def _controller_rows(state: ProgressState) -> list[Row]:
         rows.append(("update", _text(text)))
         explained = number(update.explained_variance, 2)
         rows.append(("critic", _text(f"explained variance {explained}")))
+    if state.round is not None and state.round.workers is not None:
+        rows.append(("workers", _text(workers_text(state.round))))
     if state.n_restored:
         text = f"{many(state.n_restored, 'host')} rolled back, last: {state.last_restored}"
         rows.append(("governor", _text(text, style="yellow")))

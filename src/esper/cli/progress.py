@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
 from esper.errors import TelemetryError
-from esper.formatting import UNKNOWN, number
+from esper.formatting import UNKNOWN, many, number
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -73,6 +73,12 @@ def score_text(row: RoundRecord) -> str:
 def parameter_text(row: RoundRecord) -> str:
     """Return the mean parameters of hosts and seeds."""
     return f"{count(row.host_parameters_mean)} host + {count(row.seed_parameters_mean)} seeds"
+
+
+def workers_text(row: RoundRecord) -> str:
+    """Return how the worker processes are."""
+    restarted = many(row.workers_restarted or 0, "restart")
+    return f"{row.workers} alive, {restarted}, waited {clock_text(row.seconds_waited or 0.0)}"
 
 
 def op_text(row: RoundRecord) -> str:

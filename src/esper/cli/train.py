@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ABOUT = """Train a controller that grows hosts, then compare it with simple baselines.
 
 Settings come from a preset or a file; options override them."""
-_METAVARS = {"config": "FILE", "run_dir": "FOLDER"}
+_METAVARS = {"config": "FILE", "run_dir": "FOLDER", "workers": "N", "ray_address": "ADDRESS"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,14 @@ class LaunchOptions:
 
     allow_code: bool = False
     """Run a task that the file of settings names by module:function."""
+
+    workers: int | None = None
+    """Worker processes; 0 for none. By default as many as there are cores or shards, if the run is
+    large enough to gain."""
+
+    ray_address: str | None = None
+    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
+    local."""
 
     print_config: bool = False
     """Print the settings as TOML and exit."""
@@ -103,7 +111,14 @@ def run_train(args: Sequence[str]) -> int:
     def work(view: View, stop: StopRequest) -> Run:
         from esper.training.runs import train
 
-        return train(config, run_dir=run_dir, watchers=[view], stop=stop)
+        return train(
+            config,
+            run_dir=run_dir,
+            watchers=[view],
+            stop=stop,
+            workers=options.workers,
+            ray_address=options.ray_address,
+        )
 
     parent = runs_folder() if run_dir is None else run_dir.absolute().parent
     return run_with_view(
@@ -237,6 +252,12 @@ class ResumeOptions:
     allow_code: Switch = False
     """Run a task that the run's settings names by module:function."""
 
+    workers: int | None = None
+    """Worker processes, as for train; the number may differ from before."""
+
+    ray_address: str | None = None
+    """Ray cluster that works instead, as for train."""
+
 
 def run_resume(args: Sequence[str]) -> int:
     """Resume a run and return the exit code."""
@@ -262,7 +283,14 @@ def run_resume(args: Sequence[str]) -> int:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CodeWarning)  # shown before
-            return resume(found, watchers=[view], stop=stop, allow_code=options.allow_code)
+            return resume(
+                found,
+                watchers=[view],
+                stop=stop,
+                allow_code=options.allow_code,
+                workers=options.workers,
+                ray_address=options.ray_address,
+            )
 
     return run_with_view(
         work,

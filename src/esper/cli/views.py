@@ -105,6 +105,10 @@ class LineView:
         if is_first or self._is_silent:
             self._print_line(f"  evaluating {trial_text(trial)}")
 
+    def watch_workers(self, message: str) -> None:
+        """Print a sentence about worker processes."""
+        self._print_line(f"  {message}")
+
     def tell(self, message: str) -> None:
         """Print a message on stderr."""
         print_to_stderr(message)
@@ -181,6 +185,8 @@ def round_line(state: ProgressState, row: RoundRecord) -> str:
         parts += [f"update rejected: {update.refusal}"] * update.was_refused
     if row.n_restored:
         parts.append(f"{many(row.n_restored, 'host')} rolled back")
+    if row.workers_restarted:
+        parts.append(f"{many(row.workers_restarted, 'worker')} restarted")
     return "  ".join(parts)
 
 

@@ -140,6 +140,10 @@ class RunConfig:
     envs: int = 64
     """Number of hosts grown in parallel."""
 
+    envs_per_shard: int | None = None
+    """Most hosts of a shard, the unit of work of worker processes; None for a single shard. Results
+    depend on the shards but not on the workers."""
+
     n_steps: int = 16
     """Steps per host and round."""
 
@@ -186,6 +190,8 @@ class RunConfig:
         self._require_sections()
         require_int("rounds", self.rounds, least=1)
         require_int("envs", self.envs, least=1)
+        if self.envs_per_shard is not None:
+            require_int("envs_per_shard", self.envs_per_shard, least=1)
         require_int("n_steps", self.n_steps, least=1)
         require_seed(self.seed)
         require_int("threads", self.threads, least=1, most=MOST_THREADS)

@@ -12,6 +12,10 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
+    def add(self, part: str, seconds: float) -> None:
+        """Count seconds towards a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
     def measure(self, part: str) -> _Lap:
         """Return a context whose duration counts towards a part."""
         return _Lap(self.seconds, part)

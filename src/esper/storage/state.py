@@ -222,6 +222,19 @@ def decode(files: dict[str, bytes]) -> State:
     return State(ordered, facts)
 
 
+def to_bytes(state: State) -> bytes:
+    """Return a state as bytes, without a checksum: for other processes, not for files."""
+    files = encode(state)
+    facts, tensors = (b"".join(files[name]) for name in (FACTS_FILE, TENSORS_FILE))
+    return len(facts).to_bytes(8, "little") + facts + tensors
+
+
+def from_bytes(content: bytes) -> State:
+    """Return the state that :func:`to_bytes` was given."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    return decode({FACTS_FILE: content[8:start], TENSORS_FILE: content[start:]})
+
+
 def _is_plain(value: object) -> bool:
     """Return whether a single value survives JSON with its exact type.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Increases with every change of tables, columns or indexes. Older versions can still be read."""
 
 T = TypeVar("T")
@@ -173,6 +173,19 @@ class RoundRecord:
     )
     seconds_by_part: str = column("Seconds of each part of the round: a JSON object.", clock=True)
     rss_bytes: int = column("Memory of the process after the round.", clock=True)
+    workers: int | None = column(
+        "Worker processes at the end of the round; none if this process works alone.",
+        clock=True,
+        since=5,
+    )
+    workers_restarted: int | None = column(
+        "Workers that this process has replaced so far, because they died.", clock=True, since=5
+    )
+    seconds_waited: float | None = column(
+        "Seconds so far that workers had nothing to do while others were busy, all together.",
+        clock=True,
+        since=5,
+    )
 
 
 @record

@@ -35,25 +35,33 @@ def make_fixed(envs: GrowthVectorEnv, stop: int) -> FixedSchedule:
     return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
 
 
-def find_stop(envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], Controller]) -> int:
-    """Return the epoch at which stopping the schedule gives the best mean return.
+def returns_by_stop(
+    envs: GrowthVectorEnv, *, seed: int, wrap: Callable[[Controller], Controller]
+) -> Floats:
+    """Return the return ``[T + 1, N]`` of stopping the schedule after 0, 1, 2, ... epochs.
 
     The hosts are trained once. Before each step, the return of stopping there is computed, which
-    is free and changes nothing.
+    is free and changes nothing. Where hosts may not stop, the return is minus
+    infinity.
 
     Args:
         envs: The environments to train in.
         seed: Determines the hosts.
         wrap: Wraps the controller that steers them.
     """
-    n_epochs = envs.task.budget.n_epochs
-    if not envs.slot_config.allow_finish:
-        return n_epochs
-    reader = _StopReader(make_fixed(envs, n_epochs), envs.growth)
+    reader = _StopReader(make_fixed(envs, envs.task.budget.n_epochs), envs.growth)
     run_episodes(envs, wrap(reader), seed=seed)
     reader.read()
+    returns = np.stack(reader.returns)
+    if not envs.slot_config.allow_finish:
+        returns[:-1] = -np.inf
+    return returns
+
+
+def best_stop(returns: Floats) -> int:
+    """Return the epoch at which stopping gives the best mean return, given ``[T + 1, N]``."""
     # Rounded, so that ties go to the earliest epoch and not to the last digit.
-    return int(np.stack(reader.returns).mean(1).round(9).argmax())
+    return int(returns.mean(1).round(9).argmax())
 
 
 def returns_if_stopped(growth: GrowthEpisodes) -> Floats:

@@ -40,6 +40,15 @@ class TrialWatcher(Protocol):
         ...
 
 
+@runtime_checkable
+class WorkersWatcher(Protocol):
+    """A watcher that is also told about worker processes."""
+
+    def watch_workers(self, message: str) -> None:
+        """Show a sentence about them."""
+        ...
+
+
 class RecordOutput:
     """Passes records on; a watcher that fails is reported once and then skipped."""
 
@@ -63,6 +72,15 @@ class RecordOutput:
         def pass_on(watcher: Sink) -> None:
             if isinstance(watcher, TrialWatcher):
                 watcher.watch_trial(trial)
+
+        self._for_each(pass_on)
+
+    def show_workers(self, message: str) -> None:
+        """Pass a sentence about worker processes to the watchers that show it."""
+
+        def pass_on(watcher: Sink) -> None:
+            if isinstance(watcher, WorkersWatcher):
+                watcher.watch_workers(message)
 
         self._for_each(pass_on)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choi
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import UpdateReport
 from esper.simic.rollout.collector import CollectedStep
+from esper.simic.rollout.jobs import PoolStatus
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
 from esper.version import __version__
 
@@ -55,6 +57,22 @@ class RoundTally:
         self.n_illegal = np.zeros((), np.int64)
         self.n_refused = np.zeros((), np.int64)
         self.n_restored = np.zeros((), np.int64)
+
+    def for_next_round(self) -> RoundTally:
+        """Return a tally of the same episodes for the next round; this one stays as it is."""
+        tally = copy.deepcopy(self)
+        tally.begin_round()
+        return tally
+
+    @classmethod
+    def join(cls, tallies: Sequence[RoundTally]) -> RoundTally:
+        """Return the tally of all environments, given those of some each, in order."""
+        joined = cls(sum(len(tally.episode) for tally in tallies))
+        for name in vars(joined):
+            values = [getattr(tally, name) for tally in tallies]
+            is_by_env = name in ("episode", "op_counts", "terms")
+            setattr(joined, name, np.concatenate(values) if is_by_env else sum(values))
+        return joined
 
     def add(self, step: CollectedStep) -> None:
         """Add a step; :meth:`end_episodes` then resets the episodes that ended in it."""
@@ -163,6 +181,8 @@ class RoundTiming:
     seconds_by_part: dict[str, float]
     n_steps: int
     """Steps that this process took; an interrupted process may have taken others before it."""
+    workers: PoolStatus | None = None
+    """How worker processes are; None if there are none."""
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a round's record about time and memory."""
@@ -172,6 +192,9 @@ class RoundTiming:
             "steps_per_second": self.n_steps / max(self.seconds, 1e-9),
             "seconds_by_part": json.dumps(parts),
             "rss_bytes": used_memory(),
+            "workers": None if self.workers is None else self.workers.alive,
+            "workers_restarted": None if self.workers is None else self.workers.restarted,
+            "seconds_waited": None if self.workers is None else self.workers.waited,
         }
 
 

@@ -18,19 +18,20 @@ from numpy.typing import NDArray
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
-from esper.environment import EpisodeResults, GrowthVectorEnv
+from esper.environment import EpisodeResults
 from esper.errors import (
     ConfigError,
     DamagedTelemetryError,
     EsperError,
     StorageError,
     TelemetryError,
+    WorkerError,
 )
+from esper.simic.rollout.jobs import Pool
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
-from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import has_changed, set_aside
@@ -44,22 +45,23 @@ from esper.training.comparison import (
     compare_arms,
     write_summary,
 )
-from esper.training.fixed_schedule import make_fixed
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import evaluation_record
 from esper.training.run import Run
-from esper.training.setup import require_room, resolve_task
+from esper.training.setup import make_run_task, require_room, resolve_task
 from esper.training.signals import signals_ask
 from esper.training.state import Progress, require_saved_config
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
-from esper.training.trials import count_hosts, run_final_trials, trial_parts
+from esper.training.trials import MakeController, MakeFixed, MakeLearned, MakeNamed, Trials
+from esper.training.workers import describe_pool, make_pool
 
 
 def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
     """Compare the best policy of a run with simple controllers; save and return the comparison."""
     progress, config = trainer.parts.progress, trainer.config
-    n_hosts = count_hosts(trial_parts(trainer.task, config.evaluation.n_final_episodes))
+    trials = Trials(config, trainer.task, trainer.stop, is_final=True, pool=trainer.pool)
+    n_hosts = trials.n_hosts
     message = (
         f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
         f"on {n_hosts} held-out hosts"
@@ -69,13 +71,8 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     actions: NDArray[np.int64] | None = None
     for arm in (LEARNED, *OTHERS):
         start = perf_counter()
-        episodes, taken = run_final_trials(
-            config,
-            trainer.task,
-            _controller_maker(trainer, arm),
-            trainer.stop,
-            on_share=_progress_reporter(output, n_hosts, arm),
-        )
+        report = _progress_reporter(output, n_hosts, arm)
+        episodes, taken = trials.run(_controller_maker(trainer, arm), report)
         record = evaluation_record(
             episodes,
             round_number=progress.round,
@@ -129,16 +126,12 @@ def arm_results(results: EpisodeResults) -> ArmResults:
     )
 
 
-def _controller_maker(trainer: Trainer, arm: str) -> Callable[[GrowthVectorEnv], Controller]:
+def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
     if arm == "fixed":
-        designs, stops = trainer.task.designs, trainer.parts.progress.fixed_stops
-        return lambda envs: make_fixed(envs, stops[designs.index(envs.task)])
+        return MakeFixed(tuple(trainer.parts.progress.fixed_stops))
     if arm != LEARNED:
-        return lambda envs: make_controller(arm, envs.layout)
-    policy = trainer.parts.policy
-    policy.load_state_dict(trainer.parts.best_policy)
-    deterministic = trainer.config.evaluation.deterministic
-    return lambda _: LearnedController(policy, deterministic=deterministic)
+        return MakeNamed(arm)
+    return MakeLearned(trainer.config, trainer.parts.best_policy)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -159,6 +152,8 @@ def train(
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
     allow_code: bool = False,
+    workers: int | None = None,
+    ray_address: str | None = None,
     **settings: Any,
 ) -> Run:
     """Train a controller from the first step to the final comparison.
@@ -173,6 +168,10 @@ def train(
         stop: Another way to request a stop.
         allow_code: Whether a TOML file may name its task by ``module:function``; a task in
             ``settings`` always may.
+        workers: Number of worker processes; 0 for this process alone. By default as many as there
+            are cores or shards, if the run is large enough to gain. Results do not depend on it.
+        ray_address: Address of a Ray cluster, instead of worker processes on this machine:
+            ``"host:port"``, ``"auto"`` or ``"local"``.
         **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
             ``ppo={"learning_rate": 1e-3}``.
 
@@ -195,9 +194,10 @@ def train(
         config, task = resolve_task(config)
     folder = RunFolder.create(run_dir, config)
     try:
-        return _run(folder, config, watchers, stop or StopRequest(), new_task=task)
-    except StorageError:
-        raise  # the run can be resumed once there is room on the disk
+        with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
+            return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=True)
+    except (StorageError, WorkerError):
+        raise  # the run can be resumed once there is room on the disk, or with other workers
     except Exception:
         folder.discard()
         raise
@@ -209,6 +209,8 @@ def resume(
     watchers: Sequence[Sink] = (),
     stop: StopRequest | None = None,
     allow_code: bool = False,
+    workers: int | None = None,
+    ray_address: str | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; a run that is done is checked and returned unchanged.
 
@@ -217,6 +219,8 @@ def resume(
         watchers: Receive every record as it is made.
         stop: Another way to request a stop.
         allow_code: Whether to run a task that the run's settings name by ``module:function``.
+        workers: Number of worker processes, as for :func:`train`; it may differ from before.
+        ray_address: Address of a Ray cluster, as for :func:`train`.
 
     Raises:
         TaskError: If the run's settings name code and that is not allowed.
@@ -230,8 +234,12 @@ def resume(
         _check_complete(found)
         return found
     found.require_trusted_task(allow_code=allow_code)
-    require_room(found.config)
-    return _run(folder, found.config, watchers, stop or StopRequest())
+    config = found.config
+    require_room(config)
+    with _torch_defaults(config.threads):
+        task = make_run_task(config)
+    with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
+        return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=False)
 
 
 def _check_complete(run: Run) -> None:
@@ -251,16 +259,18 @@ def _run(
     config: RunConfig,
     watchers: Sequence[Sink],
     stop: StopRequest,
+    task: Task,
+    pool: Pool,
     *,
-    new_task: Task | None = None,
+    is_new: bool,
 ) -> Run:
-    """Run to the end: a new run with its task, or without one from the last checkpoint."""
+    """Run to the end: a new run from the start, another from the last checkpoint."""
     with folder.locked(), _torch_defaults(config.threads), signals_ask(stop), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, keep_last=config.checkpoints.keep_last)
         writer, problem = _open_telemetry(folder.telemetry_file)
         stack.enter_context(writer)
         has_records = writer.position > 0
-        loaded = _load(checkpoints, writer) if new_task is None else None
+        loaded = None if is_new else _load(checkpoints, writer)
         if loaded is not None and _telemetry_position(loaded) and not has_records and not problem:
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
@@ -269,12 +279,15 @@ def _run(
         with _session(writer, loaded, config, folder, problem):
             trainer = Trainer(
                 config,
-                task=new_task,
+                task=task,
                 output=output,
                 checkpoints=checkpoints,
                 stop=stop,
                 name=folder.name,
+                pool=pool,
             )
+            if workers := describe_pool(pool, config, task):
+                output.show_workers(workers)
             if loaded is not None:
                 trainer.load(loaded.state)
             trainer.run()

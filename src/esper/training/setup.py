@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.environment.draws import FinalSplit, Purpose
 from esper.environment.vector_env import LEAST_HOST_BYTES
-from esper.errors import ConfigError
+from esper.errors import ConfigError, EsperError, TaskError
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
@@ -35,9 +37,10 @@ FIRST_OP_LOGITS: dict[Op, float] = {
 epochs, so that the policy would hardly see what growth is worth."""
 
 
-def stream_seed(seed: int, stream: str) -> int:
-    """Return the seed of one random stream; other runs and streams have different seeds."""
+def stream_seed(seed: int, stream: str, shard: int = 0) -> int:
+    """Return the seed of one random stream; other runs, streams and shards have different seeds."""
     words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, _STREAMS.index(stream)]
+    words += [shard] if shard else []
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
@@ -55,6 +58,21 @@ def require_room(config: RunConfig) -> None:
 def make_run_task(config: RunConfig) -> Task:
     """Return the task of a run, with the run's budget."""
     return replace(_make_task(config), budget=config.budget)
+
+
+def make_task_of_worker(config: RunConfig) -> Task:
+    """Return the task of a run in a worker process, which makes it anew.
+
+    Raises:
+        TaskError: If the worker cannot make it.
+    """
+    try:
+        return make_run_task(config)
+    except EsperError as error:
+        raise TaskError(
+            f"a worker process cannot make task {config.task!r}: {error} Name a function that it "
+            "can import, as module:function, or use workers = 0 (--workers 0)."
+        ) from error
 
 
 def resolve_task(config: RunConfig) -> tuple[RunConfig, Task]:
@@ -78,9 +96,11 @@ def _make_task(config: RunConfig) -> Task:
     return make_task(config.task, **config.task_options)
 
 
-def make_envs(config: RunConfig, task: Task) -> GrowthVectorEnv:
-    """Return the environments that a run trains in."""
-    return GrowthVectorEnv(task, config.envs, reward=config.rewards, purpose="training")
+def split_evenly(count: int, most: int) -> list[int]:
+    """Return sizes of about equal parts, none larger than ``most``."""
+    n_parts = math.ceil(count / most)
+    ends = [round(count * part / n_parts) for part in range(n_parts + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def make_trial_envs(
@@ -107,7 +127,7 @@ def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
     return policy
 
 
-def make_agent(config: RunConfig, slot_config: SlotConfig) -> PPOAgent:
-    """Return the initial agent of a run."""
-    policy = make_policy(config, slot_config)
-    return PPOAgent(policy.spec, policy, config.ppo, seed=stream_seed(config.seed, "actions"))
+def make_agent(config: RunConfig, slot_config: SlotConfig, *, shard: int = 0) -> PPOAgent:
+    """Return the initial agent of a run, which draws the actions of a shard."""
+    policy, seed = make_policy(config, slot_config), stream_seed(config.seed, "actions", shard)
+    return PPOAgent(policy.spec, policy, config.ppo, seed=seed)

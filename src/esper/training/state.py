@@ -7,12 +7,13 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
+from esper.config.growth import GrowthConfig
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml, write_toml
-from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, EsperError
+from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
-from esper.simic.rollout import VectorCollector
+from esper.simic.rollout.shards import Position, ShardedRollout
 from esper.storage.state import State, from_nested, merge, split, to_nested
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.records import RoundTally
@@ -76,33 +77,49 @@ class RunParts:
     """The mutable parts of a run; each saves and loads its own state."""
 
     def __init__(
-        self, config: RunConfig, collector: VectorCollector, buffer: TamiyoRolloutBuffer
+        self,
+        config: RunConfig,
+        agent: PPOAgent,
+        rollout: ShardedRollout,
+        *,
+        growth: GrowthConfig | None,
+        slot_config: SlotConfig,
     ) -> None:
-        self.config = config
-        envs = collector.envs
-        assert isinstance(envs, GrowthVectorEnv), "a run grows hosts"
-        self.agent: PPOAgent = collector.agent
-        policy = collector.agent.policy
+        """Put the parts together.
+
+        Args:
+            config: Settings of the run.
+            agent: The agent that learns.
+            rollout: The hosts, which act with the agent's weights.
+            growth: The rules of growth of the task.
+            slot_config: The slots of the hosts.
+        """
+        self.config, self.agent, self.rollout = config, agent, rollout
+        policy = agent.policy
         assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
         self.policy = policy
-        self.envs = envs
-        self.collector = collector
-        self.buffer = buffer
-        self.tally = RoundTally(envs.num_envs)
+        self.buffer: TamiyoRolloutBuffer = agent.make_buffer(config.envs, config.n_steps)
+        self.growth, self.slot_config = growth, slot_config
         self.progress = Progress()
+        self.tally: RoundTally | None = None
+        """The tally of a round whose rollout is complete; None before that."""
         self.best_policy: dict[str, Tensor] = {}
         """The weights of the best evaluation; empty before the first evaluation."""
 
+    @property
+    def position(self) -> Position:
+        """Where the shards stand."""
+        return Position(self.progress.round + 1, self.progress.step)
+
     def save(self) -> State:
         """Return a state from which :meth:`load` continues bit for bit."""
-        envs = self.envs.state_dict()
+        shards = {f"shard-{number}": state for number, state in enumerate(self.rollout.save())}
         return merge(
             {
                 "agent": from_nested(self.agent.state_dict()),
-                "envs": State(envs["tensors"], envs["facts"]),
-                "collector": State(self.collector.state_dict()),
+                **shards,
                 "buffer": State(self.buffer.state_dict()),
-                "tally": State(self.tally.state_dict()),
+                "tally": State({} if self.tally is None else self.tally.state_dict()),
                 "best_policy": State(dict(self.best_policy), self._describe_controller()),
                 "progress": State({}, self.progress.to_facts()),
                 "config": State({}, {"toml": write_toml(self.config)}),
@@ -111,10 +128,9 @@ class RunParts:
 
     def _describe_controller(self) -> dict[str, Any]:
         """Return what a controller needs besides its weights and the settings of the run."""
-        growth = self.envs.task.growth
         return {
-            "blueprints": list(self.envs.slot_config.blueprints),
-            "growth": None if growth is None else asdict(growth),
+            "blueprints": list(self.slot_config.blueprints),
+            "growth": None if self.growth is None else asdict(self.growth),
         }
 
     def load(self, state: State) -> None:
@@ -127,13 +143,14 @@ class RunParts:
             parts = split(state)
             _require_same_config(self.config, parts["config"].facts["toml"])
             self.agent.load_state_dict(to_nested(parts["agent"]))
-            envs: dict[str, Any] = vars(parts["envs"])
-            self.envs.load_state_dict(envs)
             self.buffer.load_state_dict(parts["buffer"].tensors)
-            self.tally.load_state_dict(parts["tally"].tensors)
-            self.collector.load_state_dict(parts["collector"].tensors)
+            self.tally = RoundTally(self.config.envs) if self.buffer.is_full else None
+            if self.tally is not None:
+                self.tally.load_state_dict(parts["tally"].tensors)
             self.best_policy = dict(parts["best_policy"].tensors)
             self.progress.load_facts(parts["progress"].facts)
+            shards = [state for name, state in parts.items() if name.startswith("shard-")]
+            self.rollout.load(shards, self.position)
         except CheckpointError:
             raise
         except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:

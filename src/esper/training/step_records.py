@@ -39,8 +39,22 @@ class StepRecorder:
     """Turns the steps of a run into records."""
 
     def __init__(
-        self, envs: GrowthVectorEnv, policy: RecurrentTrunk, *, record_steps: bool
+        self,
+        envs: GrowthVectorEnv,
+        policy: RecurrentTrunk,
+        *,
+        record_steps: bool,
+        first_env: int = 0,
     ) -> None:
+        """Prepare to record.
+
+        Args:
+            envs: The environments.
+            policy: The policy that acts in them.
+            record_steps: Whether to record every step, or only what happened to seeds and episodes.
+            first_env: Number of the first environment in records.
+        """
+        self._first_env = first_env
         self._envs, self._policy, self._spec = envs, policy, policy.spec
         self._record_steps = record_steps
         self._slot_configs: list[SlotConfig] = [
@@ -76,7 +90,9 @@ class StepRecorder:
             found += self._step_records(position, step, result, episodes, epochs)
         hosts = [
             {**position, "env": env, "episode": episode, "draw_seed": draw}
-            for env, (episode, draw) in enumerate(zip(episodes, draws.tolist(), strict=True))
+            for env, (episode, draw) in enumerate(
+                zip(episodes, draws.tolist(), strict=True), start=self._first_env
+            )
         ]
         found += self._seed_events(hosts, epochs, slots_before, result.slots)
         for env, reason in sorted(result.interventions.items()):
@@ -123,7 +139,7 @@ class StepRecorder:
         names = list(columns)
         return [
             StepRecord(**position, env=env, **dict(zip(names, row, strict=True)))
-            for env, row in enumerate(zip(*columns.values(), strict=True))
+            for env, row in enumerate(zip(*columns.values(), strict=True), start=self._first_env)
         ]
 
     def _probabilities(self, step: CollectedStep) -> list[bytes]:

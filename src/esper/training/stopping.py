@@ -40,17 +40,17 @@ class StoppableController:
     def __init__(
         self,
         controller: Controller,
-        stop: StopRequest,
+        check: Callable[[], None],
         on_step: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Wrap a controller.
 
         Args:
             controller: The controller.
-            stop: Checked before every step.
+            check: Called before every step; may raise an exception to stop.
             on_step: Called before every step with the number of steps taken.
         """
-        self._controller, self._stop, self._on_step = controller, stop, on_step
+        self._controller, self._check, self._on_step = controller, check, on_step
         self.name = controller.name
         self.actions: list[Any] = []
         """The actions of each step since the start, ``[N, 8]`` each."""
@@ -62,7 +62,7 @@ class StoppableController:
 
     def act(self, observations: Any, masks: Any, starts: Any) -> Any:
         """Let the wrapped controller act, unless a stop was requested."""
-        self._stop.check()
+        self._check()
         self._on_step(len(self.actions))
         self.actions.append(self._controller.act(observations, masks, starts))
         return self.actions[-1]

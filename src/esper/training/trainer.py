@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from time import perf_counter
 
 import torch
 
 from esper.config.run import RunConfig
-from esper.environment import EpisodeResults
-from esper.errors import NonFiniteError, RolloutError, TrainingError
-from esper.simic.rollout import VectorCollector
+from esper.environment import EpisodeResults, GrowthVectorEnv
+from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
+from esper.simic.rollout.jobs import InlinePool, Pool
+from esper.simic.rollout.shards import ShardedRollout
 from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State
-from esper.tamiyo import LearnedController, WaitController
+from esper.storage.state import State, from_nested
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.output import RecordOutput, TrialProgress
@@ -28,11 +30,11 @@ from esper.training.records import (
     run_record,
     update_record,
 )
-from esper.training.setup import make_agent, make_envs, make_run_task, stream_seed
+from esper.training.setup import make_agent, make_run_task
+from esper.training.shards import GrowthNotes, join_tallies, make_shard, plan_shards
 from esper.training.state import RunParts
-from esper.training.step_records import StepRecorder
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import OnShare, Trials, count_hosts, trial_parts
+from esper.training.trials import MakeFixed, MakeLearned, MakeNamed, OnShare, Trials
 
 MAX_REFUSALS = 3
 """Updates in a row that may be rejected before a run fails."""
@@ -68,6 +70,7 @@ class Trainer:
         checkpoints: CheckpointFolder,
         stop: StopRequest,
         name: str = "run",
+        pool: Pool | None = None,
     ) -> None:
         """Make all parts of a run, at its start.
 
@@ -78,24 +81,31 @@ class Trainer:
             checkpoints: Stores the checkpoints.
             stop: Checked before every step.
             name: Name of the run.
+            pool: Computes what can be computed side by side; this process by default.
         """
         self.config, self.stop, self._name = config, stop, name
         self._output, self._checkpoints = output, checkpoints
         self.task = make_run_task(config) if task is None else task
-        envs = make_envs(config, self.task)
-        agent = make_agent(config, envs.slot_config)
-        collector = VectorCollector(envs, agent, seed=stream_seed(config.seed, "episodes"))
-        self.parts = RunParts(config, collector, agent.make_buffer(config.envs, config.n_steps))
-        self.stopwatch = Stopwatch()
-        self._recorder = StepRecorder(
-            envs, self.parts.policy, record_steps=config.telemetry.record_steps
+        self.pool: Pool = InlinePool() if pool is None else pool
+        self._shards = plan_shards(config, self.task)
+        make = partial(make_shard, task=self.task) if self.pool.is_local else make_shard
+        rollout = ShardedRollout(self.pool, make, self._shards, check=stop.check)
+        # One host of each design, to describe them.
+        self._sample = GrowthVectorEnv(self.task, len(self.task.designs))
+        slot_config = self._sample.slot_config
+        agent = make_agent(config, slot_config)
+        self.parts = RunParts(
+            config, agent, rollout, growth=self.task.growth, slot_config=slot_config
         )
-        self._trials: Trials | None = None
+        self._send_weights()
+        self.stopwatch = Stopwatch()
+        self._trials = Trials(config, self.task, stop, pool=self.pool)
         self._saved_at: tuple[int, int, str] | None = None
 
     def load(self, state: State) -> None:
         """Continue from a checkpoint."""
         self.parts.load(state)
+        self._send_weights()
         self._saved_at = self._position
         if self.parts.progress.phase != "starting" and not self._output.writer.describes_run():
             self._describe_run()  # the earlier telemetry was lost
@@ -106,6 +116,7 @@ class Trainer:
         Raises:
             Stopped: If a stop was requested; the run is saved.
             TrainingError: If too many updates in a row were rejected; the run is saved.
+            WorkerError: If workers die again and again; the run is saved.
             StorageError: If the disk is full or fails; the last checkpoint is intact.
         """
         progress = self.parts.progress
@@ -118,7 +129,7 @@ class Trainer:
                     self._run_round()
                 else:
                     self._evaluate()
-        except Stopped:
+        except (Stopped, WorkerError):
             self.save()
             raise
         self.save()
@@ -145,16 +156,18 @@ class Trainer:
         """Record the run, and evaluate hosts left alone and the fixed schedule."""
         self._describe_run()
         progress = self.parts.progress
-        alone = self._run_baseline("wait", lambda trials, show: trials.run(WaitController(), show))
+        wait = MakeNamed("wait")
+        alone = self._run_baseline("wait", lambda trials, show: trials.run(wait, show)[0])
         progress.static_score = float(alone.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         self.parts.buffer.reset()
 
     def _describe_run(self) -> None:
-        envs = self.parts.envs
-        hosts = {group.first: group.population.template for group in envs.growth.hosts.groups}
-        self._write(run_record(self.config, envs.slot_config, hosts, self._name))
+        counts = self.task.share_out(self.config.envs)
+        groups = zip(accumulate(counts, initial=0), self._sample.growth.hosts.groups, strict=False)
+        hosts = {first: group.population.template for first, group in groups}
+        self._write(run_record(self.config, self.parts.slot_config, hosts, self._name))
 
     def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
         """Run and record a trial before the first round."""
@@ -168,12 +181,13 @@ class Trainer:
         """Choose when the fixed schedule stops, and run it."""
         stops = trials.find_stops(lambda share: show(share / 2))
         self.parts.progress.fixed_stops = stops
-        return trials.run_fixed(stops, lambda share: show(0.5 + share / 2))
+        return trials.run(MakeFixed(tuple(stops)), lambda share: show(0.5 + share / 2))[0]
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""
         parts, progress, start = self.parts, self.parts.progress, perf_counter()
-        before, first = self._seconds_by_part(), progress.step
+        self.stopwatch.seconds.clear()
+        first = progress.step
         while not parts.buffer.is_full:
             self.stop.check()
             self._step()
@@ -182,8 +196,7 @@ class Trainer:
         rates = rates_of(self.config, progress.round + 1)
         update = self._update(rates)
         progress.round += 1
-        after = self._seconds_by_part()
-        by_part = {part: after[part] - before.get(part, 0.0) for part in after}
+        assert parts.tally is not None, "the rollout is complete"
         record = round_record(
             parts.tally,
             round_number=progress.round,
@@ -191,11 +204,14 @@ class Trainer:
             static_score=progress.static_score,
             rates=rates,
             timing=RoundTiming(
-                perf_counter() - start, by_part, (progress.step - first) * self.config.envs
+                perf_counter() - start,
+                dict(self.stopwatch.seconds),
+                (progress.step - first) * self.config.envs,
+                None if self.pool.is_local else self.pool.status(),
             ),
         )
         self._write(update, record)
-        parts.tally.begin_round()
+        parts.tally = None
         parts.buffer.reset()
         is_due = progress.round % self.config.evaluation.eval_freq == 0
         if is_due or progress.round == self.config.rounds:
@@ -203,16 +219,24 @@ class Trainer:
         self._require_updates()
 
     def _step(self) -> None:
-        """Take one step of all environments and record it."""
+        """Take one step of all environments, or some if others take them, and record them."""
         parts, progress = self.parts, self.parts.progress
-        before = self._recorder.before()
-        step = parts.collector.step(parts.buffer)
-        progress.step += 1
+        room = parts.buffer.room
+        save_freq = self.config.checkpoints.save_freq
+        until_save = save_freq - progress.step % save_freq
+        n_steps = min(room, until_save, parts.rollout.most_steps)
+        chunks = parts.rollout.collect(n_steps, parts.position, is_last=n_steps == room)
+        parts.buffer.extend([chunk.steps for chunk in chunks])
+        progress.step += n_steps
+        notes: list[GrowthNotes] = [chunk.notes for chunk in chunks]
+        if n_steps == room:
+            parts.tally = join_tallies(notes)
+        for chunk in chunks:
+            for part, seconds in chunk.seconds.items():
+                self.stopwatch.add(part, seconds)
         with self.stopwatch.measure("telemetry"):
-            parts.tally.add(step)
-            position = {"round": progress.round + 1, "step": progress.step}
-            self._output.write(self._recorder.records(position, step, before, parts.tally))
-            parts.tally.end_episodes(step.dones)
+            for number in range(n_steps):
+                self._output.write([one for note in notes for one in note.records[number]])
 
     def _update(self, rates: dict[str, float]) -> UpdateRecord:
         """Update the policy; roll it back if the update gives a number that is not finite."""
@@ -222,7 +246,6 @@ class Trainer:
             agent.set_rates(**rates)
             before = agent.state_dict()
             try:
-                parts.collector.finish(parts.buffer)
                 report = agent.update(parts.buffer)
                 self._require_finite_policy()
             except (NonFiniteError, RolloutError) as error:
@@ -230,6 +253,7 @@ class Trainer:
                 progress.refusals_in_a_row += 1
                 return refused_record(number, progress.n_updates, str(error))
             parts.policy.learn_observations(parts.buffer.flat("observations"))
+            self._send_weights()
         progress.refusals_in_a_row = 0
         progress.n_updates += 1
         return update_record(number, progress.n_updates, report)
@@ -264,9 +288,9 @@ class Trainer:
         """Evaluate the policy on held-out hosts; keep it if it is the best so far."""
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
-        controller = LearnedController(parts.policy, deterministic=config.deterministic)
+        learned = MakeLearned(self.config, parts.policy.state_dict())
         results, seconds = self._run_trial(
-            "learned", lambda trials, show: trials.run(controller, show)
+            "learned", lambda trials, show: trials.run(learned, show)[0]
         )
         mean = float(results.returns.mean())
         best = progress.best_return
@@ -323,28 +347,23 @@ class Trainer:
         self._write(NoticeRecord(round=progress.round, kind="early stop", message=message))
         return True
 
+    def _send_weights(self) -> None:
+        """Let the hosts of the next steps be grown by the policy as it is now."""
+        self.parts.rollout.set_weights(from_nested(self.parts.agent.weights()))
+
     def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
         start = perf_counter()
-        n_hosts = count_hosts(trial_parts(self.task, self.config.evaluation.n_eval_episodes))
+        trials = self._trials
 
         def show(share: float) -> None:
             self._output.show_trial(
-                TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
+                TrialProgress(arm=arm, purpose="tuning", n_hosts=trials.n_hosts, share=share)
             )
 
-        with self.stopwatch.measure("trials"):
-            if self._trials is None:
-                self._trials = Trials(self.config, self.task, self.stop)
-            results = run(self._trials, show)
+        results = run(trials, show)
         return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:
         with self.stopwatch.measure("telemetry"):
             self._output.write(records)
-
-    def _seconds_by_part(self) -> dict[str, float]:
-        """Return the seconds spent so far on collecting and learning, by part."""
-        parts = self.parts
-        own = {part: s for part, s in self.stopwatch.seconds.items() if part != "trials"}
-        return {**parts.envs.seconds, **parts.collector.stopwatch.seconds, **own}

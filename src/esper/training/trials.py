@@ -2,39 +2,89 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from itertools import pairwise
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.arrays import Floats
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.environment.draws import FinalSplit, Purpose
 from esper.lifecycle.factored_actions import HEAD_NAMES
-from esper.tamiyo import Controller
+from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Workplace
+from esper.storage.state import State, from_bytes, to_bytes
+from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
-from esper.training.fixed_schedule import find_stop, make_fixed
-from esper.training.setup import make_trial_envs
+from esper.training.fixed_schedule import best_stop, make_fixed, returns_by_stop
+from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
 from esper.training.stopping import StoppableController, StopRequest
 
 TRIAL_SEED = 0
 """Determines the hosts of evaluations: the same for all runs, so that runs can be compared."""
 
 OnShare = Callable[[float], None]
-"""Called before each step with the share of a trial that is done."""
+"""Called with the share of a trial that is done."""
 
 MIN_HOSTS = 2
 """Hosts that each design has in a trial, however small its share."""
 
 
+class MakeController(Protocol):
+    """Makes the controller of a trial. Other processes need one that can be pickled."""
+
+    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+        """Return a controller for environments of the task's design of this number."""
+        ...
+
+
+@dataclass(frozen=True)
+class MakeNamed:
+    """Makes a controller that has a name and learns nothing."""
+
+    name: str
+
+    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+        """Return the controller."""
+        return make_controller(self.name, envs.layout)
+
+
+@dataclass(frozen=True)
+class MakeFixed:
+    """Makes the fixed schedule."""
+
+    stops: tuple[int, ...]
+    """The epochs after which it stops the hosts of each design."""
+
+    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+        """Return the schedule."""
+        return make_fixed(envs, self.stops[design])
+
+
+class MakeLearned:
+    """Makes the controller that a run has learned."""
+
+    def __init__(self, config: RunConfig, weights: dict[str, Any]) -> None:
+        self._config = config
+        self._weights = to_bytes(State(weights))  # tensors would be shared, not copied
+
+    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+        """Return the controller."""
+        policy = make_policy(self._config, envs.slot_config)
+        policy.load_state_dict(from_bytes(self._weights).tensors)
+        return LearnedController(policy, deterministic=self._config.evaluation.deterministic)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrialPart:
-    """The hosts of one design in a trial; each design is steered separately."""
+    """Hosts of one design in a trial; each design is steered separately."""
 
     task: Task
+    design: int
+    """Number of the task's design that the hosts have."""
     first: int
     """Number of its first host; those of the task's own design come first."""
     n_hosts: int
@@ -42,11 +92,24 @@ class TrialPart:
 
 def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
     """Return the hosts of a trial by design: the task's own first, then each variant's."""
-    parts, first = list[TrialPart](), 0
-    for design, count in zip(task.designs, task.share_out(n_hosts, least=MIN_HOSTS), strict=True):
-        parts.append(TrialPart(task=design, first=first, n_hosts=count))
-        first += count
-    return parts
+    counts = task.share_out(n_hosts, least=MIN_HOSTS)
+    firsts = accumulate(counts, initial=0)
+    return [
+        TrialPart(task=design, design=number, first=first, n_hosts=count)
+        for number, (design, first, count) in enumerate(
+            zip(task.designs, firsts, counts, strict=False)
+        )
+    ]
+
+
+def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
+    """Split a part into groups of about equal size, none larger than ``most`` hosts."""
+    sizes = split_evenly(part.n_hosts, most)
+    firsts = accumulate(sizes, initial=part.first)
+    return [
+        TrialPart(task=part.task, design=part.design, first=first, n_hosts=size)
+        for first, size in zip(firsts, sizes, strict=False)
+    ]
 
 
 def count_hosts(parts: list[TrialPart]) -> int:
@@ -54,119 +117,167 @@ def count_hosts(parts: list[TrialPart]) -> int:
     return sum(part.n_hosts for part in parts)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Request:
+    """What a worker needs to know about a group of hosts in a trial."""
+
+    config: RunConfig
+    task: Task | None
+    """The task of the hosts; None if the worker has to make it."""
+    design: int
+    first: int
+    n_hosts: int
+    purpose: Purpose
+    final_split: FinalSplit
+    make: MakeController | None
+    """Makes the controller; None for the fixed schedule, read before each step."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """What came of a group of hosts."""
+
+    results: EpisodeResults | None
+    actions: NDArray[np.int64] | None
+    """``[N, T, 8]``."""
+    returns_by_stop: Floats | None
+    """``[T + 1, N]``, if the fixed schedule was read."""
+
+
+def _run_group(
+    place: Workplace, request: _Request, parcels: Parcels
+) -> tuple[_Outcome, dict[str, Parcel]]:
+    """Train a group of hosts."""
+    envs, seed = _find_envs(place, request), TRIAL_SEED + request.first
+    n_epochs = request.config.budget.n_epochs
+    wrapped: list[StoppableController] = []
+
+    def wrap(controller: Controller) -> StoppableController:
+        wrapped.append(
+            StoppableController(controller, place.check, lambda step: place.report(step / n_epochs))
+        )
+        return wrapped[-1]
+
+    if request.make is None:
+        return _Outcome(None, None, returns_by_stop(envs, seed=seed, wrap=wrap)), {}
+    results = run_episodes(envs, wrap(request.make(envs, request.design)), seed=seed)
+    return _Outcome(results, np.stack(wrapped[0].actions, axis=1), None), {}
+
+
+def _find_envs(place: Workplace, request: _Request) -> GrowthVectorEnv:
+    """Return the environments of a group; those of earlier trials are used again."""
+    key = f"trial of {request.n_hosts} hosts of design {request.design} for {request.purpose}"
+    if key not in place.held:
+        task = request.task
+        if task is None:
+            task = make_task_of_worker(request.config).designs[request.design]
+        place.held[key] = make_trial_envs(
+            request.config,
+            task,
+            request.n_hosts,
+            purpose=request.purpose,
+            final_split=request.final_split,
+        )
+    return place.held[key]
+
+
 class Trials:
-    """The evaluations during a run, on draws for tuning."""
+    """Trials on held-out hosts: during a run on draws for tuning, at its end on others."""
 
-    def __init__(self, config: RunConfig, task: Task, stop: StopRequest) -> None:
-        self._stop, self._n_steps = stop, config.budget.n_epochs
-        self._parts = trial_parts(task, config.evaluation.n_eval_episodes)
-        self.envs: list[GrowthVectorEnv] = [
-            make_trial_envs(
-                config, part.task, part.n_hosts, purpose="tuning", final_split="validation"
-            )
-            for part in self._parts
-        ]
-
-    def run(self, controller: Controller, on_share: OnShare = lambda _: None) -> EpisodeResults:
-        """Return the results of a controller.
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        stop: StopRequest,
+        *,
+        is_final: bool = False,
+        pool: Pool | None = None,
+    ) -> None:
+        """Choose the hosts.
 
         Args:
-            controller: The controller, which must be able to steer the hosts of any design.
-            on_share: Called before each step with the share of the trial that is done.
+            config: Settings of the run.
+            task: Task of the run.
+            stop: Checked before every step.
+            is_final: Whether the hosts are those for evaluation, scored on the test split.
+            pool: Computes the trials; this process by default.
         """
-        return self._run_each([controller] * len(self._parts), on_share)
+        self._config, self._stop, self._is_final = config, stop, is_final
+        self._pool: Pool = InlinePool() if pool is None else pool
+        sizes = config.evaluation
+        n_hosts = sizes.n_final_episodes if is_final else sizes.n_eval_episodes
+        most = config.envs_per_shard or (config.envs if is_final else n_hosts)
+        self._n_designs = len(task.designs)
+        self._groups = [
+            group for part in trial_parts(task, n_hosts) for group in in_groups(part, most)
+        ]
+
+    @property
+    def n_hosts(self) -> int:
+        """The number of hosts."""
+        return count_hosts(self._groups)
+
+    def run(
+        self, make: MakeController, on_share: OnShare = lambda _: None
+    ) -> tuple[EpisodeResults, NDArray[np.int64]]:
+        """Let a controller grow all hosts.
+
+        Args:
+            make: Makes the controller, which must be able to steer the hosts of any design.
+            on_share: Called with the share of the trial that is done.
+
+        Returns:
+            The results, and the actions ``[N, T, 8]``, -1 after the end of an episode.
+        """
+        outcomes = self._run(make, on_share)
+        results = join_results([one.results for one in outcomes if one.results is not None])
+        actions = np.full(
+            (self.n_hosts, self._config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64
+        )
+        for group, outcome in zip(self._groups, outcomes, strict=True):
+            assert outcome.actions is not None, "the controller has acted"
+            taken = outcome.actions
+            actions[group.first : group.first + group.n_hosts, : taken.shape[1]] = taken
+        actions[np.arange(actions.shape[1])[None] >= results.op_counts.sum(1)[:, None]] = -1
+        return results, actions
 
     def find_stops(self, on_share: OnShare = lambda _: None) -> list[int]:
         """Return the best epochs at which to stop the fixed schedule, one for each design."""
-        return [
-            find_stop(
-                envs, seed=TRIAL_SEED + part.first, wrap=partial(self._stoppable, part, on_share)
+        found: list[list[Floats]] = [[] for _ in range(self._n_designs)]
+        for group, outcome in zip(self._groups, self._run(None, on_share), strict=True):
+            assert outcome.returns_by_stop is not None, "the schedule was read"
+            found[group.design].append(outcome.returns_by_stop)
+        return [best_stop(np.concatenate(returns, axis=1)) for returns in found]
+
+    def _run(self, make: MakeController | None, on_share: OnShare) -> list[_Outcome]:
+        jobs = [
+            Job(
+                function=_run_group,
+                request=_Request(
+                    config=self._config,
+                    task=group.task if self._pool.is_local else None,
+                    design=group.design,
+                    first=group.first,
+                    n_hosts=group.n_hosts,
+                    purpose="evaluation" if self._is_final else "tuning",
+                    final_split="test" if self._is_final else "validation",
+                    make=make,
+                ),
+                name=f"a trial of {group.n_hosts} hosts",
             )
-            for part, envs in zip(self._parts, self.envs, strict=True)
+            for group in self._groups
         ]
+        shares = np.zeros(len(jobs))
 
-    def run_fixed(self, stops: Sequence[int], on_share: OnShare = lambda _: None) -> EpisodeResults:
-        """Return the results of the fixed schedule with these stops, one for each design."""
-        schedules = [make_fixed(envs, stop) for envs, stop in zip(self.envs, stops, strict=True)]
-        return self._run_each(schedules, on_share)
+        def show(job: int, share: float) -> None:
+            shares[job] = share * self._groups[job].n_hosts / self.n_hosts
+            on_share(float(shares.sum()))
 
-    def _run_each(self, controllers: Sequence[Controller], on_share: OnShare) -> EpisodeResults:
-        """Return the joined results of controllers, each on the hosts of one design."""
-        results: list[EpisodeResults] = []
-        for part, envs, controller in zip(self._parts, self.envs, controllers, strict=True):
-            stoppable = self._stoppable(part, on_share, controller)
-            results.append(run_episodes(envs, stoppable, seed=TRIAL_SEED + part.first))
-        return join_results(results)
-
-    def _stoppable(
-        self, part: TrialPart, on_share: OnShare, controller: Controller
-    ) -> StoppableController:
-        """Return a controller that can be stopped and reports the progress of the whole trial."""
-        n_hosts = count_hosts(self._parts)
-
-        def on_step(step: int) -> None:
-            on_share((part.first + part.n_hosts * step / self._n_steps) / n_hosts)
-
-        return StoppableController(controller, self._stop, on_step)
+        results = self._pool.run(jobs, check=self._stop.check, on_share=show)
+        return [result.value for result in results]
 
 
-def run_final_trials(
-    config: RunConfig,
-    task: Task,
-    make: Callable[[GrowthVectorEnv], Controller],
-    stop: StopRequest,
-    *,
-    on_share: OnShare = lambda _: None,
-) -> tuple[EpisodeResults, NDArray[np.int64]]:
-    """Run a controller on the draws for evaluation and score it on the test split.
-
-    The hosts of each design are trained in groups of equal size, of at most ``config.envs`` hosts.
-
-    Args:
-        config: Settings of the run.
-        task: Task of the run.
-        make: Makes the controller for an environment.
-        stop: Checked before every step.
-        on_share: Called before each step with the share of the trial that is done.
-
-    Returns:
-        The results, and the actions ``[N, T, 8]``, -1 after the end of an episode.
-    """
-    parts = trial_parts(task, config.evaluation.n_final_episodes)
-    n_hosts = count_hosts(parts)
-    actions = np.full((n_hosts, config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
-    made: dict[tuple[int, int], GrowthVectorEnv] = {}
-    results: list[EpisodeResults] = []
-    for group in (group for part in parts for group in in_groups(part, config.envs)):
-        first, size = group.first, group.n_hosts
-        key = id(group.task), size
-        if key not in made:
-            made[key] = make_trial_envs(
-                config, group.task, size, purpose="evaluation", final_split="test"
-            )
-
-        def on_step(step: int, first: int = first, size: int = size) -> None:
-            on_share((first + size * step / config.budget.n_epochs) / n_hosts)
-
-        controller = StoppableController(make(made[key]), stop, on_step)
-        results.append(run_episodes(made[key], controller, seed=TRIAL_SEED + first))
-        taken = np.stack(controller.actions, axis=1)
-        n_decisions = results[-1].op_counts.sum(1)
-        taken[np.arange(taken.shape[1])[None] >= n_decisions[:, None]] = -1
-        actions[first : first + size, : taken.shape[1]] = taken
-    return join_results(results), actions
-
-
-def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
-    """Split a part into groups of about equal size, none larger than ``most`` hosts."""
-    n_groups = math.ceil(part.n_hosts / most)
-    ends = [part.first + round(part.n_hosts * group / n_groups) for group in range(n_groups + 1)]
-    return [
-        TrialPart(task=part.task, first=first, n_hosts=end - first) for first, end in pairwise(ends)
-    ]
-
-
-def join_results(parts: list[EpisodeResults]) -> EpisodeResults:
+def join_results(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     """Concatenate the results of several groups of hosts."""
     names = [field.name for field in fields(EpisodeResults)]
     return EpisodeResults(

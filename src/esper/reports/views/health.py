@@ -9,6 +9,7 @@ from esper.config.checks import require_int
 from esper.reports.views.run import Points, Session, sessions_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
+from esper.telemetry.records import RoundRecord
 
 
 class Restored(TypedDict):
@@ -60,6 +61,16 @@ class Parts(TypedDict):
     values: list[list[float | None]]
 
 
+class Workers(TypedDict):
+    """The worker processes after the last round."""
+
+    alive: int
+    restarted: int | None
+    """Workers replaced because they died."""
+    waited: float | None
+    """Seconds that workers had nothing to do while others were busy."""
+
+
 class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
@@ -78,6 +89,8 @@ class Health(TypedDict):
     memory: Points
     """Memory of the process, in bytes."""
     seconds_by_part: Parts
+    workers: Workers | None
+    """None if the run's own process did all the work."""
     sessions: list[Session]
 
 
@@ -114,6 +127,7 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
             "throughput": _points(rounds, speed),
             "memory": _points(rounds, memory),
             "seconds_by_part": _parts(rounds, parts),
+            "workers": _workers(telemetry),
             "sessions": sessions_of(telemetry),
         }
 
@@ -128,6 +142,14 @@ def _parts(rounds: list[int], texts: list[str]) -> Parts:
     names = list(dict.fromkeys(name for one in read for name in one))
     values = [[finite(one.get(name, 0.0)) for one in read] for name in names]
     return {"names": names, "rounds": rounds, "values": values}
+
+
+def _workers(telemetry: RunTelemetry) -> Workers | None:
+    last = telemetry.last(RoundRecord)
+    if last is None or last.workers is None:
+        return None
+    waited = finite(last.seconds_waited)
+    return {"alive": last.workers, "restarted": last.workers_restarted, "waited": waited}
 
 
 def _last_restored(telemetry: RunTelemetry, limit: int) -> list[Restored]:

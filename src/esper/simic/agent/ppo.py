@@ -88,7 +88,8 @@ class PPOAgent:
         self.optimizer = torch.optim.Adam(
             [self._parameters.flat], self.config.learning_rate, eps=1e-5, fused=True
         )
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        """Draws the actions."""
         self._shuffler = torch.Generator().manual_seed(seed)
 
     def initial_state(self, n_envs: int) -> Tensor:
@@ -134,7 +135,7 @@ class PPOAgent:
         if episode_starts is not None and state.shape[-1]:
             _check_starts(episode_starts, state)
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
-        generator = None if deterministic else self._generator
+        generator = None if deterministic else self.generator
         decision = self.policy.act(observations, masks, state, generator)
         return Decision(
             decision.actions,
@@ -203,6 +204,16 @@ class PPOAgent:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate
 
+    def weights(self) -> dict[str, Any]:
+        """Return a copy of what the next action depends on, except the random numbers."""
+        weights = {"policy": self.policy.state_dict(), "normalizer": self.normalizer.state_dict()}
+        return copy.deepcopy(weights)
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """Act with what another agent's :meth:`weights` returned."""
+        self.policy.load_state_dict(weights["policy"])
+        self.normalizer.load_state_dict(weights["normalizer"])
+
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that the next action and the next update depend on."""
         config = self.config
@@ -210,7 +221,7 @@ class PPOAgent:
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "normalizer": self.normalizer.state_dict(),
-            "generator": self._generator.get_state(),
+            "generator": self.generator.get_state(),
             "shuffler": self._shuffler.get_state(),
             "rates": {
                 "learning_rate": float(config.learning_rate),
@@ -226,7 +237,7 @@ class PPOAgent:
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.normalizer.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"])
+        self.generator.set_state(state["generator"])
         self._shuffler.set_state(state["shuffler"])
         self.set_rates(**state["rates"])
 

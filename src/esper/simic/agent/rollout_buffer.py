@@ -8,6 +8,7 @@ environments is one contiguous write. What is read from outside is ``[E, T, ...]
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,11 @@ class TamiyoRolloutBuffer:
         return self._lengths.copy()
 
     @property
+    def room(self) -> int:
+        """Steps that still fit."""
+        return self.n_steps - self._cursor
+
+    @property
     def is_full(self) -> bool:
         """Whether there is no room for another step."""
         return self._cursor == self.n_steps
@@ -325,6 +331,25 @@ class TamiyoRolloutBuffer:
         for name, store in self._stores().items():
             store[: self._cursor].copy_(state[name])
         self._lengths[:] = state["lengths"].numpy()
+
+    def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Store steps that other buffers collected, each of some of the environments, in order.
+
+        Args:
+            parts: What the :meth:`state_dict` of each buffer gave, for equally many steps.
+        """
+        n_new, n_envs = len(parts[0]["rewards"]), sum(part["rewards"].shape[1] for part in parts)
+        if n_envs != self.n_envs or self._cursor + n_new > self.n_steps:
+            raise RolloutError(
+                f"{n_new} steps of {n_envs} environments do not fit; there is room for "
+                f"{self.n_steps - self._cursor} steps of {self.n_envs} environments."
+            )
+        rows = slice(self._cursor, self._cursor + n_new)
+        for name, store in self._stores().items():
+            torch.cat([part[name] for part in parts], dim=1, out=store[rows])
+        self._cursor += n_new
+        self._lengths[:] = self._cursor
+        self._advantages = self._returns = None
 
     def _places_of(self, t: int) -> dict[str, Tensor]:
         """Return where the tensors of step t go; made once, as views take longer than writing."""

@@ -22,6 +22,8 @@ export function HealthFacts({ health }) {
     ${facts.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
     <${Fact} name="steps per second, last round">${whole(health.throughput.values.at(-1))}<//>
     <${Fact} name="memory, last round">${bytes(health.memory.values.at(-1))}<//>
+    ${health.workers && html`<${Fact} name="workers" title="Processes that collect side by side; a dead one is replaced and its work repeated.">
+      ${whole(health.workers.alive)}, ${many(health.workers.restarted ?? 0, "restart")}, ${number(health.workers.waited ?? 0, 1)} s waited<//>`}
   <//>`;
 }
 

@@ -1,0 +1,255 @@
+"""Workers on a Ray cluster: actors that compute jobs, on any machine that has Esper.
+
+Ray listens on all interfaces, so it is used with token authentication only. The token is in the
+file where Ray looks for it, which is made here if it is missing, and nobody else may read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.errors import EsperError, WorkerError, message_of, summarize_error
+from esper.simic.rollout.crew import Crew, Failed, Message, WorkerDied
+from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace
+from esper.version import __version__
+
+INSTALL = "pip install 'esper-lite[ray]'"
+TOKEN_FILE = Path("~/.ray/auth_token")
+"""Where Ray looks for the token, unless an environment variable names another place."""
+HELLO_SECONDS = 120.0
+"""How long a worker may take to start before the cluster counts as full or broken."""
+
+
+class RayPool(Crew):
+    """Computes jobs with actors on a Ray cluster."""
+
+    def __init__(
+        self, address: str, n_workers: int, *, threads: int = 1, warm_up: str = ""
+    ) -> None:
+        """Connect to a cluster.
+
+        Args:
+            address: ``host:port``, ``auto`` for the cluster that this machine belongs to, or
+                ``local`` for a new one on this machine.
+            n_workers: Number of workers.
+            threads: Threads that PyTorch may use in each.
+            warm_up: A module that workers import before their first job, to be ready sooner.
+
+        Raises:
+            WorkerError: If Ray is not installed, the cluster cannot be reached, or its workers
+                cannot run this Esper.
+        """
+        super().__init__(n_workers)
+        self._ray = _connect(address, n_workers)
+        n_cores = float(self._ray.cluster_resources().get("CPU", 1.0))
+        # A spare worker must fit too, or it would be started only when another has died.
+        share = min(1.0, int(100 * n_cores / (n_workers + 1)) / 100)
+        kind = self._ray.remote(num_cpus=share, max_restarts=0, max_task_retries=0)(_Actor)
+        self._make = lambda: kind.options(scheduling_strategy="SPREAD").remote(threads, warm_up)
+        try:
+            _require_same_software(self._ray, first := self.make_worker())
+        except BaseException:
+            self._ray.shutdown()
+            raise
+        self._spares.append(first)
+
+    def make_worker(self) -> RayWorker:
+        """Start an actor."""
+        return RayWorker(self._ray, self._make())
+
+    def wait(self, busy: Sequence[Any], seconds: float) -> None:
+        """Wait until one of these workers has a message or is dead, or for some seconds."""
+        self._ray.wait([worker.answer for worker in busy], num_returns=1, timeout=seconds)
+
+    def close(self) -> None:
+        """End all workers and leave the cluster."""
+        super().close()
+        self._ray.shutdown()
+
+
+class RayWorker:
+    """An actor, seen from the process that gives it jobs."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self.actor = ray, actor
+        self._started = actor.software.remote()
+        self.answer: Any = None
+        """What the actor's last job will return."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started and can begin a job, as far as is known."""
+        try:
+            return bool(self._ray.wait([self._started], timeout=0)[0] and self.software(0))
+        except self._ray.exceptions.RayError:
+            return False
+
+    def software(self, seconds: float) -> dict[str, str]:
+        """Return the versions that results depend on, once it has started."""
+        return self._ray.get(self._started, timeout=seconds)
+
+    def submit(self, job: Job) -> None:
+        """Start a job."""
+        for parcel in job.parcels.values():
+            if parcel.address is None:
+                parcel.address = self._put(parcel)
+        # In a list, a reference stays a reference: the worker fetches what it does not have.
+        addresses = {name: [parcel.address] for name, parcel in job.parcels.items()}
+        self.answer = self.actor.compute.remote(job.function, job.request, addresses)
+
+    def receive(self) -> Message | None:
+        """Return the next message; None if there is none yet."""
+        if not self._ray.wait([self.answer], timeout=0)[0]:
+            return None
+        try:
+            kind, value, parcels = self._ray.get(self.answer)
+        except self._ray.exceptions.RayTaskError as error:
+            raise WorkerError(f"a worker failed: {message_of(error)[-300:]}") from error
+        except self._ray.exceptions.RayError as error:
+            # Also if the actor is only said to be unavailable: another begins anew.
+            raise WorkerDied(type(error).__name__) from None
+        if kind == "failed":
+            return Failed(value)
+        return Result(value, {name: Parcel(content) for name, content in parcels.items()})
+
+    def end(self) -> None:
+        """End the actor, whatever it is doing."""
+        with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
+            self._ray.kill(self.actor, no_restart=True)
+
+    def _put(self, parcel: Parcel) -> Any:
+        try:
+            return self._ray.put(parcel.bytes)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"{len(parcel.bytes):,} bytes do not fit into Ray's object store "
+                f"({type(error).__name__}); give it more room (ray start --object-store-memory) or "
+                "use a smaller envs_per_shard."
+            ) from error
+
+
+class _Actor:
+    """Computes jobs on a machine of the cluster."""
+
+    def __init__(self, threads: int, warm_up: str) -> None:
+        import warnings
+
+        import torch
+
+        warnings.simplefilter("ignore")  # the first process warns of the same things itself
+        torch.set_num_threads(threads)
+        if warm_up:
+            importlib.import_module(warm_up)
+        self._place = Workplace(is_local=False)
+
+    def software(self) -> dict[str, str]:
+        """Return the versions that results depend on."""
+        return _software()
+
+    def compute(
+        self, function: Callable[..., Any], request: Any, addresses: Mapping[str, list[Any]]
+    ) -> tuple[str, Any, dict[str, bytes]]:
+        """Return the kind of the answer, its value and its parcels."""
+        fetch: Callable[[Any], bytes] = importlib.import_module("ray").get
+
+        def parcel_at(address: Any) -> Parcel:
+            return Parcel(lambda: fetch(address))
+
+        parcels = {name: parcel_at(address) for name, (address,) in addresses.items()}
+        try:
+            value, made = function(self._place, request, parcels)
+            return "done", value, {name: parcel.bytes for name, parcel in made.items()}
+        except EsperError as error:
+            return "failed", error, {}
+        except Exception as error:
+            import traceback
+
+            failure = RuntimeError(f"a worker raised {summarize_error(error)}")
+            failure.add_note(traceback.format_exc())
+            return "failed", failure, {}
+
+
+def _software() -> dict[str, str]:
+    import torch
+
+    return {
+        "Esper": __version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "PyTorch": torch.__version__.partition("+")[0],
+    }
+
+
+def _require_same_software(ray: Any, worker: RayWorker) -> None:
+    """Reject a cluster whose software differs, because results would."""
+    try:
+        theirs = worker.software(HELLO_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        raise WorkerError(
+            f"no worker of the Ray cluster was ready within {HELLO_SECONDS:.0f} s; it may have no "
+            "free CPU: see ray status."
+        ) from None
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"a worker of the Ray cluster cannot start: {message_of(error)[-300:]}; install Esper "
+            f"{__version__} on all of its machines."
+        ) from None
+    for name, ours in _software().items():
+        if theirs[name] != ours:
+            raise WorkerError(
+                f"{name} is {ours} here but {theirs[name]} on the Ray cluster; results could "
+                "differ: install the same version everywhere."
+            )
+
+
+def _connect(address: str, n_workers: int) -> Any:
+    """Return the module of Ray, connected to a cluster."""
+    _require_token()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        module: Any = importlib.import_module("ray")
+        importlib.import_module("ray.exceptions")
+    except ImportError:
+        raise WorkerError(f"Ray is not installed; install it: {INSTALL}.") from None
+    is_new = address == "local"
+    options: dict[str, Any] = {"address": address}
+    if is_new:
+        n_cores = max(os.cpu_count() or 1, n_workers + 1)
+        options |= {"num_cpus": n_cores, "include_dashboard": False}
+    try:
+        module.init(**options, log_to_driver=False, logging_level="error", configure_logging=False)
+    except (Exception, SystemExit) as error:
+        raise WorkerError(
+            f"the Ray cluster at {address!r} cannot be reached: {message_of(error)[:200]}; start "
+            "one with RAY_AUTH_MODE=token ray start --head, or use --ray-address local."
+        ) from None
+    return module
+
+
+def _require_token() -> None:
+    """Turn token authentication on, with a token that only this user can read."""
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        raise WorkerError(
+            f"RAY_AUTH_MODE is {mode!r}; Ray listens on all interfaces, so it must be 'token': "
+            "unset it."
+        )
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE.expanduser())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+        path.chmod(0o600)  # Ray itself lets everybody read it
+    except OSError as error:
+        raise WorkerError(f"the Ray token {path} cannot be written: {error.strerror}.") from error
