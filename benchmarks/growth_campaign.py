@@ -242,12 +242,12 @@ class WarmStartCampaign(Campaign):
 
     def arms(self) -> tuple[Arm, Arm, Arm]:
         """Return what continues, what grows and what begins again."""
-        start, final = self.problem.growths[-1]
+        start, final = self.problem.growths[0]
         return Arm(start, start), Arm(start, final, "identity"), Arm(final, final)
 
     def base(self) -> Base | None:
         """Return how the trained network was trained; None if its rate is not chosen yet."""
-        start, budget = self.problem.growths[-1][0], self.problem.budgets[-1]
+        start, budget = self.problem.growths[0][0], self.problem.budgets[-2]
         rate = self.rate(Arm(start, start), budget)
         return None if rate is None else Base(budget, rate)
 

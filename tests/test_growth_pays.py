@@ -227,11 +227,11 @@ def test_a_warm_start_compares_three_arms_at_four_budgets(campaign: Any, tmp_pat
         for run in planned:
             loss = abs(math.log(run.rate / 5e-3))
             results.add(run, {"validation": loss, "test": loss})
-    start, final = problem.growths[-1]
+    start, final = problem.growths[0]
     for extra in campaign.EXTRA:
         found = [warm.warm(arm, extra) for arm in warm.arms()]
         assert [[run.seed for run in arm] for arm in found] == [[0, 1, 2]] * 3
-        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-1]}
+        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-2]}
         assert [arm[0].base is None for arm in found] == [False, False, True]
         assert [arm[0].arm.final for arm in found] == [start, final, final]
         assert {run.rate for arm in found for run in arm} == {5e-3}
