@@ -205,7 +205,7 @@ PROBLEMS = {
             load=_fashion,
             sizes=(1, 2, 4),
             growths=((1, 4),),
-            budgets=(10.0, 25.0, 62.5, 156.0),
+            budgets=(4.0, 10.0, 25.0, 62.5),
             rates=RATES,
         ),
         Problem(
