@@ -286,10 +286,14 @@ class Population(ABC):
         losses, metrics = self._evaluate(chosen, split, ablation)
         sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
         flops = [
-            size * self.costs_of(host).evaluation_flops(self.lives(host), ablation)
+            size * self._evaluation_flops(host, ablation)
             for host, size in zip(chosen, sizes, strict=True)
         ]
         return Evaluation(losses, metrics, np.array(flops))
+
+    def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
+        """Return the FLOPs of evaluating a host on one sample."""
+        return self.costs_of(host).evaluation_flops(self.lives(host), ablation)
 
     @abstractmethod
     def _evaluate(

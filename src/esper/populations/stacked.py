@@ -170,15 +170,16 @@ class StackedPopulation(Population):
         is_active = ~self.is_finished
         interventions: dict[int, GovernorReport] = {}
         self._restore_nonfinite(tally, interventions)
-        self._sort_rows()
         if self._has_acted:
             self._take_snapshot()
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
             self.vector_hosts.train(compiled, tally)
-        for cohort in self._cohorts():
-            self._train_cohort(cohort, tally)
+        if len(compiled) < len(active):
+            self._sort_rows()
+            for cohort in self._cohorts():
+                self._train_cohort(cohort, tally)
         for host, reason in tally.failures.items():
             interventions.setdefault(host, self._restore(host, reason))
         self._restore_nonfinite(tally, interventions)
@@ -228,9 +229,12 @@ class StackedPopulation(Population):
         positions = [ordered.index(host) for host in hosts]
         return losses[positions], metrics[positions]
 
+    def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
+        return self.vector_hosts.evaluation_flops(host, ablation)
+
     def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
         super()._on_slot_change(host, lives, slot, life)
-        self.vector_hosts.forget(host)
+        self.vector_hosts.follow(host, self.slot_config.slot_index(slot), life)
         self._changed.add(host)
 
     def lives(self, host: int) -> SlotLives:
@@ -298,6 +302,7 @@ class StackedPopulation(Population):
         self._snapshot.hosts.copy_row(host, hosts)
         for state in (self.state, self._snapshot):
             state.start_host(host, slots(model).lives.growth_config)
+        self.vector_hosts.forget(host)
         self._follow(host, self.state.lives[host])
 
     def _new_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
@@ -376,6 +381,7 @@ class StackedPopulation(Population):
             if place is not None and life.is_computing:
                 del self.state.pending[host, slot]
                 self.state.put_seed(host, self.state.top(host, slot), rows_of(place))
+                self.vector_hosts.forget(host)
 
     def _sort_rows(self) -> None:
         """Order rows by batch size, longest epochs first; finished and compiled hosts come last."""

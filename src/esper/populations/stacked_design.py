@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -250,7 +249,7 @@ class StackedDesign:
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""
         if key not in self._seeds:
-            first = self._seeds.get(replace(key, layer=Layer(key.layer.slot, 0)))
+            first = self._seeds.get(key._replace(layer=Layer(key.layer.slot, 0)))
             if first is not None:
                 self._seeds[key] = _restack(first)
             else:
