@@ -90,10 +90,8 @@ class StackedKeeper:
 
     def absorb_seed(self, slot: str) -> int:
         """Return the hidden units that a committed seed added; its rows stay where they are."""
-        life, place = self.state.lives[self.host][slot], self._new_slot(slot)
-        with seeded(0):
-            place.plant(life.blueprint, life.style)
-        return place.absorb()
+        life = self.state.lives[self.host][slot]
+        return self.population.design.added_units(slot, life.blueprint, life.units)
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""

@@ -198,6 +198,8 @@ class StackedDesign:
         self._gates: dict[Layer, StackedSeed] = {}
         self._groups: dict[tuple[str, str, int], tuple[str, int]] = {}
         """Blueprint and units of a seed's group, by slot, blueprint and units."""
+        self._units: dict[tuple[str, str, int], int] = {}
+        """Hidden units that a seed adds, by slot, blueprint and units of the fossils before it."""
         difference = find_difference(template, sample)
         if difference is not None:
             raise UnsupportedHostError(
@@ -245,6 +247,13 @@ class StackedDesign:
             is_part = bool(family) and self._is_corner(slot, blueprint, family, own)
             self._groups[slot, blueprint, units] = family if is_part else blueprint, own
         return GroupKey(layer, *self._groups[slot, blueprint, units])
+
+    def added_units(self, slot: str, blueprint: str, units: int) -> int:
+        """Return the hidden units that a seed adds to its block, whose fossils have ``units``."""
+        known = slot, blueprint, units
+        if known not in self._units:
+            self._units[known] = self._plant(*known).absorb()
+        return self._units[known]
 
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""

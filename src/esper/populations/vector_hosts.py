@@ -87,6 +87,16 @@ class _HeldSeed:
         return self.life.style == BlendStyle.LEARNED_GATE
 
 
+class _Samples:
+    """The samples of one split of a host, contiguous in memory."""
+
+    def __init__(self, data: HostData, split: Split) -> None:
+        self.data = data
+        self._tensors: list[Tensor] = [tensor.contiguous() for tensor in data.split(split)]
+        self.inputs_address, self.targets_address = (each.data_ptr() for each in self._tensors)
+        self.count = len(self._tensors[0])
+
+
 @dataclass(eq=False)
 class _Structure:
     """What hosts of one size have in common while they hold the same seeds in the same way."""
@@ -133,7 +143,7 @@ class VectorHosts:
         """The current structure of each host."""
         self._known: dict[Any, _Structure] = {}
         """All structures by what distinguishes them."""
-        self._data: dict[tuple[int, Split], tuple[HostData, Tensor, Tensor]] = {}
+        self._data: dict[tuple[int, Split], _Samples] = {}
         self._programs: dict[Any, tuple[Program | None, Any]] = {}
         """Programs by signature, with the shapes whose identity is part of it."""
 
@@ -194,7 +204,7 @@ class VectorHosts:
     ) -> tuple[Floats, Floats]:
         """Return the mean loss and metric of hosts ``[K]`` with some seeds left out."""
         structures = [self._structure(host) for host in hosts]
-        sizes = np.array([len(self._samples(host, split)[1]) for host in hosts])
+        sizes = np.array([self._samples(host, split).count for host in hosts])
         # All samples of a host, starting with its first.
         numbers = np.zeros(1, np.int64)
         totals = np.zeros((len(hosts), 2))
@@ -209,18 +219,16 @@ class VectorHosts:
         programs = [self._program(host, ablation) for host in hosts]
         jobs = np.zeros(len(programs), _JOBS)
         jobs["plan"] = [program.address for program in programs if program is not None]
-        jobs["inputs"] = [inputs.data_ptr() for inputs, _ in samples]
-        jobs["targets"] = [targets.data_ptr() for _, targets in samples]
+        jobs["inputs"] = [own.inputs_address for own in samples]
+        jobs["targets"] = [own.targets_address for own in samples]
         return jobs
 
-    def _samples(self, host: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return a host's samples as contiguous tensors."""
+    def _samples(self, host: int, split: Split) -> _Samples:
         data = self.population.specs[host].data
         found = self._data.get((host, split))
-        if found is None or found[0] is not data:
-            inputs, targets = data.split(split)
-            found = self._data[host, split] = (data, inputs.contiguous(), targets.contiguous())
-        return found[1:]
+        if found is None or found.data is not data:
+            found = self._data[host, split] = _Samples(data, split)
+        return found
 
     def _run(
         self, what: int, hosts: Sequence[int], structures: Sequence[_Structure], jobs: NDArray[Any]
@@ -246,30 +254,27 @@ class VectorHosts:
     def _parts(self, hosts: Sequence[int], structures: Sequence[_Structure]) -> NDArray[Any]:
         """Return the addresses, learning rates and step counts of each host's parts, ``[K, Q]``."""
         population = self.population
-        parts = np.zeros((len(hosts), self._count_parts(structures)), _PARTS)
-        entries: dict[Any, tuple[list[int], list[int], list[int], list[bool]]] = {}
+        n_parts = self._count_parts(structures)
+        layouts: dict[Any, tuple[dict[int, int], int, int, int, list[float]]] = {}
+        indices, data, planes, rates, steps = [], [], [], [], []
         for index, (host, own) in enumerate(zip(hosts, structures, strict=True)):
+            rate = population.learning_rate(host)
+            seed_rate = rate * population.config.seed_lr_factor
             for number, key, is_growing in own.parts:
-                entry = entries.get(key)
-                if entry is None:
-                    entry = entries[key] = ([], [], [], [])
-                entry[0].append(index)
-                entry[1].append(number)
-                entry[2].append(host)
-                entry[3].append(is_growing)
-        rates = np.array([population.learning_rate(host) for host in hosts])
-        factors = np.array([1.0, population.config.seed_lr_factor])
-        for key, (indices, numbers, own_hosts, is_growing) in entries.items():
-            store = self._store(key)
-            data = store.data
-            assert data.stride(2) == 1, "the parameters of a row are not contiguous"
-            rows = np.array([store.rows[host] for host in own_hosts])
-            at = np.array(indices), np.array(numbers)
-            parts["data"][at] = data.data_ptr() + rows * (data.stride(1) * data.element_size())
-            parts["plane"][at] = data.stride(0)
-            parts["rate"][at] = rates[at[0]] * factors[np.array(is_growing, np.int64)]
-            parts["n_steps"][at] = store.steps[rows]
-        return parts
+                layout = layouts.get(key)
+                if layout is None:
+                    layout = layouts[key] = _memory_layout(self._store(key))
+                rows, address, stride, plane, n_steps = layout
+                row = rows[host]
+                indices.append(index * n_parts + number)
+                data.append(address + row * stride)
+                planes.append(plane)
+                rates.append(seed_rate if is_growing else rate)
+                steps.append(n_steps[row])
+        parts = np.zeros(len(hosts) * n_parts, _PARTS)
+        for name, values in zip(_PARTS.names, (data, planes, rates, steps), strict=True):
+            parts[name][indices] = values
+        return parts.reshape(len(hosts), n_parts)
 
     def _count_parts(self, structures: Sequence[_Structure]) -> int:
         """Return the largest number of parts of any host."""
@@ -455,6 +460,17 @@ def _form_of(life: SlotLife) -> tuple[Any, ...]:
 
 def _padded(numbers: list[float], length: int) -> list[float]:
     return numbers + [0.0] * (length - len(numbers))
+
+
+def _memory_layout(store: RowStore) -> tuple[dict[int, int], int, int, int, list[float]]:
+    """Return the row of each host, the address, the row and plane strides, and the step counts.
+
+    The row stride is in bytes, the plane stride in elements.
+    """
+    data = store.data
+    assert data.stride(2) == 1, "the parameters of a row are not contiguous"
+    stride = data.stride(1) * data.element_size()
+    return store.rows, data.data_ptr(), stride, data.stride(0), store.steps.tolist()
 
 
 def _addresses(array: NDArray[Any]) -> NDArray[np.int64]:

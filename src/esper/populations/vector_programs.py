@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -132,11 +133,22 @@ class _Writer:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def add_op(self, kind: OpKind, size: int, source: int, **fields: Any) -> int:
+    def add_op(
+        self,
+        kind: OpKind,
+        size: int,
+        source: int,
+        *,
+        other: int = 0,
+        weight: int = 0,
+        bias: int = -1,
+        is_detached: bool = False,
+        slot: int = 0,
+        number: float = 0.0,
+    ) -> int:
         """Add an op and return the index of its result."""
         to = self.add_value(size)
-        given = {"kind": int(kind), "to": to, "from": source, "bias": -1, **fields}
-        self.ops.append((*(int(given.get(name, 0)) for name in OP_FIELDS), given.get("number", 0)))
+        self.ops.append((kind, to, source, other, weight, bias, is_detached, slot, number))
         return to
 
 
@@ -155,8 +167,8 @@ class _ModuleWriter:
         self.detached = detached
         """Values that get no gradient."""
         self.seeds = seeds
-        ends = np.cumsum([0, *(prod(shape) for shape in layout.shapes.values())])
-        self.offsets = dict(zip(layout.shapes, ends.tolist(), strict=False))
+        ends = accumulate(map(prod, layout.shapes.values()), initial=0)
+        self.offsets = dict(zip(layout.shapes, ends, strict=False))
         self.unused = set(layout.shapes)
 
     def write(self, module: nn.Module, name: str, source: int) -> int:
