@@ -67,6 +67,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
     output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
     results: dict[str, ArmResults] = {}
     actions: NDArray[np.int64] | None = None
+    made: dict[tuple[int, int], GrowthVectorEnv] = {}
     for arm in (LEARNED, *OTHERS):
         start = perf_counter()
         episodes, taken = run_final_trials(
@@ -74,6 +75,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
             trainer.task,
             _controller_maker(trainer, arm),
             trainer.stop,
+            made=made,
             on_share=_progress_reporter(output, n_hosts, arm),
         )
         record = evaluation_record(

@@ -116,6 +116,7 @@ def run_final_trials(
     make: Callable[[GrowthVectorEnv], Controller],
     stop: StopRequest,
     *,
+    made: dict[tuple[int, int], GrowthVectorEnv] | None = None,
     on_share: OnShare = lambda _: None,
 ) -> tuple[EpisodeResults, NDArray[np.int64]]:
     """Run a controller on the draws for evaluation and score it on the test split.
@@ -127,6 +128,8 @@ def run_final_trials(
         task: Task of the run.
         make: Makes the controller for an environment.
         stop: Checked before every step.
+        made: The environments of earlier calls with the same settings and task, which this one
+            uses and adds to. Making them, and what they find out about seeds, takes seconds.
         on_share: Called before each step with the share of the trial that is done.
 
     Returns:
@@ -135,7 +138,7 @@ def run_final_trials(
     parts = trial_parts(task, config.evaluation.n_final_episodes)
     n_hosts = count_hosts(parts)
     actions = np.full((n_hosts, config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
-    made: dict[tuple[int, int], GrowthVectorEnv] = {}
+    made = {} if made is None else made
     results: list[EpisodeResults] = []
     for group in (group for part in parts for group in in_groups(part, config.envs)):
         first, size = group.first, group.n_hosts
