@@ -29,6 +29,7 @@ from esper.populations.rows import RowStore, Shapes
 from esper.populations.segments import EpochTally
 from esper.populations.stacked_slots import GroupKey, Layer
 from esper.populations.vector_programs import (
+    Fragments,
     NoProgramError,
     Program,
     RowLayout,
@@ -146,6 +147,9 @@ class VectorHosts:
         self._data: dict[tuple[int, Split], _Samples] = {}
         self._programs: dict[Any, tuple[Program | None, Any]] = {}
         """Programs by signature, with the shapes whose identity is part of it."""
+        self._fragments: dict[int, tuple[Shapes, Fragments]] = {}
+        """Fragments of hosts of one size, by the identity of their shapes."""
+        self._seed_plans: dict[Any, SeedPlan] = {}
 
     def forget(self, host: int) -> None:
         """Drop the structure of a host that was replaced, or whose seeds have moved."""
@@ -413,34 +417,39 @@ class VectorHosts:
         self, host: int, own: Shapes, seeds: Sequence[_HeldSeed], *, is_training: bool
     ) -> Program | None:
         population = self.population
-        state, design = population.state, population.design
-        plans: dict[str, list[SeedPlan]] = {}
+        plans: dict[str, list[tuple[int, SeedPlan]]] = {}
         for held in seeds:
-            life, layer = held.life, held.key.layer
-            store, seed = state.groups[held.key], design.seed(held.key)
-            gate = None
-            if held.is_gated:
-                gates = state.gates[layer]
-                layout = RowLayout(held.part + 1, gates.shapes, gates.shapes)
-                gate = (design.gate(layer).template, layout)
-            shapes = store.own_shapes[store.rows[host]]
-            is_isolated = isinstance(life, SlotLife) and life.stage == Stage.TRAINING
-            plan = SeedPlan(
-                number=held.number,
-                template=seed.template,
-                form=seed.form,
-                layout=RowLayout(held.part, store.shapes, shapes),
-                style=life.style,
-                is_isolated=is_training and is_isolated,
-                gate=gate,
-            )
-            plans.setdefault(layer.slot, []).append(plan)
-        layout = RowLayout(0, state.hosts.shapes, own)
+            plan = self._seed_plan(host, held, is_training=is_training)
+            plans.setdefault(held.key.layer.slot, []).append((held.number, plan))
+        layout = RowLayout(0, population.state.hosts.shapes, own)
         n_inputs = population.specs[host].data.train_inputs.shape[1]
+        _, fragments = self._fragments.setdefault(id(own), (own, {}))
         try:
-            return write_program(population.template, layout, n_inputs, plans)
+            return write_program(population.template, layout, n_inputs, plans, fragments)
         except NoProgramError:
             return None
+
+    def _seed_plan(self, host: int, held: _HeldSeed, *, is_training: bool) -> SeedPlan:
+        """Return the plan of a seed; seeds of the same kind share it."""
+        state, design = self.population.state, self.population.design
+        life, layer, store = held.life, held.key.layer, state.groups[held.key]
+        shapes = store.own_shapes[store.rows[host]]
+        is_isolated = is_training and isinstance(life, SlotLife) and life.stage == Stage.TRAINING
+        key = held.key, tuple(shapes.items()), life.style, is_isolated
+        if key not in self._seed_plans:
+            seed, gate = design.seed(held.key), None
+            if held.is_gated:
+                gates = state.gates[layer]
+                gate = (design.gate(layer).template, RowLayout(2, gates.shapes, gates.shapes))
+            self._seed_plans[key] = SeedPlan(
+                template=seed.template,
+                form=seed.form,
+                layout=RowLayout(1, store.shapes, shapes),
+                style=life.style,
+                is_isolated=is_isolated,
+                gate=gate,
+            )
+        return self._seed_plans[key]
 
 
 def _form_of(life: SlotLife) -> tuple[Any, ...]:
