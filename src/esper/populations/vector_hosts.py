@@ -260,7 +260,8 @@ class VectorHosts:
         population = self.population
         n_parts = self._count_parts(structures)
         layouts: dict[Any, tuple[dict[int, int], int, int, int, list[float]]] = {}
-        indices, data, planes, rates, steps = [], [], [], [], []
+        indices, data, planes = list[int](), list[int](), list[int]()
+        rates, steps = list[float](), list[float]()
         for index, (host, own) in enumerate(zip(hosts, structures, strict=True)):
             rate = population.learning_rate(host)
             seed_rate = rate * population.config.seed_lr_factor
@@ -276,8 +277,8 @@ class VectorHosts:
                 rates.append(seed_rate if is_growing else rate)
                 steps.append(n_steps[row])
         parts = np.zeros(len(hosts) * n_parts, _PARTS)
-        for name, values in zip(_PARTS.names, (data, planes, rates, steps), strict=True):
-            parts[name][indices] = values
+        parts["data"][indices], parts["plane"][indices] = data, planes
+        parts["rate"][indices], parts["n_steps"][indices] = rates, steps
         return parts.reshape(len(hosts), n_parts)
 
     def _count_parts(self, structures: Sequence[_Structure]) -> int:

@@ -301,8 +301,8 @@ class _ModuleWriter:
         for child in chain:
             output = self._write(module.get_submodule(child), f"{prefix}{child}", output)
         if forward is ResidualBlock.forward:
-            self._require_apart(output, source)
-            output = self._add(OpKind.ADD, source, other=output)
+            _require_apart(output, source)
+            output = self.add(OpKind.ADD, source, other=output)
         return output
 
     def _write_seed(self, seed: SeedPlan, number: int, x: int, y: int) -> int:
@@ -313,11 +313,7 @@ class _ModuleWriter:
             seed.fragments[key] = _write_seed_fragment(seed, *key)
         return self.writer.insert(seed.fragments[key], [x, y], number)
 
-    def _require_apart(self, value: int, *others: int) -> None:
-        if value in others:
-            raise NoProgramError("a block returns its input")
-
-    def _add(self, kind: OpKind, source: int, **fields: Any) -> int:
+    def add(self, kind: OpKind, source: int, **fields: Any) -> int:
         """Add an op that keeps the size of its source."""
         is_detached = source in self.detached
         size = self.writer.sizes[source]
@@ -352,7 +348,7 @@ class _ModuleWriter:
         size = self.writer.sizes[source]
         if layer.bias is None or self.layout.own.get(f"{prefix}weight") != (size,):
             raise NoProgramError("a layer norm is not over all features, or has no parameters")
-        return self._add(
+        return self.add(
             OpKind.NORM,
             source,
             other=self.writer.add_value(size + 1),
@@ -365,19 +361,17 @@ class _ModuleWriter:
         """Write a ReLU."""
         if layer.inplace:
             raise NoProgramError("an activation is in place")
-        return self._add(OpKind.RELU, source)
+        return self.add(OpKind.RELU, source)
 
     def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
         """Write an exact GELU."""
         if layer.approximate != "none":
             raise NoProgramError("an activation is approximate")
-        return self._add(
-            OpKind.GELU, source, other=self.writer.add_value(self.writer.sizes[source])
-        )
+        return self.add(OpKind.GELU, source, other=self.writer.add_value(self.writer.sizes[source]))
 
     def write_zero(self, layer: Any, prefix: str, source: int) -> int:
         """Write zeros."""
-        return self._add(OpKind.ZERO, source)
+        return self.add(OpKind.ZERO, source)
 
     def write_nothing(self, layer: Any, prefix: str, source: int) -> int:
         """Write nothing and return the input."""
@@ -393,22 +387,27 @@ def _write_seed_fragment(
     detached = frozenset(value for value, is_detached in enumerate(flags) if is_detached)
     own = _ModuleWriter(writer, seed.layout, detached, {}, {})
     change = own.write(seed.template, y if seed.form == SeedForm.SERIAL else x)
-    own._require_apart(change, x, y)
+    _require_apart(change, x, y)
     if writer.sizes[change] != y_size:
         raise NoProgramError("a seed's output is not as wide as its block's")
     if seed.style == BlendStyle.MULTIPLY_LINEAR:
-        factor = own._add(OpKind.TANH, change)
-        change = own._add(OpKind.PRODUCT, y, other=factor)
+        factor = own.add(OpKind.TANH, change)
+        change = own.add(OpKind.PRODUCT, y, other=factor)
     elif seed.style == BlendStyle.LEARNED_GATE:
         if seed.gate is None:
             raise NoProgramError("a seed has no gate")
         gates = _ModuleWriter(writer, seed.gate[1], detached, {}, {})
-        opening = gates._add(OpKind.GATE, gates.write(seed.gate[0], y))
+        opening = gates.add(OpKind.GATE, gates.write(seed.gate[0], y))
         change = writer.add_op(OpKind.SCALE, writer.sizes[change], opening, other=change)
     kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
     # Isolation concerns what the seed reads; its block always gets the gradient of the result.
     output = writer.add_op(kind, y_size, y, other=change, is_detached=is_y_detached)
     return writer.finish(output)
+
+
+def _require_apart(value: int, *others: int) -> None:
+    if value in others:
+        raise NoProgramError("a block returns its input")
 
 
 def _is_residual(block: nn.Module) -> bool:
