@@ -8,8 +8,9 @@ and is computed with tensor operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -75,17 +76,43 @@ class RowLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class SeedPlan:
-    """A seed or fossil in a host's program."""
+class Fragment:
+    """The ops of a module, which can be inserted anywhere in any program.
 
-    number: int
-    """Index of its alpha: the slot's for a seed, then one for each fossil."""
+    Values are numbered from those that the module is given, parameters and alphas from its own.
+    """
+
+    sizes: list[int]
+    """Sizes of all values."""
+    n_given: int
+    parameters: list[tuple[int, ...]]
+    ops: list[tuple[Any, ...]]
+    output: int
+    names: frozenset[str]
+    """The module's parameters that it reads."""
+
+
+Fragments = dict[Any, Fragment]
+"""Known fragments by what distinguishes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class SeedPlan:
+    """Seeds or fossils of one kind, as programs of any hosts hold them."""
+
     template: nn.Module
     form: SeedForm
     layout: RowLayout
+    """Part 1; that of a gate is part 2. Those of the seed with number n come 2 n later."""
     style: BlendStyle
     is_isolated: bool
     gate: tuple[nn.Module, RowLayout] | None = None
+    fragments: Fragments = field(default_factory=Fragments)
+
+
+Seeds = Mapping[str, Sequence[tuple[int, SeedPlan]]]
+"""The seeds of each slot in order, each with its number, which is the index of its alpha: the
+slot's for a seed, then one for each fossil."""
 
 
 class Program:
@@ -103,15 +130,28 @@ class Program:
 
 
 def write_program(
-    template: nn.Module, layout: RowLayout, n_inputs: int, seeds: Mapping[str, Sequence[SeedPlan]]
+    template: nn.Module,
+    layout: RowLayout,
+    n_inputs: int,
+    seeds: Seeds,
+    fragments: Fragments | None = None,
 ) -> Program:
-    """Return the program of a host with some seeds, given in order by slot name.
+    """Return the program of a host with some seeds.
+
+    Args:
+        template: The host.
+        layout: Where its parameters are.
+        n_inputs: Size of its input.
+        seeds: Its seeds by slot name.
+        fragments: Fragments of hosts with the same template and layout, which this call uses and
+            adds to.
 
     Raises:
         NoProgramError: If a module has no ops.
     """
-    writer = _Writer(n_inputs)
-    _ModuleWriter(writer, layout, frozenset({0}), seeds).write(template, "", 0)
+    writer = _Writer([n_inputs])
+    known: Fragments = {} if fragments is None else fragments
+    _ModuleWriter(writer, layout, frozenset({0}), seeds, known).write(template, 0)
     if len(writer.sizes) > MAX_VALUES or len(writer.parameters) > MAX_PARAMETERS:
         raise NoProgramError("the program is too long")
     if not writer.ops or not writer.parameters:
@@ -120,10 +160,12 @@ def write_program(
 
 
 class _Writer:
-    """The values, parameters and ops of a program under construction."""
+    """The values, parameters and ops of a program or fragment under construction."""
 
-    def __init__(self, n_inputs: int) -> None:
-        self.sizes = [n_inputs]
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Start with the values that are given."""
+        self.sizes = list(sizes)
+        self.n_given = len(sizes)
         self.parameters: list[tuple[int, ...]] = []
         self.ops: list[tuple[Any, ...]] = []
 
@@ -132,12 +174,55 @@ class _Writer:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def add_op(self, kind: OpKind, size: int, source: int, **fields: Any) -> int:
+    def add_op(
+        self,
+        kind: OpKind,
+        size: int,
+        source: int,
+        *,
+        other: int = 0,
+        weight: int = 0,
+        bias: int = -1,
+        is_detached: bool = False,
+        slot: int = 0,
+        number: float = 0.0,
+    ) -> int:
         """Add an op and return the index of its result."""
         to = self.add_value(size)
-        given = {"kind": int(kind), "to": to, "from": source, "bias": -1, **fields}
-        self.ops.append((*(int(given.get(name, 0)) for name in OP_FIELDS), given.get("number", 0)))
+        self.ops.append((int(kind), to, source, other, weight, bias, is_detached, slot, number))
         return to
+
+    def finish(self, output: int, names: frozenset[str] = frozenset()) -> Fragment:
+        """Return what was written as a fragment."""
+        return Fragment(self.sizes, self.n_given, self.parameters, self.ops, output, names)
+
+    def insert(self, fragment: Fragment, given: Sequence[int], number: int = 0) -> int:
+        """Insert a fragment that reads the given values, and return the index of its output.
+
+        Args:
+            fragment: The fragment.
+            given: The values that it is given.
+            number: Index of its alpha; the parts of its parameters follow from it.
+        """
+        values = [*given, *range(len(self.sizes), len(self.sizes) + len(fragment.sizes))]
+        first = len(self.parameters)
+        self.sizes += fragment.sizes[fragment.n_given :]
+        self.parameters += [(part + 2 * number, *rest) for part, *rest in fragment.parameters]
+        self.ops += [
+            (
+                kind,
+                values[to],
+                values[source],
+                values[other],
+                first + weight,
+                bias if bias < 0 else first + bias,
+                is_detached,
+                slot + number,
+                constant,
+            )
+            for kind, to, source, other, weight, bias, is_detached, slot, constant in fragment.ops
+        ]
+        return values[fragment.output]
 
 
 class _ModuleWriter:
@@ -148,34 +233,58 @@ class _ModuleWriter:
         writer: _Writer,
         layout: RowLayout,
         detached: frozenset[int],
-        seeds: Mapping[str, Sequence[SeedPlan]],
+        seeds: Seeds,
+        fragments: Fragments,
     ) -> None:
         self.writer = writer
         self.layout = layout
         self.detached = detached
         """Values that get no gradient."""
         self.seeds = seeds
-        ends = np.cumsum([0, *(prod(shape) for shape in layout.shapes.values())])
-        self.offsets = dict(zip(layout.shapes, ends.tolist(), strict=False))
+        self.fragments = fragments
+        ends = accumulate(map(prod, layout.shapes.values()), initial=0)
+        self.offsets = dict(zip(layout.shapes, ends, strict=False))
         self.unused = set(layout.shapes)
 
-    def write(self, module: nn.Module, name: str, source: int) -> int:
+    def write(self, module: nn.Module, source: int) -> int:
         """Write a whole module and return its output; raise if a parameter is unused."""
-        output = self._write(module, name, source)
+        output = self._write(module, "", source)
         if self.unused:
             raise NoProgramError(f"parameter {min(self.unused)} is unused")
         return output
 
     def _write(self, module: nn.Module, name: str, source: int) -> int:
+        """Write a module and its seeds; without seeds inside it, it is a fragment."""
+        prefix = f"{name}." if name else ""
+        if any(slot.startswith(prefix) for slot in self.seeds):
+            output = self._write_own(module, name, source)
+        else:
+            fragment = self._find_fragment(module, name, source)
+            if not fragment.names <= self.unused:
+                used = min(fragment.names - self.unused)
+                raise NoProgramError(f"parameter {used} is missing or used twice")
+            self.unused -= fragment.names
+            output = self.writer.insert(fragment, [source])
+        for number, seed in self.seeds.get(name, ()) if name else ():
+            output = self._write_seed(seed, number, source, output)
+        return output
+
+    def _find_fragment(self, module: nn.Module, name: str, source: int) -> Fragment:
+        size, is_detached = self.writer.sizes[source], source in self.detached
+        key = name, size, is_detached
+        if key not in self.fragments:
+            detached = frozenset({0} if is_detached else ())
+            own = _ModuleWriter(_Writer([size]), self.layout, detached, {}, {})
+            output = own._write_own(module, name, 0)
+            names = frozenset(self.layout.shapes) - own.unused
+            self.fragments[key] = own.writer.finish(output, names)
+        return self.fragments[key]
+
+    def _write_own(self, module: nn.Module, name: str, source: int) -> int:
+        """Write a module without its own seeds."""
         own = vars(module)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             raise NoProgramError("a module has hooks")
-        output = self._write_own(module, name, source)
-        for seed in self.seeds.get(name, ()) if name else ():
-            output = self._write_seed(seed, source, output)
-        return output
-
-    def _write_own(self, module: nn.Module, name: str, source: int) -> int:
         prefix = f"{name}." if name else ""
         layer = _LAYERS.get(type(module))
         if layer is not None:
@@ -192,36 +301,19 @@ class _ModuleWriter:
         for child in chain:
             output = self._write(module.get_submodule(child), f"{prefix}{child}", output)
         if forward is ResidualBlock.forward:
-            self._require_apart(output, source)
-            output = self._add(OpKind.ADD, source, other=output)
+            _require_apart(output, source)
+            output = self.add(OpKind.ADD, source, other=output)
         return output
 
-    def _write_seed(self, seed: SeedPlan, x: int, y: int) -> int:
-        detached = self.detached | {x, y} if seed.is_isolated else self.detached
-        source = y if seed.form == SeedForm.SERIAL else x
-        own = _ModuleWriter(self.writer, seed.layout, detached, {})
-        change = own.write(seed.template, "", source)
-        self._require_apart(change, x, y)
-        if self.writer.sizes[change] != self.writer.sizes[y]:
-            raise NoProgramError("a seed's output is not as wide as its block's")
-        if seed.style == BlendStyle.MULTIPLY_LINEAR:
-            factor = own._add(OpKind.TANH, change)
-            change = own._add(OpKind.PRODUCT, y, other=factor)
-        elif seed.style == BlendStyle.LEARNED_GATE:
-            if seed.gate is None:
-                raise NoProgramError("a seed has no gate")
-            gates = _ModuleWriter(self.writer, seed.gate[1], detached, {})
-            opening = gates._add(OpKind.GATE, gates.write(seed.gate[0], "", y))
-            size = self.writer.sizes[change]
-            change = self.writer.add_op(OpKind.SCALE, size, opening, other=change)
-        kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
-        return self._add(kind, y, other=change, slot=seed.number)
+    def _write_seed(self, seed: SeedPlan, number: int, x: int, y: int) -> int:
+        """Write the seed on a block with input x and output y; return the changed output."""
+        sizes, detached = self.writer.sizes, self.detached
+        key = sizes[x], sizes[y], x in detached, y in detached
+        if key not in seed.fragments:
+            seed.fragments[key] = _write_seed_fragment(seed, *key)
+        return self.writer.insert(seed.fragments[key], [x, y], number)
 
-    def _require_apart(self, value: int, *others: int) -> None:
-        if value in others:
-            raise NoProgramError("a block returns its input")
-
-    def _add(self, kind: OpKind, source: int, **fields: Any) -> int:
+    def add(self, kind: OpKind, source: int, **fields: Any) -> int:
         """Add an op that keeps the size of its source."""
         is_detached = source in self.detached
         size = self.writer.sizes[source]
@@ -256,7 +348,7 @@ class _ModuleWriter:
         size = self.writer.sizes[source]
         if layer.bias is None or self.layout.own.get(f"{prefix}weight") != (size,):
             raise NoProgramError("a layer norm is not over all features, or has no parameters")
-        return self._add(
+        return self.add(
             OpKind.NORM,
             source,
             other=self.writer.add_value(size + 1),
@@ -269,23 +361,53 @@ class _ModuleWriter:
         """Write a ReLU."""
         if layer.inplace:
             raise NoProgramError("an activation is in place")
-        return self._add(OpKind.RELU, source)
+        return self.add(OpKind.RELU, source)
 
     def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
         """Write an exact GELU."""
         if layer.approximate != "none":
             raise NoProgramError("an activation is approximate")
-        return self._add(
-            OpKind.GELU, source, other=self.writer.add_value(self.writer.sizes[source])
-        )
+        return self.add(OpKind.GELU, source, other=self.writer.add_value(self.writer.sizes[source]))
 
     def write_zero(self, layer: Any, prefix: str, source: int) -> int:
         """Write zeros."""
-        return self._add(OpKind.ZERO, source)
+        return self.add(OpKind.ZERO, source)
 
     def write_nothing(self, layer: Any, prefix: str, source: int) -> int:
         """Write nothing and return the input."""
         return source
+
+
+def _write_seed_fragment(
+    seed: SeedPlan, x_size: int, y_size: int, is_x_detached: bool, is_y_detached: bool
+) -> Fragment:
+    """Return the fragment of a seed that is given its block's input x and output y."""
+    writer, x, y = _Writer([x_size, y_size]), 0, 1
+    flags = (seed.is_isolated or is_x_detached, seed.is_isolated or is_y_detached)
+    detached = frozenset(value for value, is_detached in enumerate(flags) if is_detached)
+    own = _ModuleWriter(writer, seed.layout, detached, {}, {})
+    change = own.write(seed.template, y if seed.form == SeedForm.SERIAL else x)
+    _require_apart(change, x, y)
+    if writer.sizes[change] != y_size:
+        raise NoProgramError("a seed's output is not as wide as its block's")
+    if seed.style == BlendStyle.MULTIPLY_LINEAR:
+        factor = own.add(OpKind.TANH, change)
+        change = own.add(OpKind.PRODUCT, y, other=factor)
+    elif seed.style == BlendStyle.LEARNED_GATE:
+        if seed.gate is None:
+            raise NoProgramError("a seed has no gate")
+        gates = _ModuleWriter(writer, seed.gate[1], detached, {}, {})
+        opening = gates.add(OpKind.GATE, gates.write(seed.gate[0], y))
+        change = writer.add_op(OpKind.SCALE, writer.sizes[change], opening, other=change)
+    kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
+    # Isolation concerns what the seed reads; its block always gets the gradient of the result.
+    output = writer.add_op(kind, y_size, y, other=change, is_detached=is_y_detached)
+    return writer.finish(output)
+
+
+def _require_apart(value: int, *others: int) -> None:
+    if value in others:
+        raise NoProgramError("a block returns its input")
 
 
 def _is_residual(block: nn.Module) -> bool:
