@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 256
 """Largest batch size that the kernel supports."""
 
-MOST_PROGRAMS = 10_000
+MOST_PROGRAMS = 1_000
 """Most programs that are kept for hosts of the same structure to share."""
 
 _JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
