@@ -3,8 +3,8 @@
 Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = parts of a host:
 itself, then the seed and the gate of each slot, then those of each fossil.
 
-Each host has a program for the kernel. Only classifiers of vectors made of linear layers have one;
-others, and all hosts if the kernel was not built, use tensor operations.
+Each host has a program for the kernel. Only classifiers made of linear layers or 3x3 convolutions
+have one; others, and all hosts if the kernel was not built, use tensor operations.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 256
 """Largest batch size that the kernel supports."""
 
-MOST_PROGRAMS = 10_000
+MOST_PROGRAMS = 1_000
 """Most programs that are kept for hosts of the same structure to share."""
 
 _JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
 _JOBS = np.dtype([(name, np.int64) for name in (*_JOB_FIELDS, "alphas", "parts")])
+_PART_ADDRESSES, _PART_NUMBERS = ("data", "plane", "buffers", "row"), ("rate", "n_steps")
 _PARTS = np.dtype(
-    [("data", np.int64), ("plane", np.int64), ("rate", np.float64), ("n_steps", np.float64)]
+    [(name, np.int64) for name in _PART_ADDRESSES] + [(name, np.float64) for name in _PART_NUMBERS]
 )
 _RULE = np.dtype(
     [("kind", np.int64), ("n_parts", np.int64)]
@@ -128,10 +129,9 @@ class VectorHosts:
         self._is_possible = (
             _kernel is not None
             and type(population.objective) is CrossEntropy
-            and data.train_inputs.ndim == 2
+            and data.train_inputs.ndim in (2, 4)
             and data.train_targets.ndim == 1
             and data.train_targets.dtype == torch.int64
-            and not population.state.hosts.buffers
             and population.state.hosts.data.dtype == data.train_inputs.dtype
             and data.train_inputs.dtype in (torch.float32, torch.float64)
         )
@@ -239,7 +239,7 @@ class VectorHosts:
     ) -> None:
         assert _kernel is not None
         is_double = self.population.state.hosts.data.dtype == torch.float64
-        parts = self._parts(hosts, structures)
+        parts, _tables = self._parts(hosts, structures)
         of_seeds = self.population.slot_arrays().alpha[np.array(hosts)]
         n_fossils = max(len(own.fossil_alphas) for own in structures)
         of_fossils = [_padded(own.fossil_alphas, n_fossils) for own in structures]
@@ -255,31 +255,42 @@ class VectorHosts:
             self._rule.ctypes.data,
         )
 
-    def _parts(self, hosts: Sequence[int], structures: Sequence[_Structure]) -> NDArray[Any]:
-        """Return the addresses, learning rates and step counts of each host's parts, ``[K, Q]``."""
+    def _parts(
+        self, hosts: Sequence[int], structures: Sequence[_Structure]
+    ) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+        """Return the addresses, learning rates and step counts of each host's parts, ``[K, Q]``.
+
+        Also return the tables of buffers that they point to.
+        """
         population = self.population
         n_parts = self._count_parts(structures)
-        layouts: dict[Any, tuple[dict[int, int], int, int, int, list[float]]] = {}
-        indices, data, planes = list[int](), list[int](), list[int]()
-        rates, steps = list[float](), list[float]()
+        layouts: dict[Any, tuple[dict[int, int], int, int, int, list[float], int]] = {}
+        tables: list[NDArray[np.int64]] = []
+        indices = list[int]()
+        columns = {name: list[float]() for name in (*_PART_ADDRESSES, *_PART_NUMBERS)}
+        data, planes, buffers, own_rows, rates, steps = columns.values()
         for index, (host, own) in enumerate(zip(hosts, structures, strict=True)):
             rate = population.learning_rate(host)
             seed_rate = rate * population.config.seed_lr_factor
             for number, key, is_growing in own.parts:
                 layout = layouts.get(key)
                 if layout is None:
-                    layout = layouts[key] = _memory_layout(self._store(key))
-                rows, address, stride, plane, n_steps = layout
+                    store = self._store(key)
+                    tables.append(_table_buffers(store))
+                    layout = layouts[key] = (*_memory_layout(store), tables[-1].ctypes.data)
+                rows, address, stride, plane, n_steps, table = layout
                 row = rows[host]
                 indices.append(index * n_parts + number)
                 data.append(address + row * stride)
                 planes.append(plane)
+                buffers.append(table)
+                own_rows.append(row)
                 rates.append(seed_rate if is_growing else rate)
                 steps.append(n_steps[row])
         parts = np.zeros(len(hosts) * n_parts, _PARTS)
-        parts["data"][indices], parts["plane"][indices] = data, planes
-        parts["rate"][indices], parts["n_steps"][indices] = rates, steps
-        return parts.reshape(len(hosts), n_parts)
+        for name, values in columns.items():
+            parts[name][indices] = values
+        return parts.reshape(len(hosts), n_parts), tables
 
     def _count_parts(self, structures: Sequence[_Structure]) -> int:
         """Return the largest number of parts of any host."""
@@ -304,7 +315,11 @@ class VectorHosts:
         for key, (own_hosts, steps) in added.items():
             store = self._store(key)
             if store.sizes:  # a store without parameters is never updated
-                store.steps[[store.rows[host] for host in own_hosts]] += steps
+                rows = [store.rows[host] for host in own_hosts]
+                store.steps[rows] += steps
+                for name, counts in store.buffers.items():
+                    if name.endswith("num_batches_tracked"):
+                        counts[rows] += torch.tensor(steps)
 
     def _record_steps(
         self,
@@ -422,11 +437,12 @@ class VectorHosts:
         for held in seeds:
             plan = self._seed_plan(host, held, is_training=is_training)
             plans.setdefault(held.key.layer.slot, []).append((held.number, plan))
-        layout = RowLayout(0, population.state.hosts.shapes, own)
-        n_inputs = population.specs[host].data.train_inputs.shape[1]
+        store = population.state.hosts
+        layout = RowLayout(0, store.shapes, own, tuple(store.buffers))
+        inputs = tuple(population.specs[host].data.train_inputs.shape[1:])
         _, fragments = self._fragments.setdefault(id(own), (own, {}))
         try:
-            return write_program(population.template, layout, n_inputs, plans, fragments)
+            return write_program(population.template, layout, inputs, plans, fragments)
         except NoProgramError:
             return None
 
@@ -445,7 +461,7 @@ class VectorHosts:
             self._seed_plans[key] = SeedPlan(
                 template=seed.template,
                 form=seed.form,
-                layout=RowLayout(1, store.shapes, shapes),
+                layout=RowLayout(1, store.shapes, shapes, tuple(store.buffers)),
                 style=life.style,
                 is_isolated=is_isolated,
                 gate=gate,
@@ -481,6 +497,13 @@ def _memory_layout(store: RowStore) -> tuple[dict[int, int], int, int, int, list
     assert data.stride(2) == 1, "the parameters of a row are not contiguous"
     stride = data.stride(1) * data.element_size()
     return store.rows, data.data_ptr(), stride, data.stride(0), store.steps.tolist()
+
+
+def _table_buffers(store: RowStore) -> NDArray[np.int64]:
+    """Return the address and the row stride in bytes of each buffer of a store."""
+    buffers = store.buffers.values()
+    table = [(buffer.data_ptr(), buffer.stride(0) * buffer.element_size()) for buffer in buffers]
+    return np.array(table, np.int64)
 
 
 def _addresses(array: NDArray[Any]) -> NDArray[np.int64]:
