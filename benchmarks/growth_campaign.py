@@ -161,13 +161,12 @@ class Campaign:
         return min(known, key=known.__getitem__) if len(known) == len(candidates) else None
 
     def timing(self, arm: Arm) -> float | None:
-        """Return when an arm grows at every budget, chosen at the middle ones; None if unknown."""
+        """Return when an arm grows at every budget, chosen at two of them; None if unknown."""
         if arm.how == "fixed":
             return None
-        middle = self.problem.budgets[1:-1] or self.problem.budgets
         losses = dict.fromkeys(TIMINGS, 0.0)
         is_known = True
-        for budget in middle:
+        for budget in self.problem.timing_budgets:
             rate = self.rate(arm, budget)
             if rate is None:
                 return None
@@ -247,7 +246,7 @@ class WarmStartCampaign(Campaign):
 
     def base(self) -> Base | None:
         """Return how the trained network was trained; None if its rate is not chosen yet."""
-        start, budget = self.problem.growths[0][0], self.problem.budgets[-2]
+        start, budget = self.problem.growths[0][0], self.problem.budgets[-1]
         rate = self.rate(Arm(start, start), budget)
         return None if rate is None else Base(budget, rate)
 

@@ -142,6 +142,8 @@ class Problem:
     """The first and the last depth of each grown network."""
     budgets: tuple[float, ...]
     """FLOPs of a whole training run, in billions."""
+    timing_budgets: tuple[float, ...]
+    """Budgets at which the time of growth is chosen."""
     rates: tuple[float, ...]
     """Learning rates to choose from."""
     batch_size: int = 16
@@ -184,7 +186,8 @@ PROBLEMS = {
             load=_text,
             sizes=(2, 3, 4, 6),
             growths=((2, 4), (2, 6)),
-            budgets=(66.0, 166.0, 415.0, 1040.0),
+            budgets=(26.0, 66.0, 166.0, 415.0),
+            timing_budgets=(166.0, 415.0),
             rates=RATES,
         ),
         Problem(
@@ -195,6 +198,7 @@ PROBLEMS = {
             sizes=(1, 2, 4),
             growths=((1, 4),),
             budgets=(2.0, 5.0, 12.5, 31.0),
+            timing_budgets=(5.0, 12.5),
             rates=RATES,
             n_tuning_seeds=3,
         ),
@@ -206,6 +210,7 @@ PROBLEMS = {
             sizes=(1, 2, 4),
             growths=((1, 4),),
             budgets=(4.0, 10.0, 25.0, 62.5),
+            timing_budgets=(10.0, 25.0),
             rates=RATES,
         ),
         Problem(
@@ -216,6 +221,7 @@ PROBLEMS = {
             sizes=(1, 2, 4),
             growths=((1, 4),),
             budgets=(0.02, 0.05, 0.125, 0.31),
+            timing_budgets=(0.05, 0.125),
             rates=RATES,
             n_tuning_seeds=3,
         ),
@@ -232,6 +238,7 @@ def _shrink(problem: Problem, budget: float) -> Problem:
         sizes=(start, final),
         growths=((start, final),),
         budgets=(budget, 2 * budget),
+        timing_budgets=(budget, 2 * budget),
         rates=problem.rates[3:5],
         n_tuning_seeds=1,
         n_scored=64,

@@ -231,7 +231,7 @@ def test_a_warm_start_compares_three_arms_at_four_budgets(campaign: Any, tmp_pat
     for extra in campaign.EXTRA:
         found = [warm.warm(arm, extra) for arm in warm.arms()]
         assert [[run.seed for run in arm] for arm in found] == [[0, 1, 2]] * 3
-        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-2]}
+        assert {run.budget for arm in found for run in arm} == {extra * problem.budgets[-1]}
         assert [arm[0].base is None for arm in found] == [False, False, True]
         assert [arm[0].arm.final for arm in found] == [start, final, final]
         assert {run.rate for arm in found for run in arm} == {5e-3}
