@@ -23,10 +23,13 @@ from esper.training import workers
 from esper.training.run import Run
 from esper.training.workers import Workload
 
-HOSTS = {"n_hosts": 5, "tuning_runs": 4}
+HOSTS: dict[str, Any] = {"n_hosts": 5, "tuning_runs": 4}
 SOME = ["wait", "random", "scratch_same_epochs", "static", "shuffled", "wrong_task"]
 """Arms of each kind."""
-SPIRALS = {"task": "spirals", "task_options": {"n_epochs": 6, "batches_per_epoch": 1}}
+SPIRALS: dict[str, Any] = {
+    "task": "spirals",
+    "task_options": {"n_epochs": 6, "batches_per_epoch": 1},
+}
 
 
 class SharedPool(ProcessPool):
@@ -74,11 +77,11 @@ def assert_same(found: Evidence, expected: Evidence) -> None:
 
 
 def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: SharedPool) -> None:
-    (alone,) = evaluate(done_run, **HOSTS, **SPIRALS, arms=SOME, workers=0)  # type: ignore[arg-type]
+    (alone,) = evaluate(done_run, **HOSTS, **SPIRALS, arms=SOME, workers=0)
     assert pool.n_jobs == 0
     shares: list[EvaluationProgress] = []
-    options = {**HOSTS, **SPIRALS, "arms": SOME, "on_progress": shares.append}
-    (found,) = evaluate(done_run, **options, workers=2)  # type: ignore[arg-type]
+    options: dict[str, Any] = {**HOSTS, **SPIRALS, "arms": SOME, "on_progress": shares.append}
+    (found,) = evaluate(done_run, **options, workers=2)
     assert_same(found, alone)
     n_batches = 2
     assert pool.n_jobs > n_batches * len(SOME)
@@ -90,8 +93,7 @@ def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: Shared
 def test_comparisons_are_the_same_with_workers(done_run: Run, pool: SharedPool) -> None:
     own = WaitController(finish_after=2, name="mine")
     alone, found = (
-        compare([done_run, "heuristic", own], n_hosts=7, workers=n, **SPIRALS)  # type: ignore[arg-type]
-        for n in (0, 2)
+        compare([done_run, "heuristic", own], n_hosts=7, workers=n, **SPIRALS) for n in (0, 2)
     )
     assert_same(found, alone)
     assert found.arm("mine").n_epochs.max() == 2
@@ -99,7 +101,7 @@ def test_comparisons_are_the_same_with_workers(done_run: Run, pool: SharedPool) 
 
 
 def test_headroom_is_the_same_with_workers(pool: SharedPool) -> None:
-    alone, found = (headroom(**SPIRALS, **HOSTS, workers=n) for n in (0, 2))  # type: ignore[arg-type]
+    alone, found = (headroom(**SPIRALS, **HOSTS, workers=n) for n in (0, 2))
     assert found == alone
     assert pool.n_jobs > 0
 
@@ -119,9 +121,9 @@ def test_large_evaluations_use_all_cores_by_default(
     monkeypatch.setattr(evaluation, "choose_pool", note)
     monkeypatch.setattr(workers, "count_cores", lambda: 3)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    for sizes in ({"n_hosts": 4, "tuning_runs": 4}, {"n_hosts": 300}, {"n_hosts": 20_000}):
+    for n_hosts, tuning_runs in ((4, 4), (300, 4096), (20_000, 4096)):
         with pytest.raises(InterruptedError):
-            evaluate(done_run, on_progress=skip, **sizes)
+            evaluate(done_run, on_progress=skip, n_hosts=n_hosts, tuning_runs=tuning_runs)
     with pytest.raises(InterruptedError):
         evaluate(done_run, on_progress=skip, n_hosts=20_000, arms=["wait"], workers=0)
     assert [pool.is_local for pool in hired] == [True, False, False, True]
@@ -143,8 +145,9 @@ def test_large_evaluations_use_all_cores_by_default(
     ],
 )
 def test_workers_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"n_hosts": 4, **SPIRALS, **given}
     with pytest.raises(ConfigError, match=message):
-        compare(["wait", "random"], **{"n_hosts": 4, **SPIRALS, **given})
+        compare(["wait", "random"], **options)
 
 
 def test_a_task_that_is_an_object_needs_no_workers() -> None:
@@ -167,5 +170,5 @@ def test_workers_end_if_an_evaluation_is_interrupted(pool: SharedPool) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare(["wait", "random"], n_hosts=7, workers=2, on_progress=interrupt, **SPIRALS)  # type: ignore[arg-type]
+        compare(["wait", "random"], n_hosts=7, workers=2, on_progress=interrupt, **SPIRALS)
     assert pool.n_closed == 1
