@@ -213,7 +213,7 @@ def kill_at_step(step: int, folder: Path, *words: str) -> None:
     others = descendants_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240  # Ray's agents look only now and then whether they are needed
     while left := [pid for pid in others if is_alive(pid)]:
         assert time.monotonic() < end, f"{left} outlive the process that they work for"
         time.sleep(0.1)
@@ -276,10 +276,9 @@ def connect(address: str, **environment: str) -> str:
 def test_a_cluster_lets_nobody_in_without_the_token(cluster: Any, token: Path) -> None:
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert "connected" in connect(cluster.address)
-    told = {"RAY_BACKEND_LOG_LEVEL": "warning"}
     for said in (
-        connect(cluster.address, RAY_AUTH_MODE="disabled", **told),
-        connect(cluster.address, RAY_AUTH_TOKEN="f" * 64, **told),
+        connect(cluster.address, RAY_AUTH_MODE="disabled"),
+        connect(cluster.address, RAY_AUTH_TOKEN="f" * 64),
     ):
         assert "connected" not in said
         assert "InvalidAuthToken" in said

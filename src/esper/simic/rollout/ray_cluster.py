@@ -35,11 +35,10 @@ _RAY_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_NUM_REDIS_GET_RETRIES": "5",
     "RAY_gcs_server_request_timeout_seconds": "30",
 }
-"""Environment variables of Ray: let nobody in, send no statistics, print less, give up soon."""
+"""Environment variables of Ray: let nobody in, send no statistics, give up soon."""
 
 
 class RayPool(Crew):
@@ -245,7 +244,7 @@ def _connect(address: str, n_workers: int) -> Any:
         n_cores = max(os.cpu_count() or 1, n_workers + 1)
         options |= {"num_cpus": n_cores, "include_dashboard": False}
     try:
-        with _kept_signal_handler():
+        with _kept_signal_handler(), _silenced():
             ray.init(**options, log_to_driver=False, logging_level="error", configure_logging=False)
     except (Exception, SystemExit) as error:
         ray.shutdown()
@@ -309,6 +308,23 @@ def _kept_signal_handler() -> Generator[None]:
     finally:
         with contextlib.suppress(ValueError):  # in another thread, Ray replaces nothing
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _silenced() -> Generator[None]:
+    """Keep off the terminal what Ray's compiled part says while it connects, again and again."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no such stream
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _make_token() -> None:
