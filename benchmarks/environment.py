@@ -10,6 +10,7 @@ import numpy as np
 
 from esper.environment import GrowthVectorEnv
 from esper.tamiyo import Controller, make_controller
+from esper.tasks import Task
 from rows import Ratio, Row
 from timing import Effort, Spread, Timings, time_side_by_side
 
@@ -31,8 +32,8 @@ PARTS = (*HOST_WORK, "masks", "observations", "everything else")
 class EpisodeDriver:
     """Environments and a controller; every call runs the next ``N_STEPS`` steps."""
 
-    def __init__(self, name: str, n_envs: int) -> None:
-        self.envs = GrowthVectorEnv(TASK, n_envs)
+    def __init__(self, name: str, n_envs: int, task: Task | str = TASK) -> None:
+        self.envs = GrowthVectorEnv(task, n_envs)
         self.controller: Controller = make_controller(name, self.envs.layout)
         self.controller.start(n_envs)
         self.observations, _ = self.envs.reset(seed=0)

@@ -1,4 +1,6 @@
-"""A training step of the GPT host, compared with the matrix products in it.
+"""A training step of the GPT host compared with its matrix products, and epochs of many hosts.
+
+Epochs are compared with the time of their FLOPs at the speed of a large matrix product.
 
 Shapes: B sequences of T tokens, width D.
 """
@@ -6,16 +8,20 @@ Shapes: B sequences of T tokens, width D.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from esper.config.growth import GPTHostConfig
+from esper.config.growth import GPTHostConfig, GrowthConfig
 from esper.growth.hosts import build_host
+from esper.populations import StackedPopulation
+from host_designs import HOSTS, POPULATION, Builder, make_specs
+from populations import BLUEPRINTS, plant_seeds
 from rows import Ratio, Row, compare
-from timing import Call, Effort, time_side_by_side
+from timing import Call, Effort, Spread, time_side_by_side
 
 GROUP = "gpt_host"
 VOCABULARY = 98
@@ -23,6 +29,10 @@ HEAD_WIDTH = 32
 SIZES = ((64, 32, 32), (64, 16, 64), (128, 32, 32), (128, 16, 64))
 """Width, batch size and context of each row."""
 PRODUCTS = "its matrix products, forward and backward"
+LARGE = 1024
+"""Rows and columns of the large matrix product."""
+N_HOSTS = 16
+ROUNDS = 8
 
 
 def run(effort: Effort) -> list[Row]:
@@ -41,7 +51,39 @@ def run(effort: Effort) -> list[Row]:
         calls = {ours: _step(config, batch), PRODUCTS: _products(config, batch)}
         timings = time_side_by_side(calls, effort)
         rows.append(compare(timings, ours, PRODUCTS, group=GROUP, kind=Ratio.COST, limit=1.5))
-    return rows
+    short = replace(effort, rounds=min(ROUNDS, effort.rounds))
+    return rows + [
+        _epoch_row(size, short, is_growing=flag) for size in HOSTS["GPT"] for flag in (False, True)
+    ]
+
+
+def _epoch_row(size: str, effort: Effort, *, is_growing: bool) -> Row:
+    """Compare an epoch of many hosts with their FLOPs at the speed of a large matrix product."""
+    config = HOSTS["GPT"][size]
+    growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
+    population = StackedPopulation(
+        Builder(config), make_specs(config, N_HOSTS), POPULATION, growth_config=growth
+    )
+    if is_growing:
+        plant_seeds(population, BLUEPRINTS["GPT"])
+    flops = float(population.train_epoch().flops.sum())
+    left, right = torch.randn(2, LARGE, LARGE)
+    what = f"GPT {size}, epoch of {N_HOSTS} hosts{', growing' if is_growing else ''}"
+    product = f"its FLOPs in products of {LARGE} x {LARGE}"
+    calls = {what: population.train_epoch, product: lambda: torch.mm(left, right)}
+    timings = time_side_by_side(calls, effort)
+    ratio, scale = timings.ratio(what, product), flops / (2 * LARGE**3)
+    return Row(
+        group=GROUP,
+        what=what,
+        other=product,
+        kind=Ratio.COST,
+        ours_seconds=timings.seconds(what),
+        other_seconds=timings.seconds(product) * scale,
+        ratio=Spread(*(value / scale for value in (ratio.median, ratio.low, ratio.high))),
+        per_call=N_HOSTS,
+        samples=min(timings.n_samples(what), timings.n_samples(product)),
+    )
 
 
 def _step(config: GPTHostConfig, batch: int) -> Call:

@@ -1,5 +1,7 @@
 """Host-epochs per second on ``digits-family``: what each part of training a controller costs.
 
+CNNs are compared with the same hosts computed by tensor operations.
+
 Figures are CPU time, which other load on the machine affects less than wall time. Two processes in
 parallel are measured in wall time as well.
 """
@@ -20,8 +22,9 @@ import torch
 from environment import EpisodeDriver
 from esper.config.toml import load_preset
 from esper.environment import GrowthVectorEnv
-from esper.populations import StackedPopulation
+from esper.populations import StackedPopulation, vector_hosts
 from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.tasks import make_task
 from esper.telemetry import TelemetryWriter
 from esper.training.output import RecordOutput
 from esper.training.stopping import StopRequest
@@ -44,6 +47,14 @@ PILOT_RATE = 1200.0
 LEARNING = ("update", "telemetry", "checkpoint")
 """Parts of a round other than collection."""
 TARGET = 2.0
+CNN_PARTS = {
+    "environment, no growth": "wait",
+    "growth by the heuristic": "heuristic",
+    "growth at random, all ops": "random",
+}
+"""What is measured of CNNs, and the controller that does it."""
+CNN_ROUNDS = 3
+CNN_TARGET = 2.0
 
 Call = Callable[[], object]
 
@@ -58,7 +69,8 @@ def run(effort: Effort) -> list[Row]:
             samples[name].append(_cpu_seconds(call) / EPOCHS / N_HOSTS)
     samples |= _measure_rounds(n_rounds)
     rows = [_row(name, PILOT, samples[name], samples[PILOT]) for name in samples if name != PILOT]
-    return [*rows, *(_side_by_side(what, n_rounds) for what in ("CPU time", "wall time"))]
+    rows += [_side_by_side(what, n_rounds) for what in ("CPU time", "wall time")]
+    return rows + [_cnn_row(name, min(CNN_ROUNDS, effort.rounds)) for name in CNN_PARTS]
 
 
 def _calls() -> dict[str, Call]:
@@ -80,6 +92,23 @@ def _calls() -> dict[str, Call]:
         "+ growth by the heuristic": EpisodeDriver("heuristic", N_HOSTS),
         "+ growth at random, all ops": EpisodeDriver("random", N_HOSTS),
     }
+
+
+def _cnn_row(name: str, n_rounds: int) -> Row:
+    """Compare episodes of CNNs with the compiled kernel and without."""
+    task, controller = make_task(TASK, host="cnn"), CNN_PARTS[name]
+    kernel = vector_hosts._kernel
+    drivers = [EpisodeDriver(controller, N_HOSTS, task)]
+    try:
+        vector_hosts._kernel = None
+        drivers.append(EpisodeDriver(controller, N_HOSTS, task))
+    finally:
+        vector_hosts._kernel = kernel
+    samples: list[list[float]] = [[], []]
+    for _ in range(n_rounds):
+        for own, driver in zip(samples, drivers, strict=True):
+            own.append(_cpu_seconds(driver) / EPOCHS / N_HOSTS)
+    return _row(f"CNNs, {name}", "tensor operations", *samples, limit=CNN_TARGET)
 
 
 def _make_population() -> StackedPopulation:

@@ -1,6 +1,8 @@
 """Options override presets and files, and errors name the setting by its path."""
 
 import io
+import os
+import sys
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -153,3 +155,33 @@ def test_training_receives_the_settings_and_a_view(
     assert len(called["watchers"]) == 1
     assert called["stop"].reason is None
     assert "training on digits-family: 2 rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ray-address nonsense", "'nonsense'"),
+        ("--ray-address 127.0.0.1:1", "'127.0.0.1:1'"),
+        ("--ray-address local", "pip install 'esper-lite[ray]'"),
+        ("--workers 9 --envs 8 --envs-per-shard 2", "workers is 9"),
+        ("--workers 0 --ray-address auto", "workers is 0"),
+    ],
+)
+def test_workers_that_cannot_be_had_are_reported_in_one_line(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.pop("RAY_AUTH_MODE", None)
+    folder = tmp_path / "run"
+    assert main(["train", "--quiet", "--run-dir", str(folder), *words.split()]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.startswith("esper: error: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert not folder.exists()

@@ -154,9 +154,7 @@ def test_random_actions_are_spread_over_the_epochs() -> None:
     n_actions, n_epochs = np.ones(n, np.int64), np.full(n, 4)
     runs = trainer.run(
         range(n),
-        lambda growth, part: MatchedRandom(
-            n_actions[part], n_epochs[part], lambda: growth.records.last_op[:n]
-        ),
+        lambda growth, _: MatchedRandom(n_actions, n_epochs, lambda: growth.records.last_op[:n]),
     )
     acts = (runs.actions[:, :4, OP] != Op.WAIT).sum(0)
     assert acts.sum() == n

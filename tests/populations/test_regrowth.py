@@ -22,6 +22,7 @@ from esper.populations import (
     vector_hosts,
 )
 from esper.populations.host_models import CostTable
+from tests.growth.helpers import same_state
 from tests.populations.test_forms_agree import assert_same_state
 from tests.populations.worlds import CONFIGS, MLP, Builder, make_specs, to_double
 
@@ -244,6 +245,22 @@ def test_a_restarted_host_has_no_fossils() -> None:
         assert population.lives(0)["blocks.0"].fossils == ()
         assert not [name for name in population.get_state(0).tensors if "fossil" in name]
         assert population.slot_arrays().fossil_parameters.sum() == 0
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize("blueprint", ["widen_small", "mlp_large", "low_rank", "norm", "noop"])
+def test_each_host_draws_its_own_seed_of_a_blueprint(blueprint: str, is_double: bool) -> None:
+    # The seeds of the second host and of the second round can be redrawn instead of built.
+    pair = [make(form, "mlp", is_double=is_double) for form in FORMS]
+    for style in (BlendStyle.LEARNED_GATE, BlendStyle.ADD_LINEAR):
+        for host, slot in ((0, "blocks.0"), (1, "blocks.0"), (2, "blocks.1"), (3, "blocks.1")):
+            for population in pair:
+                apply(population, (host, slot, blueprint, style, Stage.TRAINING))
+            tensors = [population.get_state(host).tensors for population in pair]
+            assert same_state(*tensors)
+        for host in range(4):
+            for population in pair:
+                population.restart(host, population.specs[host])
 
 
 def test_the_cost_of_a_seed_does_not_depend_on_the_host_it_was_counted_for() -> None:

@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from esper.config.growth import GrowthConfig, MLPHostConfig, PopulationConfig
+from esper.config.growth import (
+    CNNHostConfig,
+    GrowthConfig,
+    HostConfig,
+    MLPHostConfig,
+    PopulationConfig,
+)
 from esper.growth.hosts import HostMaker
 from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import STYLES, BlendStyle, GrowthAction, Op
@@ -29,12 +35,23 @@ from esper.populations import (
 from esper.populations.rows import shapes_of
 from esper.populations.vector_programs import NoProgramError, RowLayout, write_program
 from tests.populations.test_forms_agree import assert_same_state
-from tests.populations.worlds import MLP, Builder, make_specs, to_double
+from tests.populations.worlds import CNN, MLP, Builder, make_specs, to_double
 
 needs_kernel = pytest.mark.skipif(
     not vector_hosts.is_kernel_available(), reason="the kernel was not built"
 )
 BLUEPRINTS = ("widen_small", "widen_large", "mlp_small", "mlp_large", "low_rank", "norm", "noop")
+MAP_BLUEPRINTS = (
+    "widen_small",
+    "widen_large",
+    "conv_light",
+    "conv_heavy",
+    "attention",
+    "depthwise",
+    "bottleneck",
+    "norm",
+    "deepen",
+)
 STAGES = {Stage.TRAINING: 1, Stage.BLENDING: 2, Stage.HOLDING: 3, Stage.FOSSILIZED: 3}
 FREE = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
 
@@ -48,14 +65,17 @@ def without_kernel() -> Generator[None]:
 
 
 def make_pair(
-    sizes: tuple[int, ...], config: PopulationConfig, dtype: torch.dtype = torch.float64
+    sizes: tuple[int, ...],
+    config: PopulationConfig,
+    dtype: torch.dtype = torch.float64,
+    design: HostConfig = MLP,
 ) -> tuple[StackedPopulation, StackedPopulation]:
     """Return the same hosts with the kernel and with tensor operations."""
-    specs = make_specs(MLP, sizes)
+    specs = make_specs(design, sizes)
     specs = to_double(specs) if dtype == torch.float64 else specs
-    compiled = StackedPopulation(Builder(MLP, dtype), specs, config, growth_config=FREE)
+    compiled = StackedPopulation(Builder(design, dtype), specs, config, growth_config=FREE)
     with without_kernel():
-        plain = StackedPopulation(Builder(MLP, dtype), specs, config, growth_config=FREE)
+        plain = StackedPopulation(Builder(design, dtype), specs, config, growth_config=FREE)
     assert all(compiled.vector_hosts.has_program(host) for host in range(len(sizes)))
     assert not plain.vector_hosts.has_program(0)
     return compiled, plain
@@ -114,6 +134,19 @@ def test_every_seed_style_and_stage_matches_tensor_operations(
 
 
 @needs_kernel
+@pytest.mark.parametrize("blueprint", MAP_BLUEPRINTS)
+def test_every_seed_of_feature_maps_matches_tensor_operations(blueprint: str) -> None:
+    """Hosts 0 to 3 are at the four stages; each blend style is at each stage once."""
+    config = PopulationConfig(batch_size=9, weight_decay=0.01, seed_lr_factor=0.5)
+    pair = make_pair((19, 20, 9, 27) * 4, config, design=CNN)
+    for population, host in product(pair, range(16)):
+        grow(population, host, "blocks.0", blueprint, STYLES[host // 4])
+    assert all(pair[0].vector_hosts.has_program(host) for host in range(16))
+    for _ in range(2):
+        assert_same_numbers(*pair, tolerance=1e-10)
+
+
+@needs_kernel
 @pytest.mark.parametrize(
     ("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9), ("adamw", 0.9)]
 )
@@ -132,13 +165,14 @@ def test_every_optimizer_matches_tensor_operations(optimizer: str, momentum: flo
 
 
 @needs_kernel
+@pytest.mark.parametrize("design", [MLP, CNN], ids=["mlp", "cnn"])
 @pytest.mark.parametrize("batch_size", [2, 5, 8, 16, 33, 300])
-def test_every_batch_size_matches_tensor_operations(batch_size: int) -> None:
-    specs = to_double(make_specs(MLP, (310, 40)))
+def test_every_batch_size_matches_tensor_operations(batch_size: int, design: HostConfig) -> None:
+    specs = to_double(make_specs(design, (310, 40)))
     config = PopulationConfig(batch_size=batch_size)
-    compiled = StackedPopulation(Builder(MLP, torch.float64), specs, config)
+    compiled = StackedPopulation(Builder(design, torch.float64), specs, config)
     with without_kernel():
-        plain = StackedPopulation(Builder(MLP, torch.float64), specs, config)
+        plain = StackedPopulation(Builder(design, torch.float64), specs, config)
     assert compiled.vector_hosts.has_program(1)
     assert compiled.vector_hosts.has_program(0) == (batch_size < 300)
     assert_same_numbers(compiled, plain, tolerance=1e-10)
@@ -162,6 +196,43 @@ def test_smaller_hosts_match_tensor_operations() -> None:
     assert compiled.vector_hosts.has_program(0)
     for _ in range(3):
         assert_same_numbers(compiled, plain, tolerance=2e-5)
+
+
+@needs_kernel
+def test_smaller_convolutions_match_tensor_operations() -> None:
+    design = CNNHostConfig(image_size=5, n_channels=2, n_classes=3, width=5, hidden=9)
+    makers = [HostMaker(replace(design, hidden=n), design=design) for n in (1, 4, 9)]
+    specs = [
+        replace(spec, build=build)
+        for spec, build in zip(make_specs(design, (30, 30, 30)), makers, strict=True)
+    ]
+    config = PopulationConfig(batch_size=8, learning_rate=0.01)
+    compiled = StackedPopulation(HostMaker(design), specs, config, growth_config=FREE)
+    with without_kernel():
+        plain = StackedPopulation(HostMaker(design), specs, config, growth_config=FREE)
+    for population, host in product((compiled, plain), range(3)):
+        grow(population, host, "blocks.0", "widen_small", BlendStyle.ADD_LINEAR)
+    assert all(compiled.vector_hosts.has_program(host) for host in range(3))
+    for _ in range(3):
+        assert_same_numbers(compiled, plain, tolerance=1e-4)
+
+
+@needs_kernel
+def test_every_instruction_set_matches_tensor_operations_on_feature_maps() -> None:
+    kernel = vector_hosts._kernel
+    assert kernel is not None
+    names = kernel.variants()
+    try:
+        for index in range(len(names)):
+            kernel.choose(index)
+            for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
+                pair = make_pair((20, 9), PopulationConfig(batch_size=9), dtype, CNN)
+                for population, host in product(pair, range(2)):
+                    blueprint = ("depthwise", "widen_large")[host]
+                    grow(population, host, "blocks.0", blueprint, BlendStyle.MULTIPLY_LINEAR)
+                assert_same_numbers(*pair, tolerance=tolerance)
+    finally:
+        kernel.choose(len(names) - 1)
 
 
 @needs_kernel
@@ -250,7 +321,7 @@ def own_model(activation: nn.Module) -> nn.Module:
 @needs_kernel
 @pytest.mark.parametrize(
     ("activation", "has_program"),
-    [(nn.ReLU, True), (nn.GELU, True), (nn.Identity, True), (nn.Tanh, False)],
+    [(nn.ReLU, True), (nn.GELU, True), (nn.Identity, True), (nn.Tanh, True), (nn.SiLU, False)],
 )
 def test_a_custom_model_matches_tensor_operations(
     activation: Callable[[], nn.Module], has_program: bool
@@ -264,6 +335,25 @@ def test_a_custom_model_matches_tensor_operations(
     stacked = StackedPopulation(build, specs, config)
     sequential = SequentialPopulation(build, specs, config)
     assert stacked.vector_hosts.has_program(0) == has_program
+    for _ in range(2):
+        losses = [population.train_epoch().losses for population in (stacked, sequential)]
+        np.testing.assert_allclose(*losses, atol=1e-5)
+    assert_same_state(stacked, sequential, tolerance=1e-4)
+
+
+def own_cnn() -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.GroupNorm(1, 2))
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), block, nn.Flatten(), nn.Linear(50, 3))
+    return add_slots(model, ["1"], torch.randn(2, 1, 5, 5))
+
+
+@needs_kernel
+def test_a_custom_cnn_without_a_pool_matches_one_by_one() -> None:
+    specs, config = make_specs(CNN, (24, 40)), PopulationConfig(batch_size=8)
+    stacked = StackedPopulation(lambda seed: own_cnn(), specs, config)
+    sequential = SequentialPopulation(lambda seed: own_cnn(), specs, config)
+    assert stacked.vector_hosts.has_program(0)
     for _ in range(2):
         losses = [population.train_epoch().losses for population in (stacked, sequential)]
         np.testing.assert_allclose(*losses, atol=1e-5)
@@ -308,14 +398,59 @@ def hooked() -> nn.Module:
 def test_an_unsupported_module_has_no_program(module: nn.Module) -> None:
     shapes = shapes_of(dict(module.named_parameters()))
     with pytest.raises(NoProgramError):
-        write_program(module, RowLayout(0, shapes, shapes), 6, {})
+        write_program(module, RowLayout(0, shapes, shapes), (6,), {})
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(2, 3, 3, padding=1, stride=2)],
+        [nn.Conv2d(2, 3, 3, padding=2, dilation=2)],
+        [nn.Conv2d(2, 3, 5, padding=2)],
+        [nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")],
+        [nn.Conv2d(2, 4, 1, groups=2)],
+        [nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(2)],
+        [nn.Conv2d(2, 3, 3, padding=1), nn.LayerNorm([3, 6, 6])],
+        [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=None)],
+        [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, affine=False)],
+        [nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)],
+        [nn.Conv2d(2, 3, 3, padding=1), nn.AdaptiveAvgPool2d(2)],
+    ],
+    ids=[
+        "stride",
+        "dilation",
+        "5x5",
+        "circular",
+        "grouped 1x1",
+        "flatten positions",
+        "layer norm",
+        "no momentum",
+        "no affine",
+        "groups",
+        "2x2 pool",
+    ],
+)
+def test_an_unsupported_layer_of_feature_maps_has_no_program(layers: list[nn.Module]) -> None:
+    module = nn.Sequential(*layers)
+    shapes = shapes_of(dict(module.named_parameters()))
+    buffers = [name for name, _ in module.named_buffers()]
+    with pytest.raises(NoProgramError):
+        write_program(module, RowLayout(0, shapes, shapes, buffers), (2, 6, 6), {})
+
+
+def test_a_host_that_is_too_large_for_the_cache_has_no_program() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 64, 3, padding=1), nn.ReLU())
+    shapes = shapes_of(dict(module.named_parameters()))
+    write_program(module, RowLayout(0, shapes, shapes), (2, 16, 16), {})
+    with pytest.raises(NoProgramError):
+        write_program(module, RowLayout(0, shapes, shapes), (2, 128, 128), {})
 
 
 def test_a_program_lists_each_parameter_at_its_offset() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
     shapes = shapes_of(dict(module.named_parameters()))
     own = {"0.weight": (2, 6), "0.bias": (2,), "2.weight": (3, 2)}
-    program = write_program(module, RowLayout(5, shapes, own), 6, {})
+    program = write_program(module, RowLayout(5, shapes, own), (6,), {})
     assert program.parameters.tolist() == [(5, 0, 2, 6, 6), (5, 24, 1, 2, 4), (5, 28, 3, 2, 4)]
     assert program.sizes.tolist() == [6, 2, 2, 3]
     assert program.n_outputs == 3

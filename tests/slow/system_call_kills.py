@@ -1,9 +1,11 @@
 """Runs of ``esper train`` killed at system calls and resumed; a script of its test.
 
-    system_call_kills.py FOLDER N_KILLS
+    system_call_kills.py FOLDER N_KILLS N_WORKERS
 
-Every process is a fork of this one, which has loaded PyTorch and the library that kills. Prints
-what happened as JSON.
+Every process is a fork of this one, which has loaded PyTorch and the library that kills; so are
+the worker processes of the runs, which would take seconds to start otherwise. Runs with workers
+are resumed with any number of them, and compared with one that has none. Prints what happened as
+JSON.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._dynamo  # imported once here instead of in every process
 from tests.training.tiny import liveliness, run_digests
 
+import esper.training.trials  # as workers do before their first job
 from esper.cli.main import main
+from esper.simic.rollout import processes
 
 _OPTIONS = (
     "--task spirals --task-options batches_per_epoch=1 --rounds 2 --envs 2 --n-steps 4 "
@@ -31,6 +38,33 @@ _OPTIONS = (
     "--evaluation.n-eval-episodes 1 --evaluation.n-final-episodes 2 --quiet"
 )
 OPTIONS = _OPTIONS.split()
+SHARDS = ["--envs-per-shard", "1"]
+assert esper.training.trials
+
+
+class ForkedWorker:
+    """Stands for ``Popen`` of a worker: a fork that does what the new process would do."""
+
+    def __init__(self, _: Sequence[str], *, pass_fds: tuple[int, int, int], **__: Any) -> None:
+        self.pid, self._code = os.fork(), None
+        if self.pid == 0:
+            try:
+                os.setsid()
+                ctypes.CDLL(None).kill_at_call(ctypes.c_long(0))
+                for first, last in pairwise([2, *sorted(pass_fds), os.sysconf("SC_OPEN_MAX")]):
+                    os.closerange(first + 1, last)
+                processes.serve(*pass_fds)
+            finally:
+                os._exit(0)
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
 
 
 def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
@@ -43,6 +77,7 @@ def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
         os.dup2(null, 1)
         os.dup2(null, 2)
         code = 99
+        processes.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker})
         try:
             library.kill_at_call(ctypes.c_long(fatal_call))
             with liveliness():
@@ -57,36 +92,40 @@ def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
     return os.waitstatus_to_exitcode(status), int(told or 0)
 
 
-def train(folder: Path, fatal_call: int = 0) -> tuple[int, int]:
-    return run(["train", *OPTIONS, "--run-dir", str(folder)], fatal_call)
+def train(folder: Path, options: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
+    return run(["train", *OPTIONS, *options, "--run-dir", str(folder)], fatal_call)
 
 
-def carry_out(place: Path, n_kills: int) -> dict[str, Any]:
+def carry_out(place: Path, n_kills: int, n_workers: int) -> dict[str, Any]:
     """Kill runs at random calls, resume them, and compare them with one that was left alone."""
     # A run records the name of its folder, so all folders have the same name.
     reference = place / "reference" / "run"
-    code, n_calls = train(reference)
+    shards = SHARDS if n_workers else []
+    code, n_calls = train(reference, shards)
     assert code == 0, code
     expected = run_digests(reference)
-    chance = random.Random(0)
+    chance, other_chance = random.Random(0), random.Random(1)
+    options = [*shards, "--workers", str(n_workers)]
     found: dict[str, Any] = {"calls": n_calls, "kills": 0, "started_again": 0, "different": []}
     points = chance.sample(range(1, n_calls + 1), n_calls)
     while found["kills"] < n_kills:
         call = points.pop()
         folder = place / str(call) / "run"
-        code, _ = train(folder, call)
+        resume = ["resume", str(folder), "--quiet", "--workers"]
+        resume.append(str(other_chance.randint(0, n_workers)))
+        code, _ = train(folder, options, call)
         if code == -signal.SIGKILL:
             found["kills"] += 1
         else:  # telemetry is written by another thread, so the number of calls differs a little
             assert code == 0, (call, code)
         if not (folder / "config.toml").exists():
             found["started_again"] += 1
-            code, _ = train(folder)
+            code, _ = train(folder, options)
         elif code != 0 and found["kills"] % 4 == 0:  # once more, while it is being resumed
-            code, _ = run(["resume", str(folder), "--quiet"], chance.randint(1, 40))
+            code, _ = run(resume, chance.randint(1, 40))
             found["kills"] += code == -signal.SIGKILL
         if code != 0:
-            code, _ = run(["resume", str(folder), "--quiet"])
+            code, _ = run(resume)
         if code != 0 or run_digests(folder) != expected:
             found["different"].append([call, code])
     return found
@@ -94,4 +133,4 @@ def carry_out(place: Path, n_kills: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(carry_out(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(carry_out(Path(sys.argv[1]), *map(int, sys.argv[2:]))))

@@ -17,14 +17,17 @@ N_KILLS = 100
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc builds the library that kills")
-def test_runs_killed_at_100_system_calls_end_as_if_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_runs_killed_at_100_system_calls_end_as_if_left_alone(
+    n_workers: int, tmp_path: Path
+) -> None:
     source, library = Path(__file__).with_name("kill_at_call.c"), tmp_path / "kill_at_call.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
     # In memory where possible: a killed process loses nothing that it wrote, flushed or not.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as place:
         done = subprocess.run(
-            [sys.executable, system_call_kills.__file__, place, str(N_KILLS)],
+            [sys.executable, system_call_kills.__file__, place, str(N_KILLS), str(n_workers)],
             capture_output=True,
             text=True,
             cwd=ROOT,

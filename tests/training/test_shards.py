@@ -14,8 +14,8 @@ import torch
 
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
-from esper.errors import ConfigError, RolloutError, TaskError
-from esper.simic.rollout.jobs import InlinePool, Pool
+from esper.errors import ConfigError, RolloutError, TaskError, WorkerError
+from esper.simic.rollout.jobs import InlinePool, Pool, Result
 from esper.simic.rollout.processes import ProcessPool, ProcessWorker
 from esper.simic.rollout.shards import Position, ShardedRollout
 from esper.storage.state import from_nested
@@ -231,6 +231,51 @@ def test_more_workers_than_shards_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="workers is -1"):
         train(sharded(), run_dir=tmp_path / "run", workers=-1)
+
+
+def test_a_pool_that_cannot_be_made_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="'nonsense'"):
+        train(sharded(), run_dir=tmp_path / "run", ray_address="nonsense")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="workers is 0 and ray_address"):
+        train(sharded(), run_dir=tmp_path / "run", workers=0, ray_address="auto")
+    assert not (tmp_path / "run").exists()
+
+
+class FailingPool(InlinePool):
+    """Gives up in the end, as if its workers died again and again."""
+
+    def __init__(self, n_calls: int) -> None:
+        super().__init__()
+        self._left = n_calls
+
+    def run(self, *args: Any, **kwargs: Any) -> list[Result]:
+        self._left -= 1
+        if self._left <= 0:
+            raise WorkerError("shard 2 of 3 ended 3 workers in a row.")
+        return super().run(*args, **kwargs)
+
+
+def test_a_run_whose_workers_gave_up_is_saved_and_says_how_to_resume(
+    reference: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with liveliness():
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "make_pool", lambda *_, **__: FailingPool(9))
+            with pytest.raises(WorkerError, match=rf"shard 2 of 3.* saved.* resume .*{folder}"):
+                train(sharded(), run_dir=folder)
+        resume(folder, workers=0)
+    assert run_digests(folder) == reference
+
+
+def test_a_run_whose_workers_gave_up_before_it_began_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "make_pool", lambda *_, **__: FailingPool(1))
+    with pytest.raises(WorkerError, match=r"in a row\.$"):
+        train(sharded(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_large_runs_use_all_cores_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,14 @@ class EvaluateOptions:
     out: Annotated[str | None, optional("FOLDER")] = None
     """Folder for the results; by default evaluation in the run's folder, or next to the runs."""
 
+    workers: Annotated[int | None, optional("N")] = None
+    """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
+    if the work is large enough to gain."""
+
+    ray_address: Annotated[str | None, optional("ADDRESS")] = None
+    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
+    local."""
+
     quiet: Switch = False
     """Print only one line at the end."""
 
@@ -239,6 +247,8 @@ def _evaluate(
         folder=folder / CACHE,
         command=command,
         on_progress=progress,
+        workers=options.workers,
+        ray_address=options.ray_address,
     )
     save_evidence(entries, folder)
     return entries
@@ -319,6 +329,14 @@ class CompareOptions:
     allow_code: Switch = False
     """Run a task that a run or controller names by module:function."""
 
+    workers: Annotated[int | None, optional("N")] = None
+    """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
+    if the work is large enough to gain."""
+
+    ray_address: Annotated[str | None, optional("ADDRESS")] = None
+    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
+    local."""
+
     quiet: Switch = False
     """Print only the conclusions."""
 
@@ -350,6 +368,8 @@ def run_compare(args: Sequence[str]) -> int:
         allow_code=options.allow_code,
         command=f"esper compare {shlex.join(args)}",
         on_progress=progress,
+        workers=options.workers,
+        ray_address=options.ray_address,
     )
     progress.clear()
     if options.json:

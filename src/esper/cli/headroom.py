@@ -49,6 +49,14 @@ class HeadroomOptions:
     cache: Annotated[str | None, optional("FOLDER")] = None
     """Folder for finished work, so that the same command can resume after an interruption."""
 
+    workers: Annotated[int | None, optional("N")] = None
+    """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
+    if the work is large enough to gain."""
+
+    ray_address: Annotated[str | None, optional("ADDRESS")] = None
+    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
+    local."""
+
     quiet: Switch = False
     """Print only one line at the end."""
 
@@ -97,6 +105,8 @@ def _measure(options: HeadroomOptions, progress: ProgressLine) -> Headroom:
         seed=options.seed,
         folder=options.cache,
         on_progress=progress,
+        workers=options.workers,
+        ray_address=options.ray_address,
     )
 
 

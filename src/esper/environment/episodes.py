@@ -308,8 +308,9 @@ class GrowthEpisodes:
         ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
         refusals: dict[int, str] = {}
         with self.stopwatch.measure("actions"):
-            for host in np.flatnonzero(ops != Op.WAIT).tolist():
-                outcome = self.hosts.apply(host, actions[host])
+            acting: list[int] = np.flatnonzero(ops != Op.WAIT).tolist()
+            for host, choices in zip(acting, actions[acting].tolist(), strict=True):
+                outcome = self.hosts.apply(host, choices)
                 if not outcome.was_done:
                     refusals[host] = outcome.reason
                     ops[host] = Op.WAIT

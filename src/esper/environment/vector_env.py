@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from esper.arrays import Flags
 from esper.config.checks import require_bool, require_int
 from esper.config.growth import RewardConfig
-from esper.config.memory import require_memory
+from esper.config.memory import require_memory, return_large_blocks
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.options import (
@@ -99,6 +99,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         require_splits(purpose, final_split)
         require_limits(max_episode_steps, episode_seconds)
         require_memory(LEAST_HOST_BYTES * num_envs, num_envs=num_envs)
+        return_large_blocks()
         self.task = find_task(task, task_options)
         self.num_envs = num_envs
         self.rewards = find_rewards(reward)

@@ -10,21 +10,27 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from esper.config.checks import require_int
-from esper.environment.episodes import GrowthEpisodes
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.evidence.arms import stack_runs
 from esper.evidence.evaluation import (
     MIN_HOSTS,
     EvalOptions,
+    hire,
     host_numbers,
     make_evidence,
     report_work,
 )
 from esper.evidence.files import EvidenceFile
-from esper.evidence.host_trainer import HostTrainer
+from esper.evidence.host_trainer import (
+    Helpers,
+    HostTrainer,
+    MakeController,
+    MakeNamed,
+    MakeSaved,
+)
 from esper.evidence.results import Arm, Evidence
 from esper.evidence.setting import find_prices, find_setting, training_episodes
-from esper.tamiyo import Controller, SavedController, make_controller
+from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
 
@@ -76,7 +82,9 @@ def compare(
     budget = learned[0].budget if learned and task is None else setting.task.budget
     (price,) = find_prices(price, budget.flop_price)
     hosts = host_numbers(options, n_hosts)
-    arms = _run_all(given, saved, setting.at(price), hosts, options)
+    runs = n_hosts * len(given)
+    with hire(setting, options, most_runs=n_hosts, all_runs=runs) as helpers:
+        arms = _run_all(given, saved, setting.at(price), hosts, options, helpers)
     return make_evidence(
         arms,
         setting,
@@ -131,16 +139,19 @@ def _run_all(
     task: Task,
     hosts: range,
     options: EvalOptions,
+    helpers: Helpers | None,
 ) -> list[Arm]:
     """Run every controller on the same hosts."""
-    trainer = HostTrainer(task, purpose="evaluation", final_split="test")
+    trainer = HostTrainer(task, purpose="evaluation", final_split="test", helpers=helpers)
+    # Workers cannot make a controller that is an object.
+    alone = HostTrainer(task, purpose="evaluation", final_split="test") if helpers else trainer
     on_progress = options.get("on_progress", lambda _: None)
     arms: list[Arm] = []
     for number, (one, learned) in enumerate(zip(given, saved, strict=True), start=1):
-        name = _name(one, learned)
-        runs = trainer.run(
+        name, is_object = _name(one, learned), learned is None and not _is_name(one)
+        runs = (alone if is_object else trainer).run(
             hosts,
-            lambda growth, _, one=one, learned=learned: _make_controller(one, learned, growth),
+            _controller_maker(one, learned),
             on_share=report_work(on_progress, name, number, len(given)),
         )
         arms.append(
@@ -155,17 +166,17 @@ def _run_all(
     return arms
 
 
-def _make_controller(
-    one: AnyController, learned: SavedController | None, growth: GrowthEpisodes
-) -> Controller:
+def _controller_maker(one: AnyController, learned: SavedController | None) -> MakeController:
     if learned is not None:
-        return learned.make(growth.slot_config)
-    if isinstance(one, (str, PathLike)):
-        return make_controller(str(one), growth.layout)
-    return cast(Controller, one)
+        return MakeSaved(learned, learned.deterministic)
+    return MakeNamed(str(one)) if _is_name(one) else lambda _, __: cast(Controller, one)
 
 
 def _name(one: AnyController, learned: SavedController | None) -> str:
     if learned is not None:
         return learned.name
-    return str(one) if isinstance(one, (str, PathLike)) else cast(Controller, one).name
+    return str(one) if _is_name(one) else cast(Controller, one).name
+
+
+def _is_name(one: AnyController) -> bool:
+    return isinstance(one, (str, PathLike))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -14,9 +15,19 @@ import torch
 
 from esper.config.checks import require_int, require_seed
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
+from esper.errors import ConfigError
 from esper.evidence.arms import ARMS, OTHER_MODE, choose_arms, make_arm
 from esper.evidence.host_runs import HostRuns
-from esper.evidence.host_trainer import HostTrainer, MakeController, OnShare
+from esper.evidence.host_trainer import (
+    BATCH_HOSTS,
+    Helpers,
+    HostTrainer,
+    MakeController,
+    MakeNamed,
+    MakeSaved,
+    OnShare,
+    count_batches,
+)
 from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
@@ -36,10 +47,12 @@ from esper.evidence.setting import (
     training_episodes,
 )
 from esper.evidence.tuning import TunedArms
-from esper.tamiyo import SavedController, WaitController
+from esper.formatting import many
+from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.comparison import LEARNED
 from esper.training.lookup import AnyController
+from esper.training.workers import Workload, choose_pool
 from esper.version import __version__
 
 MIN_HOSTS = 2
@@ -47,6 +60,10 @@ MIN_HOSTS = 2
 MIN_TUNING_RUNS = 2
 SCRATCH = {"scratch_same_epochs": at_same_epochs, "scratch_same_flops": at_same_flops}
 """The arms that read the same training from scratch at different epochs."""
+
+
+WARM_UP = "esper.evidence.host_trainer"
+"""Imports everything that a worker of an evaluation needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +98,13 @@ class EvalOptions(TypedDict, total=False):
     default. A task that the caller names always may."""
     on_progress: OnProgress
     """Called with the progress."""
+    workers: int | None
+    """Worker processes that train the hosts; 0 for this process alone. By default as many as there
+    are cores or batches of hosts, if the work is large enough to gain. Each uses as many threads as
+    this process (see :func:`torch.set_num_threads`), and results do not depend on their number. A
+    task that is an object, or a controller that is one, stays in this process."""
+    ray_address: str | None
+    """Ray cluster whose workers train the hosts instead: ``host:port``, ``auto`` or ``local``."""
 
 
 def evaluate(
@@ -116,8 +140,23 @@ def evaluate(
     chosen, saved = choose_arms(arms), find_learned(runs)
     allow_code = options.get("allow_code", False)
     setting = find_setting(saved, task, task_options, allow_code=allow_code)
-    evaluation = Evaluation(saved, setting, n_hosts=n_hosts, tuning_runs=tuning_runs, **options)
-    return evaluation.run(chosen, find_prices(prices, saved[0].budget.flop_price))
+    at = find_prices(prices, saved[0].budget.flop_price)
+    n_tuned = sum(ARMS[name].kind == "tuned" for name in chosen)
+    with hire(
+        setting,
+        options,
+        most_runs=max(n_hosts, tuning_runs if n_tuned else 0),
+        all_runs=(n_hosts * len(chosen) + tuning_runs * n_tuned) * len(at),
+    ) as helpers:
+        evaluation = Evaluation(
+            saved,
+            setting,
+            n_hosts=n_hosts,
+            tuning_runs=tuning_runs,
+            helpers=helpers,
+            **options,
+        )
+        return evaluation.run(chosen, at)
 
 
 class Evaluation:
@@ -130,6 +169,7 @@ class Evaluation:
         *,
         n_hosts: int,
         tuning_runs: int,
+        helpers: Helpers | None = None,
         **options: Unpack[EvalOptions],
     ) -> None:
         """Prepare an evaluation.
@@ -139,6 +179,7 @@ class Evaluation:
             setting: The task they are evaluated on.
             n_hosts: Number of held-out hosts.
             tuning_runs: Host runs that each tuned arm may spend.
+            helpers: Train the hosts; None for this process.
             **options: See :class:`EvalOptions`.
         """
         self._saved, self._setting = list(saved), setting
@@ -148,10 +189,13 @@ class Evaluation:
         self._cache = setting.cache(options.get("folder"))
         self._is_greedy = self._saved[0].deterministic
         self._number, self._n_arms = 0, 1
-        self._trainer = HostTrainer(setting.task, purpose="evaluation", final_split="test")
+        self._helpers = helpers
+        self._trainer = self._make_trainer(setting.task)
         self._priced_trainers: dict[float, HostTrainer] = {}
         """Train hosts for learned controllers, which observe the price."""
-        tuning = HostTrainer(setting.task, purpose="tuning", final_split="validation")
+        tuning = HostTrainer(
+            setting.task, purpose="tuning", final_split="validation", helpers=helpers
+        )
         self._tuned = TunedArms(
             tuning, self._trainer, budget=tuning_runs, cache=self._cache, report=self._report
         )
@@ -204,7 +248,7 @@ class Evaluation:
 
     def _run_wait(self) -> HostRuns:
         report = self._report("hosts left alone")
-        return self._trainer.run(self._hosts, lambda _, __: WaitController(), on_share=report)
+        return self._trainer.run(self._hosts, MakeNamed("wait"), on_share=report)
 
     def _run_learned(self, n: int, price: float, *, is_other: bool = False) -> HostRuns:
         """Run a learned controller in its usual mode or in the other one."""
@@ -234,16 +278,15 @@ class Evaluation:
 
     def _controller_maker(self, n: int, *, is_other: bool = False) -> MakeController:
         saved = self._saved[n]
-        return lambda growth, _: saved.make(
-            growth.slot_config, deterministic=saved.deterministic != is_other
-        )
+        return MakeSaved(saved, saved.deterministic != is_other)
 
     def _trainer_at(self, price: float) -> HostTrainer:
         if price not in self._priced_trainers:
-            task = self._setting.at(price)
-            trainer = HostTrainer(task, purpose="evaluation", final_split="test")
-            self._priced_trainers = {price: trainer}
+            self._priced_trainers = {price: self._make_trainer(self._setting.at(price))}
         return self._priced_trainers[price]
+
+    def _make_trainer(self, task: Task) -> HostTrainer:
+        return HostTrainer(task, purpose="evaluation", final_split="test", helpers=self._helpers)
 
     def _key(self, n: int, price: float) -> dict[str, Any]:
         return {"controller": controller_digest(self._saved[n]), "price": price}
@@ -262,6 +305,46 @@ def report_work(on_progress: OnProgress, work: str, number: int, n_arms: int) ->
     return lambda share: on_progress(
         EvaluationProgress(work=work, share=share, number=number, n_arms=n_arms)
     )
+
+
+@contextmanager
+def hire(
+    setting: EvalSetting, options: EvalOptions, *, most_runs: int, all_runs: int
+) -> Generator[Helpers | None]:
+    """Provide the workers that options ask for, None for this process, and end them.
+
+    Args:
+        setting: The task.
+        options: Options of an evaluation.
+        most_runs: Host runs that do not depend on one another, at most.
+        all_runs: Host runs of the whole evaluation, about.
+
+    Raises:
+        ConfigError: If there are more workers than batches, or they cannot make the task.
+    """
+    workers, ray_address = options.get("workers"), options.get("ray_address")
+    if workers is not None:
+        require_int("workers", workers, least=0)
+    if setting.name is None:
+        if workers or ray_address is not None:
+            given = f"workers is {workers}" if workers else f"ray_address is {ray_address!r}"
+            raise ConfigError(
+                f"{given}, but task {setting.task.name!r} is an object, which workers cannot make; "
+                "give the name of a registered task or module:function, or use workers = 0."
+            )
+        yield None
+        return
+    n_batches = count_batches(most_runs)
+    work = Workload(
+        n_parts=n_batches,
+        parts=f"the hosts are trained in {many(n_batches, 'group')} of at most {BATCH_HOSTS}",
+        env_steps=all_runs * setting.task.budget.n_epochs,
+        threads=torch.get_num_threads(),
+        warm_up=WARM_UP,
+    )
+    with closing(choose_pool(work, workers=workers, ray_address=ray_address)) as pool:
+        helpers = Helpers(pool=pool, task=setting.name, options=setting.task_options)
+        yield None if pool.is_local else helpers
 
 
 def host_numbers(

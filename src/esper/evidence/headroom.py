@@ -20,6 +20,7 @@ from esper.evidence.evaluation import (
     MIN_HOSTS,
     MIN_TUNING_RUNS,
     EvalOptions,
+    hire,
     host_numbers,
     report_work,
 )
@@ -206,15 +207,19 @@ def headroom(
     def report(work: str) -> OnShare:
         return report_work(on_progress, work, min(next(numbers), N_WORKS), N_WORKS)
 
-    evaluation = HostTrainer(setting.task, purpose="evaluation", final_split="test")
-    tuning = HostTrainer(setting.task, purpose="tuning", final_split="validation")
-    arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, report=report)
-    tuned = [arms.tune(family, at) for family in FAMILIES]
-    best = arms.tune_best(FAMILIES, at)
-    pool = pool_of(tuned)[: max(2, tuning_runs // (2 * n_hosts))]
-    pool += [] if best.candidate in pool else [best.candidate]
-    show = report("every setting on every host")
-    scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=show)
+    with hire(
+        setting, options, most_runs=max(tuning_runs, 2 * n_hosts), all_runs=N_WORKS * tuning_runs
+    ) as helpers:
+        task = setting.task
+        evaluation = HostTrainer(task, purpose="evaluation", final_split="test", helpers=helpers)
+        tuning = HostTrainer(task, purpose="tuning", final_split="validation", helpers=helpers)
+        arms = TunedArms(tuning, evaluation, budget=tuning_runs, cache=cache, report=report)
+        tuned = [arms.tune(family, at) for family in FAMILIES]
+        best = arms.tune_best(FAMILIES, at)
+        pool = pool_of(tuned)[: max(2, tuning_runs // (2 * n_hosts))]
+        pool += [] if best.candidate in pool else [best.candidate]
+        show = report("every setting on every host")
+        scores = score_candidates(evaluation, pool, hosts, price=at, cache=cache, on_share=show)
     stop = evaluation.stops.index(best.stop)
     fixed = scores.judge[pool.index(best.candidate), :, stop]
     return Headroom(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from esper.arrays import Integers
+from esper.config.growth import Budget, GrowthConfig
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes
-from esper.environment.options import require_splits
+from esper.environment.options import find_task, require_splits
 from esper.evidence.controllers import ControllerGroup, Stopping
 from esper.evidence.host_runs import Goals, HostRuns, join_runs, run_hosts
 from esper.evidence.search_space import Candidate
@@ -20,25 +23,116 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
 from esper.populations.host_models import CostTable
-from esper.tamiyo import Controller
+from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Workplace
+from esper.storage.state import State, from_bytes, to_bytes
+from esper.tamiyo import Controller, SavedController, make_controller
 from esper.tasks import Task, TaskDraw
+from esper.training.setup import make_in_worker
 
 BATCH_HOSTS = 128
-"""Number of hosts that are trained together."""
+"""Number of hosts that are trained together, which is what a worker does at a time."""
+MOST_TRAINERS = 4
+"""Trainers that a worker remembers: those of one price, and the one for tuning."""
 LONGER = 2
 """Factor on the budget of hosts that must spend as many FLOPs as others."""
 
-MakeController = Callable[[GrowthEpisodes, slice], Controller]
-"""Makes the controller of a batch of hosts."""
+MakeController = Callable[[GrowthEpisodes, int], Controller]
+"""Makes the controller of a batch from its episodes and its number of hosts. Workers need one that
+can be pickled."""
 OnShare = Callable[[float], None]
 """Called with the share of the work that is done."""
+
+
+def count_batches(n_hosts: int) -> int:
+    """Return the number of batches that hosts are trained in."""
+    return math.ceil(n_hosts / BATCH_HOSTS)
+
+
+@runtime_checkable
+class MakeMatched(Protocol):
+    """Makes controllers from data about each host."""
+
+    def select(self, batch: slice) -> MakeController:
+        """Return what makes the controller of a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class MakeNamed:
+    """Makes a controller that has a name and learns nothing."""
+
+    name: str
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        return make_controller(self.name, growth.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class MakeSaved:
+    """Makes a learned controller."""
+
+    saved: SavedController
+    deterministic: bool
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        return self.saved.make(growth.slot_config, deterministic=self.deterministic)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy it to another process, with which tensors would be shared."""
+        weights = to_bytes(State(dict(self.saved.weights)))
+        return _copy_saved, (replace(self.saved, weights={}), weights, self.deterministic)
+
+
+def _copy_saved(saved: SavedController, weights: bytes, deterministic: bool) -> MakeSaved:
+    return MakeSaved(replace(saved, weights=from_bytes(weights).tensors), deterministic)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Helpers:
+    """Workers that train hosts of a task, which they make by its name."""
+
+    pool: Pool
+    task: str
+    options: Mapping[str, Any]
+    """Options of the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainerSpec:
+    """What another process needs to make a trainer."""
+
+    task: str
+    options: Mapping[str, Any]
+    budget: Budget
+    growth: GrowthConfig | None
+    purpose: Purpose
+    final_split: FinalSplit
+    training: int
+
+    def make(self) -> HostTrainer:
+        """Return the trainer."""
+        task = make_in_worker(self.task, lambda: find_task(self.task, dict(self.options)))
+        return HostTrainer(
+            replace(task, budget=self.budget, growth=self.growth),
+            purpose=self.purpose,
+            final_split=self.final_split,
+            training=self.training,
+        )
 
 
 class HostTrainer:
     """Trains hosts of one task for one purpose and scores them on one split."""
 
     def __init__(
-        self, task: Task, *, purpose: Purpose, final_split: FinalSplit, training: int = 0
+        self,
+        task: Task,
+        *,
+        purpose: Purpose,
+        final_split: FinalSplit,
+        training: int = 0,
+        helpers: Helpers | None = None,
     ) -> None:
         """Prepare to train.
 
@@ -47,8 +141,9 @@ class HostTrainer:
             purpose: The purpose that hosts are drawn for.
             final_split: The split that hosts are scored on.
             training: Number of the training; each has other weights and batches on the same draws.
+            helpers: Train the batches of hosts; None for this process.
         """
-        self.task = task
+        self.task, self._helpers = task, helpers
         self._training, self._draws = training, dict[int, int]()
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
@@ -83,7 +178,12 @@ class HostTrainer:
         if self._longer is None:
             budget = replace(self.task.budget, n_epochs=LONGER * self.task.budget.n_epochs)
             task = replace(self.task, budget=budget)
-            self._longer = HostTrainer(task, purpose=self.purpose, final_split=self.final_split)
+            self._longer = HostTrainer(
+                task,
+                purpose=self.purpose,
+                final_split=self.final_split,
+                helpers=self._helpers,
+            )
         return self._longer
 
     def again(self) -> HostTrainer:
@@ -94,6 +194,7 @@ class HostTrainer:
                 purpose=self.purpose,
                 final_split=self.final_split,
                 training=self._training + 1,
+                helpers=self._helpers,
             )
         return self._again
 
@@ -151,6 +252,8 @@ class HostTrainer:
     ) -> HostRuns:
         """Train hosts to their end, batch by batch, and leave the caller's random state alone.
 
+        A batch has the same results whoever trains it.
+
         Args:
             hosts: Numbers of the hosts.
             make: Makes the controller of a batch.
@@ -159,26 +262,116 @@ class HostTrainer:
             goals: When to score and end hosts, if not at the end of the budget.
             on_share: Called with the share that is done.
         """
-        planted, batches = seeds or {}, list[HostRuns]()
-        with torch.random.fork_rng(devices=[]):
-            for first in range(0, len(hosts), BATCH_HOSTS):
-                on_share(first / len(hosts))
-                batch = slice(first, min(first + BATCH_HOSTS, len(hosts)))
-                numbers = hosts[batch]
-                growth = self.start(numbers)
-                first_seeds = {i: planted.get(first + i, ()) for i in range(len(numbers))}
-                batches.append(
-                    run_hosts(
-                        growth,
-                        make(growth, batch),
-                        len(numbers),
-                        seed=numbers[0],
-                        seeds={host: some for host, some in first_seeds.items() if some},
-                        every_epoch=every_epoch,
-                        goals=None if goals is None else goals.select(batch),
-                    )
-                )
-        return join_runs(batches)
+        firsts = range(0, len(hosts), BATCH_HOSTS)
+        batches = [slice(first, min(first + BATCH_HOSTS, len(hosts))) for first in firsts]
+        trainer = self if self._helpers is None else self._spec(self._helpers)
+        requests = [
+            _Batch(
+                trainer=trainer,
+                hosts=hosts[batch],
+                make=make.select(batch) if isinstance(make, MakeMatched) else make,
+                seeds=_select_seeds(seeds or {}, batch),
+                every_epoch=every_epoch,
+                goals=None if goals is None else goals.select(batch),
+            )
+            for batch in batches
+        ]
+        shares = np.zeros(len(batches))
+
+        def show(job: int, share: float) -> None:
+            shares[job] = share * len(requests[job].hosts) / len(hosts)
+            on_share(float(shares.sum()))
+
+        on_share(0.0)
+        pool = InlinePool() if self._helpers is None else self._helpers.pool
+        jobs = [
+            Job(function=_run_batch, request=one, name=f"training {len(one.hosts)} hosts")
+            for one in requests
+        ]
+        return join_runs([result.value for result in pool.run(jobs, on_share=show)])
+
+    def _spec(self, helpers: Helpers) -> _TrainerSpec:
+        return _TrainerSpec(
+            task=helpers.task,
+            options=helpers.options,
+            budget=self.task.budget,
+            growth=self.task.growth,
+            purpose=self.purpose,
+            final_split=self.final_split,
+            training=self._training,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Batch:
+    """Hosts that are trained together, and how."""
+
+    trainer: HostTrainer | _TrainerSpec
+    hosts: Sequence[int]
+    make: MakeController
+    seeds: Mapping[int, Sequence[FirstSeed]]
+    every_epoch: Sequence[Split]
+    goals: Goals | None
+
+
+def _run_batch(
+    place: Workplace, batch: _Batch, parcels: Parcels
+) -> tuple[HostRuns, dict[str, Parcel]]:
+    """Train a batch of hosts."""
+    trainer, n_hosts = _find_trainer(place, batch.trainer), len(batch.hosts)
+    with torch.random.fork_rng(devices=[]):
+        growth = trainer.start(batch.hosts)
+        runs = run_hosts(
+            growth,
+            batch.make(growth, n_hosts),
+            n_hosts,
+            seed=batch.hosts[0],
+            seeds=batch.seeds,
+            every_epoch=batch.every_epoch,
+            goals=batch.goals,
+        )
+    return runs, {}
+
+
+def _find_trainer(place: Workplace, wanted: HostTrainer | _TrainerSpec) -> HostTrainer:
+    """Return a trainer; a worker remembers the last ones that it used."""
+    if isinstance(wanted, HostTrainer):
+        return wanted
+    trainers: dict[str, HostTrainer] = place.held.setdefault("host trainers", {})
+    key = repr(wanted)
+    trainer = trainers.pop(key, None) or wanted.make()
+    trainers[key] = trainer
+    if len(trainers) > MOST_TRAINERS:
+        del trainers[next(iter(trainers))]
+    return trainer
+
+
+def _select_seeds(
+    seeds: Mapping[int, Sequence[FirstSeed]], batch: slice
+) -> dict[int, Sequence[FirstSeed]]:
+    """Return the seeds of the hosts of a batch, by index into it, where there are any."""
+    found = {index: seeds.get(batch.start + index) for index in range(batch.stop - batch.start)}
+    return {index: some for index, some in found.items() if some}
+
+
+@dataclass(frozen=True, eq=False)
+class _MakeCandidates:
+    """Makes controllers of which each follows the candidate of its hosts."""
+
+    candidates: Sequence[Candidate]
+    stops: Integers | None
+
+    def select(self, batch: slice) -> _MakeCandidates:
+        """Return what makes the controller of a batch."""
+        stops = None if self.stops is None else self.stops[batch]
+        return _MakeCandidates(self.candidates[batch], stops)
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        groups = [(candidate, len(list(same))) for candidate, same in groupby(self.candidates)]
+        controllers = [candidate.make(growth.layout) for candidate, _ in groups]
+        group = ControllerGroup(controllers, [size for _, size in groups])
+        return group if self.stops is None else Stopping(group, self.stops)
 
 
 def run_candidates(
@@ -198,17 +391,10 @@ def run_candidates(
         every_epoch: Splits to score on after every epoch.
         on_share: Called with the share that is done.
     """
-
-    def make(growth: GrowthEpisodes, batch: slice) -> Controller:
-        candidates = [candidate for candidate, _ in pairs[batch]]
-        groups = [(candidate, len(list(same))) for candidate, same in groupby(candidates)]
-        controllers = [candidate.make(growth.layout) for candidate, _ in groups]
-        group = ControllerGroup(controllers, [size for _, size in groups])
-        return group if stops is None else Stopping(group, np.asarray(stops)[batch])
-
+    candidates = [candidate for candidate, _ in pairs]
     return trainer.run(
         [host for _, host in pairs],
-        make,
+        _MakeCandidates(candidates, None if stops is None else np.asarray(stops)),
         seeds={index: candidate.first_seeds() for index, (candidate, _) in enumerate(pairs)},
         every_epoch=every_epoch,
         on_share=on_share,

@@ -7,7 +7,7 @@ number of its actions, the size of the network, or the final architecture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from esper.evidence.host_trainer import (
     LONGER,
     HostTrainer,
     MakeController,
+    MakeNamed,
     OnShare,
     run_candidates,
 )
@@ -26,7 +27,25 @@ from esper.evidence.search_space import Candidate, widening_sets
 from esper.lifecycle.factored_actions import STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
-from esper.tamiyo import Controller, Planting, Replay, WaitController
+from esper.tamiyo import Controller, Planting, Replay
+
+
+@dataclass(frozen=True, eq=False)
+class _MakeRandom:
+    """Makes matched random growth."""
+
+    n_actions: Integers
+    n_epochs: Integers
+
+    def select(self, batch: slice) -> _MakeRandom:
+        """Return what makes the controller of a batch."""
+        return _MakeRandom(self.n_actions[batch], self.n_epochs[batch])
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        return MatchedRandom(
+            self.n_actions, self.n_epochs, lambda: growth.records.last_op[:n_hosts]
+        )
 
 
 def run_random(
@@ -38,14 +57,7 @@ def run_random(
     """Grow at random, with as many actions and epochs as the controller took in each host."""
     n_waits = learned.op_counts[:, Op.WAIT] + learned.op_counts[:, Op.FINISH]
     n_actions = learned.op_counts.sum(1) - n_waits
-
-    def make(growth: GrowthEpisodes, batch: slice) -> Controller:
-        n = batch.stop - batch.start
-        return MatchedRandom(
-            n_actions[batch], learned.n_epochs[batch], lambda: growth.records.last_op[:n]
-        )
-
-    return trainer.run(hosts, make, on_share=on_share)
+    return trainer.run(hosts, _MakeRandom(n_actions, learned.n_epochs), on_share=on_share)
 
 
 def run_wide(
@@ -76,7 +88,7 @@ def run_scratch(
     config = trainer.slot_config
     runs = trainer.longer().run(
         hosts,
-        lambda _, __: WaitController(),
+        MakeNamed("wait"),
         seeds={index: committed_seeds(learned, index, config) for index in range(len(hosts))},
         goals=Goals(n_epochs=learned.n_epochs, flops=learned.flops / LONGER),
         on_share=on_share,
@@ -140,6 +152,17 @@ def committed_seeds(runs: HostRuns, host: int, slot_config: SlotConfig) -> list[
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class _MakeShuffled:
+    """Makes a controller that sees the observations of other hosts."""
+
+    make: MakeController
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        return Shuffled(self.make(growth, n_hosts), lambda: ~growth.records.is_over[:n_hosts])
+
+
 def run_shuffled(
     trainer: HostTrainer,
     make: MakeController,
@@ -147,12 +170,22 @@ def run_shuffled(
     on_share: OnShare = lambda _: None,
 ) -> HostRuns:
     """Run a controller that sees the observations of other hosts."""
+    return trainer.run(hosts, _MakeShuffled(make), on_share=on_share)
 
-    def make_shuffled(growth: GrowthEpisodes, batch: slice) -> Controller:
-        n = batch.stop - batch.start
-        return Shuffled(make(growth, batch), lambda: ~growth.records.is_over[:n])
 
-    return trainer.run(hosts, make_shuffled, on_share=on_share)
+@dataclass(frozen=True, eq=False)
+class _MakeReplay:
+    """Makes a controller that replays actions."""
+
+    actions: Integers
+
+    def select(self, batch: slice) -> _MakeReplay:
+        """Return what makes the controller of a batch."""
+        return _MakeReplay(self.actions[batch])
+
+    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+        """Return the controller."""
+        return Replay(self.actions)
 
 
 def run_wrong_task(
@@ -163,7 +196,7 @@ def run_wrong_task(
 ) -> HostRuns:
     """Replay in each host the actions from another host; illegal ones count as wait."""
     actions = learned.actions[derange(len(hosts), seed=hosts[0])]
-    return trainer.run(hosts, lambda _, batch: Replay(actions[batch]), on_share=on_share)
+    return trainer.run(hosts, _MakeReplay(actions), on_share=on_share)
 
 
 def derange(n: int, *, seed: int) -> Integers:

@@ -29,12 +29,12 @@ class EvalSetting:
     task: Task
     task_options: Mapping[str, Any]
     """The task's options, as plain values."""
-    is_named: bool = True
-    """Whether the task was given by name, not as an object."""
+    name: str | None
+    """The name that makes the task; None for a task that was given as an object."""
 
     def cache(self, folder: str | PathLike[str] | None) -> ResultCache:
         """Return the cache in a folder; none for a task object, whose code has no digest."""
-        path = Path(folder) if folder is not None and self.is_named else None
+        path = Path(folder) if folder is not None and self.name is not None else None
         return ResultCache(path, self._key())
 
     def at(self, price: float) -> Task:
@@ -114,9 +114,10 @@ def find_setting(
     if task is not None and is_other:
         made = find_task(task, options)
         made.require_one_design("an evaluation")
-        is_named = isinstance(task, str)
         return EvalSetting(
-            task=_with_growth_rules(made, saved), task_options=options, is_named=is_named
+            task=_with_growth_rules(made, saved),
+            task_options=options,
+            name=task if isinstance(task, str) else None,
         )
     first = saved[0]
     name, learned_options, budget = _learned_on(first)
@@ -129,7 +130,7 @@ def find_setting(
     made = find_task(name, options)
     made.require_one_design("an evaluation")
     made = replace(_with_growth_rules(made, saved), budget=budget)
-    return EvalSetting(task=made, task_options=options)
+    return EvalSetting(task=made, task_options=options, name=name)
 
 
 def find_prices(prices: float | Sequence[float] | None, default: float) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ The same configuration and seed always give the same weights.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -24,7 +23,7 @@ from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.host_slots import slots
-from esper.growth.modules import seeded
+from esper.growth.modules import draw_weights, seeded
 from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import SlotSite
 
@@ -274,30 +273,3 @@ class GPTHost(nn.Module):
         steps = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
         x = self.token(tokens) + self.position(steps)
         return self.head(self.norm(self.blocks(x)))
-
-
-def draw_weights(module: nn.Module) -> None:
-    """Draw all weights of a host from torch's default generator, in the order of its layers."""
-    if type(module) is nn.Linear:
-        _draw_linear(module)
-        return
-    draw = getattr(module, "reset_parameters", None)
-    if draw is not None:
-        draw()
-        return
-    for child in module.children():
-        draw_weights(child)
-
-
-@torch.no_grad()
-def _draw_linear(layer: nn.Linear) -> None:
-    """Draw the same weights as ``nn.Linear.reset_parameters``, bit for bit, but faster."""
-    n_inputs = layer.weight.shape[1]
-    # Computed via the gain, to round exactly as torch's initialization does.
-    deviation = math.sqrt(2.0 / (1.0 + math.sqrt(5.0) ** 2)) / math.sqrt(n_inputs)
-    bound = math.sqrt(3.0) * deviation
-    layer.weight.uniform_(-bound, bound)
-    bias: nn.Parameter | None = getattr(layer, "bias", None)
-    if bias is not None:
-        bound = 1.0 / math.sqrt(n_inputs)
-        bias.uniform_(-bound, bound)

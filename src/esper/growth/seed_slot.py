@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -20,6 +22,8 @@ from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
+
+_CPU = torch.device("cpu")
 
 ROUNDING = 64
 """Largest output of a new seed, in machine epsilons: what remains when units of size 1 cancel."""
@@ -140,6 +144,21 @@ class SeedSlot(BlockWrapper):
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
         self._build(blueprint, style, self.life.units)
+
+    def redraw(self, blueprint: str, lives: SlotLives) -> bool:
+        """Turn a new seed into the one that planting the blueprint in another host would give.
+
+        Returns:
+            Whether the seed can be redrawn; if not, nothing has changed.
+        """
+        options = self._tensor_options()
+        # Weights are drawn in the default dtype on the CPU and converted then.
+        is_drawn_so = options["dtype"] == torch.get_default_dtype() and options["device"] == _CPU
+        if not find_blueprint(blueprint).can_redraw or not is_drawn_so:
+            return False
+        self._lives = lives
+        cast(Any, self.seed).redraw()
+        return True
 
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
         """Build a seed for the block with the hidden units that fossils added to it."""
@@ -301,14 +320,14 @@ class SeedSlot(BlockWrapper):
         assert self.seed is not None, "the slot is empty"
         if isinstance(self.seed, BlockCopy):
             return self._find_copy_problem(self.seed)
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(self.seed_input_shape, generator=generator)
-        probe = probe.to(**self._tensor_options())
-        mode = self.seed.training
-        self.seed.eval()
+        probe = _draw_probe(self.seed_input_shape).to(**self._tensor_options())
+        is_training = self.seed.training
+        if is_training:
+            self.seed.eval()
         with torch.no_grad():
             change = self._run_seed(self, self.life, probe)
-        self.seed.train(mode)
+        if is_training:
+            self.seed.train()
         return find_change_problem(change, self.site.output_shape)
 
     def explain_misfit(self, blueprint: str) -> str:
@@ -421,12 +440,18 @@ def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:
         return f"the seed returns {describe(change)} instead of a tensor"
     if tuple(change.shape) != shape:
         return f"the seed's output has shape {list(change.shape)}, the block's {list(shape)}"
-    if not bool(torch.isfinite(change).all()):
+    size = change.abs().max().item() if change.numel() else 0.0
+    if not math.isfinite(size):
         return "the seed's output is not finite"
-    if bool((change.abs() > ROUNDING * torch.finfo(change.dtype).eps).any()):
-        size = change.abs().max().item()
+    if size > ROUNDING * torch.finfo(change.dtype).eps:
         return f"the seed changes the host's output by up to {size:.3g} before training"
     return None
+
+
+@lru_cache(maxsize=64)
+def _draw_probe(shape: tuple[int, ...]) -> Tensor:
+    """Return the random input on which new seeds of this input shape are run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def _zero_gate(site: SlotSite) -> nn.Module:

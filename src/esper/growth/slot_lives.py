@@ -8,7 +8,7 @@ of host follows the same rules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esper.config.growth import GrowthConfig
@@ -127,6 +127,12 @@ class SlotLife:
         """The committed seeds: the fossils, then the slot's own if it is fossilized."""
         return [*self.fossils, *([self] if self.stage == Stage.FOSSILIZED else [])]
 
+    def copied(self) -> SlotLife:
+        """Return an independent copy."""
+        twin = SlotLife.__new__(SlotLife)
+        twin.__dict__.update(self.__dict__)  # much faster than dataclasses.replace
+        return twin
+
     def enter(self, stage: Stage) -> None:
         """Move to ``stage``."""
         assert may_follow(self.stage, stage), f"{self.stage.name} cannot become {stage.name}"
@@ -236,7 +242,8 @@ class SlotLives:
         return {**self.__dict__, "on_change": None}
 
     def __getitem__(self, slot: str) -> SlotLife:
-        self.slot_config.slot_index(slot)
+        if slot not in self._lives:
+            self.slot_config.slot_index(slot)  # raises
         return self._lives[slot]
 
     def set_life(self, slot: str, life: SlotLife) -> None:
@@ -247,8 +254,9 @@ class SlotLives:
 
     def copy(self) -> SlotLives:
         """Return an independent copy without a subscriber."""
-        twin = SlotLives(self.slot_config, self.growth_config)
-        twin._lives = {slot: replace(life) for slot, life in self._lives.items()}
+        twin = SlotLives.__new__(SlotLives)
+        twin.__dict__.update(self.__getstate__())
+        twin._lives = {slot: life.copied() for slot, life in self._lives.items()}
         return twin
 
     def items(self) -> list[tuple[str, SlotLife]]:
@@ -287,7 +295,7 @@ class SlotLives:
         Raises:
             IllegalActionError: If the host's state does not allow the action.
         """
-        reason = self._find_closed_gate(action)
+        reason = self._find_closed_gate(action.op, action.slot)
         if reason is None and not self.is_legal(action):
             raise IllegalActionError(self._explain_illegal(action, keeper))
         if action.op in (Op.WAIT, Op.FINISH):
@@ -432,9 +440,9 @@ class SlotLives:
 
     def _advance_automatically(self, slot: str, keeper: SeedKeeper) -> None:
         """Advance a seed as far as its gates allow, if the configuration asks for it."""
-        life, advance = self[slot], GrowthAction(op=Op.ADVANCE, slot=slot)
+        life = self[slot]
         while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
-            if self._find_closed_gate(advance) is not None:
+            if self._find_closed_gate(Op.ADVANCE, slot) is not None:
                 return
             if life.stage == Stage.GERMINATED and keeper.find_start_problem(slot) is not None:
                 return
@@ -462,15 +470,15 @@ class SlotLives:
     def _is_embargo_over(self, life: SlotLife) -> bool:
         return life.stage_epochs >= self.growth_config.embargo_epochs
 
-    def _find_closed_gate(self, action: GrowthAction) -> str | None:
-        """Return why a seed cannot leave its stage yet, or None if the action may be tried.
+    def _find_closed_gate(self, op: Op, slot: str) -> str | None:
+        """Return why a seed cannot leave its stage yet, or None if the op may be tried.
 
         Masks do not offer such an action; one that is taken anyway is a wait.
         """
-        if action.op not in (Op.ADVANCE, Op.FOSSILIZE):
+        if op not in (Op.ADVANCE, Op.FOSSILIZE):
             return None
-        life = self[action.slot]
-        leaving = ADVANCEABLE_STAGES if action.op == Op.ADVANCE else {Stage.HOLDING}
+        life = self[slot]
+        leaving = ADVANCEABLE_STAGES if op == Op.ADVANCE else {Stage.HOLDING}
         if life.stage not in leaving:
             return None
         if not is_gate_open(life, self.growth_config):
@@ -526,11 +534,9 @@ def _describe_ramp(life: SlotLife) -> str:
 
 def least_epochs(stage: Stage, config: GrowthConfig) -> int:
     """Return how many epochs a seed spends in a stage before it may leave it."""
-    needed = {
-        Stage.TRAINING: config.min_training_epochs,
-        Stage.HOLDING: config.min_holding_epochs,
-    }
-    return needed.get(stage, 0)
+    if stage == Stage.TRAINING:
+        return config.min_training_epochs
+    return config.min_holding_epochs if stage == Stage.HOLDING else 0
 
 
 def is_gate_open(life: SlotLife, config: GrowthConfig) -> bool:

@@ -159,8 +159,12 @@ def decode_action(row: Sequence[int], slot_config: SlotConfig) -> GrowthAction:
     Raises:
         ActionSpecError: If the row has the wrong length, or a choice is out of range.
     """
+    return _decode(tuple(map(int, row)), slot_config)
+
+
+@lru_cache(maxsize=4096)
+def _decode(choices: tuple[int, ...], slot_config: SlotConfig) -> GrowthAction:
     spec = growth_action_spec(slot_config)
-    choices = [int(choice) for choice in row]
     if len(choices) != len(HEAD_NAMES):
         raise ActionSpecError(
             f"the action has {len(choices)} choices; expected {len(HEAD_NAMES)}, "

@@ -13,66 +13,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sums kept in registers at a time: outputs times vectors of samples or, for the weight gradient,
- * outputs times inputs. Twelve sums leave four of sixteen registers for the factors. */
-#define MAX_SUMS 12
-#define MAX_OUTPUTS 6
-#define MAX_VECTORS 4
-#define MAX_PAIR_OUTPUTS 4
-#define MAX_PAIR_INPUTS 3
-
-/* Elements of a channel, in whole rows, that the weight gradient processes at a time. */
-#define BAND 512
+#include "_conv3x3.h"
 
 /* Multiplications that make it worth starting another thread. */
 #define WORK_OF_A_THREAD (1 << 22)
 #define MAX_THREADS 64
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* One of the three products, for all hosts. `n_in` and `n_out` are the sizes of one group in the
- * product: the inputs of the input gradient are the outputs of the convolution. */
-typedef struct {
-    const float *input;    /* [N, G, n_in, H, W, B] */
-    const float *d_output; /* [N, G, n_out, H, W, B], for the gradient of the weights */
-    const float *weight;   /* [N, G, n_out, n_in, 3, 3], or n_in before n_out if transposed */
-    const float *bias;     /* [N, G, n_out] or NULL */
-    float *output;         /* [N, G, n_out, H, W, B], or the gradient of the weights */
-    int64_t n_hosts, n_groups, n_in, n_out, height, width, batch;
-    int64_t weight_stride, bias_stride; /* from one host to the next */
-    int is_transposed;
-} conv_job;
-
-/* Split items into blocks of at most `most` whose sizes differ by at most one. */
-static inline int64_t count_blocks(int64_t n, int64_t most)
-{
-    return (n + most - 1) / most;
-}
-
-static inline int64_t first_of(int64_t block, int64_t n, int64_t n_blocks)
-{
-    return block * n / n_blocks;
-}
-
 /* Any machine: 16-byte vectors (SSE2, NEON). */
+#define REAL float
+#define LANES (VECTOR_BYTES / (int64_t)sizeof(REAL))
 #define NAME(x) x##_base
-#define LANES 4
+#define VECTOR_BYTES 16
 #include "_conv3x3_kernel.h"
+#undef NAME
+#undef VECTOR_BYTES
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_WIDE_VECTORS
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAME(x) x##_avx2
-#define LANES 8
+#define VECTOR_BYTES 32
 #include "_conv3x3_kernel.h"
+#undef NAME
+#undef VECTOR_BYTES
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
 #define NAME(x) x##_avx512
-#define LANES 16
+#define VECTOR_BYTES 64
 #include "_conv3x3_kernel.h"
+#undef NAME
+#undef VECTOR_BYTES
 #pragma GCC pop_options
 #endif
 
@@ -205,7 +178,7 @@ static PyObject *forward(PyObject *self, PyObject *const *args, Py_ssize_t n_arg
     if (read_arguments(args, n_args, at, 14)) return NULL;
     const conv_job job = {
         SIZES(1), .n_in = NUMBER(3), .n_out = NUMBER(4), .input = at[8], .weight = at[9],
-        .weight_stride = NUMBER(10), .bias = at[11], .bias_stride = NUMBER(12), .output = at[13],
+        .weight_stride = NUMBER(10), .weight_row = 9 * NUMBER(3), .bias = at[11], .bias_stride = NUMBER(12), .output = at[13],
     };
     return run_without_the_lock(&job, &VARIANTS[chosen].convolve, NUMBER(0));
 }
@@ -218,7 +191,8 @@ static PyObject *input_gradient(PyObject *self, PyObject *const *args, Py_ssize_
     if (read_arguments(args, n_args, at, 12)) return NULL;
     const conv_job job = {
         SIZES(1), .n_in = NUMBER(4), .n_out = NUMBER(3), .input = at[8], .weight = at[9],
-        .weight_stride = NUMBER(10), .output = at[11], .is_transposed = 1,
+        .weight_stride = NUMBER(10), .weight_row = 9 * NUMBER(3), .output = at[11],
+        .is_transposed = 1,
     };
     return run_without_the_lock(&job, &VARIANTS[chosen].convolve, NUMBER(0));
 }
@@ -231,7 +205,7 @@ static PyObject *weight_gradient(PyObject *self, PyObject *const *args, Py_ssize
     if (read_arguments(args, n_args, at, 11)) return NULL;
     const conv_job job = {
         SIZES(1), .n_in = NUMBER(3), .n_out = NUMBER(4), .input = at[8], .d_output = at[9],
-        .output = at[10],
+        .output = at[10], .weight_row = 9 * NUMBER(3),
     };
     return run_without_the_lock(&job, &VARIANTS[chosen].correlate, NUMBER(0));
 }

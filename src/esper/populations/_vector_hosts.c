@@ -1,4 +1,4 @@
-/* Whole epochs of hosts made of linear layers. Each host is trained from its first batch to its last
+/* Whole epochs of hosts made of linear layers and convolutions. Each host is trained from its first batch to its last
  * before the next, so that it stays in cache. See esper/populations/vector_hosts.py.
  *
  * A host is given as a program: a list of ops on values, with the parameters that they read. The
@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "_conv3x3.h"
 
 #define MAX_VALUES 512
 #define MAX_PARAMETERS 512
@@ -32,18 +34,22 @@
 #define ROUNDED(product) (void)(product)
 #endif
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
 /* In the order of OpKind in vector_programs.py. */
-enum { LINEAR, NORM, RELU, GELU, TANH, GATE, ZERO, ADD, PRODUCT, SCALE, PASS, BLEND };
+enum {
+    LINEAR, NORM, RELU, GELU, TANH, GATE, ZERO, ADD, PRODUCT, SCALE, PASS, BLEND, CONV, BATCH_NORM,
+    POOL,
+};
 /* In the order of OPTIMIZERS in config/population.py. */
 enum { SGD, ADAM, ADAMW };
 
 /* An op reads the values `from` and `other` and writes `to`; a detached one sends no gradient to
- * `from`. Some have parameters (bias: -1 for none), a slot whose alpha they read, or a number. */
+ * `from`. Some have parameters (bias: -1 for none), a slot whose alpha they read, or numbers. Those
+ * on feature maps also have the maps' size, the number of groups, the index of the first of two
+ * buffers, or how many numbers in a row share a factor. */
 typedef struct {
     int64_t kind, to, from, other, weight, bias, is_detached, slot;
-    double number;
+    int64_t height, width, n_groups, buffer, repeat;
+    double number, momentum;
 } op;
 
 /* A matrix, or a vector as a single row, in a row of a store: its offset, its unpadded size and the
@@ -60,10 +66,18 @@ typedef struct {
     const op *ops;
 } program;
 
-/* A row of a store: parameters, then each moment, `plane` numbers apart. */
+/* A buffer of all rows of a store. */
+typedef struct {
+    char *data;
+    int64_t stride; /* from one row to the next, in bytes */
+} buffer;
+
+/* A row of a store: parameters, then each moment, `plane` numbers apart; and its buffers. */
 typedef struct {
     void *data;
     int64_t plane;
+    const buffer *buffers;
+    int64_t row;
     double rate, n_steps;
 } part;
 
@@ -84,8 +98,33 @@ typedef struct {
     double weight_decay, momentum, beta1, beta2, eps;
 } rule;
 
-_Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 4 * 8 && sizeof(program) == 7 * 8,
+_Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 6 * 8 && sizeof(program) == 7 * 8,
                "the fields are as wide as those of the tables in vector_hosts.py");
+
+/* tanh within two units in the last place, without calls, so that loops over it use vectors. The
+ * polynomials are those of Cephes. */
+ALWAYS_INLINE float fast_tanh(float x)
+{
+    const float size = fabsf(x), square = x * x, most = size > 10 ? 10 : size;
+    const int32_t n = (int32_t)(most * 2.88539008f + 0.5f);  /* exp(2 |x|) = 2^n exp(rest) */
+    const float rest = (2 * most - n * 0.693359375f) + n * 2.12194440e-4f;
+    union { uint32_t bits; float number; } power = {(uint32_t)(n + 127) << 23};
+    float series = 1.9875691500e-4f;
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = (series * rest * rest + rest + 1) * power.number;
+    const float large = 1 - 2 / (series + 1);
+    float small = -5.70498872745e-3f;
+    small = small * square + 2.06390887954e-2f;
+    small = small * square - 5.37397155531e-2f;
+    small = small * square + 1.33314422036e-1f;
+    small = small * square - 3.33332819422e-1f;
+    small = small * square * size + size;
+    return copysignf(size < 0.625f ? small : large, x);
+}
 
 /* Any machine: 16-byte vectors (SSE2, NEON). */
 #define ISA base
@@ -260,7 +299,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_vector_hosts", "Epochs of hosts of linear layers.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_vector_hosts", "Epochs of hosts.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 

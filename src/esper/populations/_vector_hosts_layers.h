@@ -1,55 +1,61 @@
 /* The forward and backward pass of each op; see _vector_hosts_products.h. */
 
-/* Layer norm of each sample: to = (x - mean) / root * weight + bias; `back` gives the gradients. */
+/* Layer norm of each sample: to = (x - mean) / root * weight + bias, with a weight for every number
+ * or for every channel; `back` gives the gradients. */
 static void NAME(norm)(const NAME(host) *host, const op *it)
 {
     const int64_t D = host->plan->sizes[it->to], B = host->padded_batch;
-    const REAL *x = host->values + host->at[it->from] * B;
+    const int64_t n_each = D / host->plan->parameters[it->weight].n_columns;
     const REAL *weight = host->weights + host->own[it->weight];
     const REAL *bias = host->weights + host->own[it->bias];
-    REAL *to = host->values + host->at[it->to] * B, *kept = host->values + host->at[it->other] * B;
-    for (int64_t b = 0; b < B; b++) {
-        REAL mean = 0, square = 0;
-        for (int64_t d = 0; d < D; d++) mean += x[d * B + b];
-        mean /= D;
-        for (int64_t d = 0; d < D; d++) square += (x[d * B + b] - mean) * (x[d * B + b] - mean);
-        const REAL root = SQRT(square / D + (REAL)it->number);
+    for (int64_t b = 0; b < B; b += LANES) {
+        const REAL *x = host->values + host->at[it->from] * B + b;
+        REAL *to = host->values + host->at[it->to] * B + b;
+        REAL *kept = host->values + host->at[it->other] * B + b;
+        NAME(vector) mean = {0}, square = {0}, root;
+        for (int64_t d = 0; d < D; d++) mean += LOAD(x + d * B);
+        mean /= (REAL)D;
+        for (int64_t d = 0; d < D; d++) square += (LOAD(x + d * B) - mean) * (LOAD(x + d * B) - mean);
+        for (int lane = 0; lane < LANES; lane++)
+            root[lane] = SQRT(square[lane] / D + (REAL)it->number);
         for (int64_t d = 0; d < D; d++) {
-            const REAL plain = (x[d * B + b] - mean) / root;
-            kept[d * B + b] = plain;
-            to[d * B + b] = plain * weight[d] + bias[d];
+            const NAME(vector) plain = (LOAD(x + d * B) - mean) / root;
+            STORE(kept + d * B, plain);
+            STORE(to + d * B, plain * weight[d / n_each] + bias[d / n_each]);
         }
-        kept[D * B + b] = root;
+        STORE(kept + D * B, root);
     }
 }
 
 static void NAME(norm_back)(const NAME(host) *host, const op *it)
 {
     const int64_t D = host->plan->sizes[it->to], B = host->padded_batch;
+    const int64_t n_weights = host->plan->parameters[it->weight].n_columns, n_each = D / n_weights;
     const REAL *slope = host->slopes + host->at[it->to] * B;
     const REAL *kept = host->values + host->at[it->other] * B;
     const REAL *weight = host->weights + host->own[it->weight];
-    REAL *d_weight = host->gradient + host->own[it->weight];
-    REAL *d_bias = host->gradient + host->own[it->bias];
     REAL *d_x = host->slopes + host->at[it->from] * B;
-    for (int64_t d = 0; d < D; d++) {
-        REAL of_weight = 0, of_bias = 0;
-        for (int64_t b = 0; b < B; b++) {
-            of_weight += slope[d * B + b] * kept[d * B + b];
-            of_bias += slope[d * B + b];
+    for (int64_t d = 0; d < n_weights; d++) {
+        NAME(vector) of_weight = {0}, of_bias = {0};
+        for (int64_t j = d * n_each * B; j < (d + 1) * n_each * B; j += LANES) {
+            of_weight += LOAD(slope + j) * LOAD(kept + j);
+            of_bias += LOAD(slope + j);
         }
-        d_weight[d] = of_weight, d_bias[d] = of_bias;
+        host->gradient[host->own[it->weight] + d] = NAME(total)(of_weight);
+        host->gradient[host->own[it->bias] + d] = NAME(total)(of_bias);
     }
-    for (int64_t b = 0; b < B && !it->is_detached; b++) {
-        REAL mean = 0, along = 0;
+    for (int64_t b = 0; b < B && !it->is_detached; b += LANES) {
+        NAME(vector) mean = {0}, along = {0};
+        const NAME(vector) root = LOAD(kept + D * B + b);
         for (int64_t d = 0; d < D; d++) {
-            const REAL g = slope[d * B + b] * weight[d];
-            mean += g, along += g * kept[d * B + b];
+            const NAME(vector) g = LOAD(slope + d * B + b) * weight[d / n_each];
+            mean += g, along += g * LOAD(kept + d * B + b);
         }
-        mean /= D, along /= D;
+        mean /= (REAL)D, along /= (REAL)D;
         for (int64_t d = 0; d < D; d++) {
-            const REAL g = slope[d * B + b] * weight[d];
-            d_x[d * B + b] += (g - mean - kept[d * B + b] * along) / kept[D * B + b];
+            const NAME(vector) g = LOAD(slope + d * B + b) * weight[d / n_each];
+            const NAME(vector) own = (g - mean - LOAD(kept + d * B + b) * along) / root;
+            STORE(d_x + d * B + b, LOAD(d_x + d * B + b) + own);
         }
     }
 }
@@ -131,10 +137,10 @@ static void NAME(forward)(const NAME(host) *host)
         case PRODUCT:
             for (int64_t j = 0; j < n; j++) to[j] = x[j] * other[j];
             break;
-        case SCALE:
-            for (int64_t d = 0; d < n; d += B)
-                for (int64_t b = 0; b < B; b++) to[d + b] = x[b] * other[d + b];
-            break;
+        case SCALE: NAME(scale)(host, it); break;
+        case CONV: NAME(conv)(host, it); break;
+        case BATCH_NORM: NAME(batch_norm)(host, it); break;
+        case POOL: NAME(pool)(host, it); break;
         case PASS: memcpy(to, x, n * sizeof(REAL)); break;
         case BLEND:
             for (int64_t j = 0; j < n; j++) to[j] = x[j] + other[j] * alpha;
@@ -170,7 +176,7 @@ static void NAME(backward)(const NAME(host) *host)
             }
             break;
         case TANH:
-            for (int64_t j = 0; j < n; j++) d_x[j] += slope[j] * (1 - y[j] * y[j]);
+            for (int64_t j = 0; j < n && is_attached; j++) d_x[j] += slope[j] * (1 - y[j] * y[j]);
             break;
         case GATE:
             for (int64_t j = 0; j < n; j++) d_x[j] += slope[j] * y[j] * (1 - y[j] / 2);
@@ -184,13 +190,10 @@ static void NAME(backward)(const NAME(host) *host)
             for (int64_t j = 0; j < n; j++) d_other[j] += slope[j] * x[j];
             for (int64_t j = 0; j < n && is_attached; j++) d_x[j] += slope[j] * other[j];
             break;
-        case SCALE:
-            for (int64_t d = 0; d < n; d += B)
-                for (int64_t b = 0; b < B; b++) {
-                    d_other[d + b] += slope[d + b] * x[b];
-                    d_x[b] += slope[d + b] * other[d + b];
-                }
-            break;
+        case SCALE: NAME(scale_back)(host, it); break;
+        case CONV: NAME(conv_back)(host, it); break;
+        case BATCH_NORM: NAME(batch_norm_back)(host, it); break;
+        case POOL: NAME(pool_back)(host, it); break;
         case PASS:
         case BLEND:
             for (int64_t j = 0; j < n; j++) d_x[j] += slope[j];

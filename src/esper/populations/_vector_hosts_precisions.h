@@ -9,9 +9,11 @@
 #define EXP expf
 #define LOG logf
 #define ERF erff
-#define TANH_OF tanhf
+#define TANH_OF fast_tanh
 #define SQRT sqrtf
+#include "_conv3x3_kernel.h"
 #include "_vector_hosts_products.h"
+#include "_vector_hosts_maps.h"
 #include "_vector_hosts_layers.h"
 #include "_vector_hosts_runs.h"
 #undef REAL
@@ -27,7 +29,9 @@
 #define ERF erf
 #define TANH_OF tanh
 #define SQRT sqrt
+#include "_conv3x3_kernel.h"
 #include "_vector_hosts_products.h"
+#include "_vector_hosts_maps.h"
 #include "_vector_hosts_layers.h"
 #include "_vector_hosts_runs.h"
 #undef REAL

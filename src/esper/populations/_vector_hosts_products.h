@@ -1,11 +1,8 @@
 /* Training and evaluating one host for one instruction set and one precision, named by NAME(x),
  * whose vectors hold LANES numbers of type REAL. A value (a layer's output) is [D, B] with samples
- * innermost; B is a whole number of vectors, padded with zeros.
+ * innermost; B is a whole number of vectors, padded with zeros. A feature map is [C, H, W, B].
  */
 
-typedef REAL NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL))));
-#define LOAD(from) (*(const NAME(vector) *)(from))
-#define STORE(to, numbers) (*(NAME(vector) *)(to) = (numbers))
 #define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
 
 /* A host being computed: its tensors in scratch memory. */
@@ -19,7 +16,10 @@ typedef struct {
     REAL *values, *slopes;          /* the values and the gradient of the loss by them */
     REAL *rows, *turned;            /* the inputs, and one value, as [B, D] */
     int64_t targets[MAX_SAMPLES];
+    REAL *packed;                   /* what a convolution needs */
     const double *alphas;           /* of each slot */
+    const part *parts;
+    int is_training, is_observing;  /* whether batch norms use, and update, a batch's statistics */
 } NAME(host);
 
 /* sums[m][n] = a[m, :] @ b[:, n] for M rows and V vectors, replacing c or added to it. A plain sum

@@ -17,13 +17,20 @@ static int64_t NAME(lay_out)(NAME(host) *host, const program *plan, int64_t batc
         host->n_numbers += plan->parameters[p].n_rows * PADDED(plan->parameters[p].n_columns);
     }
     const int64_t B = host->padded_batch, planes = is_training ? 3 : 1;
+    int64_t most_packed = 0;
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        if (plan->ops[i].kind != CONV) continue;
+        const int64_t size = NAME(conv_scratch)(host, &plan->ops[i]);
+        if (size > most_packed) most_packed = size;
+    }
     host->weights = memory;
     host->gradient = host->weights + planes * host->n_numbers;
     host->values = host->gradient + (is_training ? host->n_numbers : 0);
     host->slopes = host->values + host->n_values * B;
     host->rows = host->slopes + (is_training ? host->n_values * B : 0);
     host->turned = host->rows + B * PADDED(plan->sizes[0]);
-    const int64_t total = host->turned + B * PADDED(widest) - host->weights;
+    host->packed = host->turned + B * PADDED(widest);
+    const int64_t total = host->packed + PADDED(most_packed) - host->weights;
     return total * sizeof(REAL);
 }
 
@@ -155,7 +162,8 @@ static void NAME(train)(const job *work, const rule *how, void *memory)
     NAME(host) host;
     const int64_t n_planes = how->kind != SGD ? 3 : how->momentum ? 2 : 1;
     NAME(lay_out)(&host, work->plan, work->batch, 1, memory);
-    host.alphas = work->alphas;
+    host.alphas = work->alphas, host.parts = work->parts;
+    host.is_training = host.is_observing = 1;
     NAME(carry)(&host, work, n_planes, 0);
     memset(host.gradient, 0, host.n_numbers * sizeof(REAL));
     for (int64_t step = 0; step < work->n_batches; step++) {
@@ -169,6 +177,7 @@ static void NAME(train)(const job *work, const rule *how, void *memory)
         NAME(update)(&host, work, how, step, work->squares + step * how->n_parts);
     }
     double loss = 0, hits = 0;
+    host.is_observing = 0;
     NAME(forward)(&host);
     NAME(compare)(&host, work->batch, 1, &loss, &hits);
     work->losses[work->n_batches] = (REAL)(loss / work->batch);
@@ -189,7 +198,8 @@ static void NAME(judge)(const job *work, const rule *how, void *memory)
     double *loss = work->losses, *hits = work->losses + 1;
     (void)how;
     NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, memory);
-    host.alphas = work->alphas;
+    host.alphas = work->alphas, host.parts = work->parts;
+    host.is_training = host.is_observing = 0;
     NAME(carry)(&host, work, 1, 0);
     *loss = *hits = 0;
     for (int64_t first = 0; first < work->n_batches; first += JUDGED_AT_ONCE) {

@@ -20,7 +20,7 @@ from esper.errors import ConfigError, IllegalActionError, SlotError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters, seeded
-from esper.growth.slot_lives import Outcome, SlotLife, SlotLives, is_gate_open
+from esper.growth.slot_lives import Fossil, Outcome, SlotLife, SlotLives, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -217,6 +217,8 @@ class Population(ABC):
         self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
         self.is_finished = np.zeros(len(specs), dtype=np.bool_)
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
+        self._written_fossils: dict[tuple[int, int], tuple[Fossil, ...]] = {}
+        """The fossils that the arrays describe, by host and slot."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Population:
         """Return an independent population in the same state; data are shared."""
@@ -286,10 +288,14 @@ class Population(ABC):
         losses, metrics = self._evaluate(chosen, split, ablation)
         sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
         flops = [
-            size * self.costs_of(host).evaluation_flops(self.lives(host), ablation)
+            size * self._evaluation_flops(host, ablation)
             for host, size in zip(chosen, sizes, strict=True)
         ]
         return Evaluation(losses, metrics, np.array(flops))
+
+    def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
+        """Return the FLOPs of evaluating a host on one sample."""
+        return self.costs_of(host).evaluation_flops(self.lives(host), ablation)
 
     @abstractmethod
     def _evaluate(
@@ -526,7 +532,9 @@ class Population(ABC):
     def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
         arrays, at = self._slot_arrays, (host, self.slot_config.slot_index(slot))
         arrays.write(host, slot, life, self.slot_config, lives.growth_config)
-        if life.fossils or arrays.n_fossils[at]:
+        # Fossils are never changed, only replaced.
+        if self._written_fossils.get(at) is not life.fossils:
+            self._written_fossils[at] = life.fossils
             arrays.write_fossils(at, life, self.costs_of(host).fossil_parameters(slot, life))
 
     def _shared_facts(self, host: int) -> dict[str, Any]:

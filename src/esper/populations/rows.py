@@ -76,11 +76,15 @@ class RowStore:
         self.sizes = [p.numel() for p in parameters.values()]
         self.hosts: list[int] = []
         """The host of each row."""
+        self.rows: dict[int, int] = {}
+        """The row of each host."""
         self.own_shapes: list[Shapes] = []
         """Unpadded shapes of each row's parameters and buffers; rows of one size share a dict."""
         dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
         self.moment_names = tuple(moments)
-        self.data = torch.zeros(1 + len(moments), 0, sum(self.sizes), dtype=dtype)
+        self._memory = torch.zeros(1 + len(moments), 0, sum(self.sizes), dtype=dtype)
+        """Rows in use, then spare ones, so that a host can be added without copying the others."""
+        self.data = self._memory
         """``[1 + M, R, P]`` parameters, then each moment."""
         self.steps = np.zeros(0)
         """``[R]`` number of updates."""
@@ -105,21 +109,23 @@ class RowStore:
         twin = RowStore.__new__(RowStore)
         twin.__dict__.update(self.__dict__)
         twin.hosts, twin.own_shapes = list(self.hosts), list(self.own_shapes)
-        twin.data, twin.steps = self.data.clone(), self.steps.copy()
+        twin.rows = dict(self.rows)
+        twin.data = twin._memory = self.data.clone(memory_format=torch.contiguous_format)
+        twin.steps = self.steps.copy()
         twin.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return twin
 
     def put(self, rows: Mapping[int, Row]) -> None:
         """Add or replace the rows of some hosts."""
-        added = {host: row for host, row in rows.items() if host not in self.hosts}
+        added = [host for host in rows if host not in self.rows]
         if added:
             self._grow(added)
         for host, row in rows.items():
-            self._write(self.hosts.index(host), row)
+            self._write(self.rows[host], row)
 
     def copy_row(self, host: int, other: RowStore) -> None:
         """Copy a host's row from another store of the same hosts and module."""
-        index, source = self.hosts.index(host), other.hosts.index(host)
+        index, source = self.rows[host], other.rows[host]
         self.data[:, index] = other.data[:, source]
         self.own_shapes[index] = other.own_shapes[source]
         self.steps[index] = other.steps[source]
@@ -128,7 +134,7 @@ class RowStore:
 
     def get(self, host: int) -> Row:
         """Return an unpadded copy of a host's row."""
-        index = self.hosts.index(host)
+        index = self.rows[host]
         shapes = self.own_shapes[index]
         tensors = self._named(self.data[0, index], shapes)
         for name, buffer in self.buffers.items():
@@ -137,21 +143,35 @@ class RowStore:
         return Row(tensors, moments, float(self.steps[index]))
 
     def drop(self, host: int) -> None:
-        """Remove a host's row."""
-        self.reorder([other for other in self.hosts if other != host])
+        """Remove a host's row, if it has one; the last row takes its place."""
+        index = self.rows.pop(host, None)
+        if index is None:
+            return
+        last = len(self.hosts) - 1
+        if index != last:
+            self.data[:, index] = self.data[:, last]
+            for buffer in self.buffers.values():
+                buffer[index] = buffer[last]
+            self.steps[index] = self.steps[last]
+            self.own_shapes[index], self.hosts[index] = self.own_shapes[last], self.hosts[last]
+            self.rows[self.hosts[index]] = index
+        self.data, self.steps = self._memory[:, :last], self.steps[:last]
+        self.buffers = {name: buffer[:last] for name, buffer in self.buffers.items()}
+        self.hosts.pop()
+        self.own_shapes.pop()
 
     def reorder(self, hosts: Sequence[int]) -> None:
         """Keep the rows of these hosts, in this order."""
         if list(hosts) == self.hosts:
             return
-        places = {host: row for row, host in enumerate(self.hosts)}
-        numbers = [places[host] for host in hosts]
+        numbers = [self.rows[host] for host in hosts]
         rows = torch.tensor(numbers, dtype=torch.int64)
-        self.data = self.data.index_select(1, rows)
+        self.data = self._memory = self.data.index_select(1, rows)
         self.buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
         self.steps = self.steps[numbers] if numbers else np.zeros(0)
         self.own_shapes = [self.own_shapes[number] for number in numbers]
         self.hosts = list(hosts)
+        self.rows = {host: row for row, host in enumerate(hosts)}
 
     def find_nonfinite(self) -> list[int]:
         """Return the hosts with a non-finite parameter or buffer."""
@@ -165,19 +185,23 @@ class RowStore:
                 bad |= ~torch.isfinite(tensor.flatten(1).abs().amax(1))
         return [self.hosts[int(row)] for row in bad.nonzero()]
 
-    def _grow(self, rows: Mapping[int, Row]) -> None:
-        """Append empty rows for new hosts."""
-        n_moments, _, n_parameters = self.data.shape
-        self.data = torch.cat(
-            [self.data, self.data.new_zeros(n_moments, len(rows), n_parameters)], 1
-        )
+    def _grow(self, hosts: Sequence[int]) -> None:
+        """Append rows for new hosts, to be written."""
+        before, after = len(self), len(self) + len(hosts)
+        n_planes, capacity, n_parameters = self._memory.shape
+        if after > capacity:
+            n_rows = max(after, 2 * before)
+            self._memory = self._memory.new_empty(n_planes, n_rows, n_parameters)
+            self._memory[:, :before] = self.data
+        self.data = self._memory[:, :after]
         self.buffers = {
-            name: torch.cat([buffer, buffer.new_zeros(len(rows), *buffer.shape[1:])])
+            name: torch.cat([buffer, buffer.new_zeros(len(hosts), *buffer.shape[1:])])
             for name, buffer in self.buffers.items()
         }
-        self.steps = np.append(self.steps, np.zeros(len(rows)))
-        self.hosts.extend(rows)
-        self.own_shapes.extend({} for _ in rows)
+        self.steps = np.append(self.steps, np.zeros(len(hosts)))
+        self.rows |= {host: before + index for index, host in enumerate(hosts)}
+        self.hosts.extend(hosts)
+        self.own_shapes.extend({} for _ in hosts)
 
     def _write(self, index: int, row: Row) -> None:
         shapes = shapes_of(row.tensors)

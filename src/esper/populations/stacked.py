@@ -59,16 +59,27 @@ class StackedKeeper:
     def add_seed(self, slot: str, action: GrowthAction) -> None:
         """Build the action's blueprint; it is pending until it starts training."""
         seed, count = self.population.specs[self.host].seed, self.state.n_germinated[self.host]
+        with seeded(draw_seed_number(seed, count)):
+            place = self._plant(slot, action)
+        self.state.n_germinated[self.host] = count + 1
+        self.state.pending[self.host, slot] = place
+
+    def _plant(self, slot: str, action: GrowthAction) -> SeedSlot:
+        """Return a slot with a new seed, redrawing one that is no longer needed if possible."""
+        lives = self.state.lives[self.host]
+        is_gated = action.style == BlendStyle.LEARNED_GATE
+        key = slot, action.blueprint, is_gated, lives[slot].units
+        spare = self.population.spare_places.pop(key, None)
+        if spare is not None and spare.redraw(action.blueprint, lives):
+            return spare
         place = self._new_slot(slot)
         if find_blueprint(action.blueprint).copies_block:
             # The design's block has the sizes and weights of another host.
             own = slots(self.population.model(self.host))[slot]
             place.block = own.block
             place.set_fossils(own.absorbed)
-        with seeded(draw_seed_number(seed, count)):
-            place.plant(action.blueprint, action.style)
-        self.state.n_germinated[self.host] = count + 1
-        self.state.pending[self.host, slot] = place
+        place.plant(action.blueprint, action.style)
+        return place
 
     def remove_seed(self, slot: str) -> None:
         """Remove a seed's rows."""
@@ -90,10 +101,8 @@ class StackedKeeper:
 
     def absorb_seed(self, slot: str) -> int:
         """Return the hidden units that a committed seed added; its rows stay where they are."""
-        life, place = self.state.lives[self.host][slot], self._new_slot(slot)
-        with seeded(0):
-            place.plant(life.blueprint, life.style)
-        return place.absorb()
+        life = self.state.lives[self.host][slot]
+        return self.population.design.added_units(slot, life.blueprint, life.units)
 
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
@@ -145,6 +154,9 @@ class StackedPopulation(Population):
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
         self._spares: dict[int, tuple[BuildHost, nn.Module, Row, CostTable]] = {}
         """A reusable host of each builder that can redraw weights, its tensors and its costs."""
+        self.spare_places: dict[tuple[str, str, bool, int], SeedSlot] = {}
+        """Slots whose new seed can be redrawn, by slot, blueprint, whether it has a gate, and the
+        units of the fossils before it."""
         self._pools: dict[Split, SamplePool] = {}
         self.vector_hosts: VectorHosts = VectorHosts(self)
         self._changed: set[int] = set()
@@ -170,15 +182,16 @@ class StackedPopulation(Population):
         is_active = ~self.is_finished
         interventions: dict[int, GovernorReport] = {}
         self._restore_nonfinite(tally, interventions)
-        self._sort_rows()
         if self._has_acted:
             self._take_snapshot()
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
             self.vector_hosts.train(compiled, tally)
-        for cohort in self._cohorts():
-            self._train_cohort(cohort, tally)
+        if len(compiled) < len(active):
+            self._sort_rows()
+            for cohort in self._cohorts():
+                self._train_cohort(cohort, tally)
         for host, reason in tally.failures.items():
             interventions.setdefault(host, self._restore(host, reason))
         self._restore_nonfinite(tally, interventions)
@@ -228,9 +241,12 @@ class StackedPopulation(Population):
         positions = [ordered.index(host) for host in hosts]
         return losses[positions], metrics[positions]
 
+    def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
+        return self.vector_hosts.evaluation_flops(host, ablation)
+
     def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
         super()._on_slot_change(host, lives, slot, life)
-        self.vector_hosts.forget(host)
+        self.vector_hosts.follow(host, self.slot_config.slot_index(slot), life)
         self._changed.add(host)
 
     def lives(self, host: int) -> SlotLives:
@@ -298,6 +314,7 @@ class StackedPopulation(Population):
         self._snapshot.hosts.copy_row(host, hosts)
         for state in (self.state, self._snapshot):
             state.start_host(host, slots(model).lives.growth_config)
+        self.vector_hosts.forget(host)
         self._follow(host, self.state.lives[host])
 
     def _new_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
@@ -376,6 +393,13 @@ class StackedPopulation(Population):
             if place is not None and life.is_computing:
                 del self.state.pending[host, slot]
                 self.state.put_seed(host, self.state.top(host, slot), rows_of(place))
+                self.vector_hosts.forget(host)
+                is_free = self._snapshot.pending.get((host, slot)) is not place
+                if is_free and find_blueprint(life.blueprint).can_redraw:
+                    assert place.seed is not None
+                    place.seed.eval()  # as the test of a new seed needs it; only its tensors count
+                    key = slot, life.blueprint, place.gate is not None, life.units
+                    self.spare_places[key] = place
 
     def _sort_rows(self) -> None:
         """Order rows by batch size, longest epochs first; finished and compiled hosts come last."""

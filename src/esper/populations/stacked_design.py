@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -199,6 +198,8 @@ class StackedDesign:
         self._gates: dict[Layer, StackedSeed] = {}
         self._groups: dict[tuple[str, str, int], tuple[str, int]] = {}
         """Blueprint and units of a seed's group, by slot, blueprint and units."""
+        self._units: dict[tuple[str, str, int], int] = {}
+        """Hidden units that a seed adds, by slot, blueprint and units of the fossils before it."""
         difference = find_difference(template, sample)
         if difference is not None:
             raise UnsupportedHostError(
@@ -247,10 +248,17 @@ class StackedDesign:
             self._groups[slot, blueprint, units] = family if is_part else blueprint, own
         return GroupKey(layer, *self._groups[slot, blueprint, units])
 
+    def added_units(self, slot: str, blueprint: str, units: int) -> int:
+        """Return the hidden units that a seed adds to its block, whose fossils have ``units``."""
+        known = slot, blueprint, units
+        if known not in self._units:
+            self._units[known] = self._plant(*known).absorb()
+        return self._units[known]
+
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""
         if key not in self._seeds:
-            first = self._seeds.get(replace(key, layer=Layer(key.layer.slot, 0)))
+            first = self._seeds.get(key._replace(layer=Layer(key.layer.slot, 0)))
             if first is not None:
                 self._seeds[key] = _restack(first)
             else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,7 @@ from esper.lifecycle.stages import Stage
 from esper.populations.rows import ActiveRows
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """The seeds of a slot that grow on the same number of fossils."""
 
     slot: str
@@ -34,8 +33,7 @@ class Layer:
     """Number of fossils below."""
 
 
-@dataclass(frozen=True)
-class GroupKey:
+class GroupKey(NamedTuple):
     """The layer and blueprint family of a group of seeds."""
 
     layer: Layer

@@ -37,6 +37,10 @@ class StackedState:
     """Seeds and fossils that are computed, by layer and blueprint family."""
     gates: dict[Layer, RowStore] = field(default_factory=dict[Layer, RowStore])
     """Learned gates of seeds and fossils that are computed, by layer."""
+    seed_groups: dict[tuple[int, Layer], GroupKey] = field(
+        default_factory=dict[tuple[int, Layer], GroupKey]
+    )
+    """The group of each computed seed and fossil, by host and layer."""
     pending: dict[tuple[int, str], SeedSlot] = field(
         default_factory=dict[tuple[int, str], SeedSlot]
     )
@@ -58,6 +62,7 @@ class StackedState:
             self.watch.copied(),
             {key: store.copied() for key, store in self.groups.items()},
             {layer: store.copied() for layer, store in self.gates.items()},
+            dict(self.seed_groups),
             dict(self.pending),
         )
 
@@ -77,10 +82,7 @@ class StackedState:
 
     def find_seed(self, host: int, layer: Layer) -> GroupKey | None:
         """Return the group of a host's seed; None if it has no computed seed in the layer."""
-        for key, store in self.groups.items():
-            if key.layer == layer and host in store.hosts:
-                return key
-        return None
+        return self.seed_groups.get((host, layer))
 
     def put_seed(self, host: int, layer: Layer, rows: Mapping[str, Row]) -> None:
         """Add a seed to its group, given the rows ``seed`` and, if it has a gate, ``gate``."""
@@ -93,6 +95,7 @@ class StackedState:
             template = self.design.seed(key).template
             self.groups[key] = RowStore(template, moment_names(self.config))
         self.groups[key].put({host: rows["seed"]})
+        self.seed_groups[host, layer] = key
         if "gate" in rows:
             self.put_gate(host, layer, rows["gate"])
 
@@ -108,7 +111,7 @@ class StackedState:
             self._drop_layer(host, Layer(slot, n_below))
 
     def _drop_layer(self, host: int, layer: Layer) -> None:
-        key = self.find_seed(host, layer)
+        key = self.seed_groups.pop((host, layer), None)
         if key is not None:
             self.groups[key].drop(host)
             if not len(self.groups[key]):
@@ -154,7 +157,7 @@ class StackedState:
         key = self.find_seed(host, layer)
         rows = {} if key is None else {"seed": self.groups[key].get(host)}
         gates = self.gates.get(layer)
-        if gates is not None and host in gates.hosts:
+        if gates is not None and host in gates.rows:
             rows["gate"] = gates.get(host)
         return rows
 

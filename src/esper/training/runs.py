@@ -196,8 +196,8 @@ def train(
     try:
         with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
             return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=True)
-    except (StorageError, WorkerError):
-        raise  # the run can be resumed once there is room on the disk, or with other workers
+    except StorageError:
+        raise  # the run can be resumed once there is room on the disk
     except Exception:
         folder.discard()
         raise
@@ -290,8 +290,16 @@ def _run(
                 output.show_workers(workers)
             if loaded is not None:
                 trainer.load(loaded.state)
-            trainer.run()
-            conclude(trainer, folder, output)
+            try:
+                trainer.run()
+                conclude(trainer, folder, output)
+            except WorkerError as error:
+                if not checkpoints.names():
+                    raise
+                raise WorkerError(
+                    f"{error} The run is saved; resume with other workers (--workers 0: none) or a "
+                    f"corrected task: {Run(folder).resume_command}"
+                ) from error
     return Run(folder)
 
 

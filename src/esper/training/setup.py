@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -61,17 +62,22 @@ def make_run_task(config: RunConfig) -> Task:
 
 
 def make_task_of_worker(config: RunConfig) -> Task:
-    """Return the task of a run in a worker process, which makes it anew.
+    """Return the task of a run in a worker process, which makes it anew."""
+    return make_in_worker(config.task, lambda: make_run_task(config))
+
+
+def make_in_worker(name: str, make: Callable[[], Task]) -> Task:
+    """Return a task that a worker process makes by its name.
 
     Raises:
         TaskError: If the worker cannot make it.
     """
     try:
-        return make_run_task(config)
+        return make()
     except EsperError as error:
         raise TaskError(
-            f"a worker process cannot make task {config.task!r}: {error} Name a function that it "
-            "can import, as module:function, or use workers = 0 (--workers 0)."
+            f"a worker process cannot make task {name!r}: {error} Name a function that it can "
+            "import, as module:function, or use workers = 0 (--workers 0)."
         ) from error
 
 

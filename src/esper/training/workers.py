@@ -1,8 +1,9 @@
-"""Where a run computes: in this process, in worker processes, or on a Ray cluster."""
+"""Where work is computed: in this process, in worker processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from esper.config.checks import require_int
 from esper.config.run import RunConfig
@@ -13,37 +14,52 @@ from esper.tasks import Task
 from esper.training.shards import plan_shards
 
 LEAST_ENV_STEPS = 20_000
-"""A run of fewer environment steps is done before more processes than one would pay."""
+"""Fewer environment steps are done before more processes than one would pay."""
 WARM_UP = "esper.training.trials"
-"""Imports everything that a worker needs."""
+"""Imports everything that a worker of a run needs."""
 
 
-def make_pool(
-    config: RunConfig, task: Task, *, workers: int | None = None, ray_address: str | None = None
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Work that can be shared out among workers."""
+
+    n_parts: int
+    """Parts that can be computed at the same time."""
+    parts: str
+    """Which parts the work has, in words."""
+    advice: str = ""
+    """What to do for more of them, in words that follow the largest number of workers."""
+    env_steps: int
+    """Environment steps of the whole work, about: epochs of hosts."""
+    threads: int
+    """Threads that PyTorch uses; results depend on them."""
+    warm_up: str
+    """A module that imports everything that a worker needs."""
+
+
+def choose_pool(
+    work: Workload, *, workers: int | None = None, ray_address: str | None = None
 ) -> Pool:
-    """Return what computes a run's shards and trials.
+    """Return what computes the parts of some work.
 
     Args:
-        config: Settings of the run.
-        task: Task of the run.
+        work: The work.
         workers: Number of worker processes; 0 for this process alone. By default as many as there
-            are cores or shards, if the run is large enough to gain.
+            are cores or parts, if the work is large enough to gain.
         ray_address: Address of a Ray cluster whose workers compute, instead of local processes:
             ``host:port``, ``auto`` for the one that this machine belongs to, ``local`` for a new
             one on this machine.
 
     Raises:
-        ConfigError: If there are more workers than shards.
+        ConfigError: If there are more workers than parts.
         WorkerError: If the cluster cannot be used.
     """
-    n_shards = len(plan_shards(config, task))
     if workers is not None:
         require_int("workers", workers, least=0)
-    if workers is not None and workers > n_shards:
+    if workers is not None and workers > work.n_parts:
         raise ConfigError(
-            f"workers is {workers}, but the run has {many(n_shards, 'shard')} of at most "
-            f"{config.envs_per_shard or config.envs} hosts; use at most {n_shards} workers, or a "
-            "new run with a smaller envs_per_shard."
+            f"workers is {workers}, but {work.parts}; use at most "
+            f"{many(work.n_parts, 'worker')}{work.advice}."
         )
     if ray_address is not None:
         if workers == 0:
@@ -52,21 +68,37 @@ def make_pool(
             )
         from esper.simic.rollout.ray_cluster import RayPool
 
-        return RayPool(ray_address, workers or n_shards, threads=config.threads, warm_up=WARM_UP)
+        n_workers = workers or work.n_parts
+        return RayPool(ray_address, n_workers, threads=work.threads, warm_up=work.warm_up)
     if workers is None:
-        workers = _gainful_workers(config, n_shards)
+        workers = _gainful_workers(work)
     if workers == 0:
         return InlinePool()
     from esper.simic.rollout.processes import ProcessPool
 
-    return ProcessPool(workers, threads=config.threads, warm_up=WARM_UP)
+    return ProcessPool(workers, threads=work.threads, warm_up=work.warm_up)
 
 
-def _gainful_workers(config: RunConfig, n_shards: int) -> int:
-    """Return the number of workers that makes a run fastest."""
-    env_steps = config.rounds * config.envs * config.n_steps
-    n_workers = min(count_cores() // config.threads, n_shards)
-    return n_workers if n_workers > 1 and env_steps >= LEAST_ENV_STEPS else 0
+def _gainful_workers(work: Workload) -> int:
+    """Return the number of workers that makes some work fastest."""
+    n_workers = min(count_cores() // work.threads, work.n_parts)
+    return n_workers if n_workers > 1 and work.env_steps >= LEAST_ENV_STEPS else 0
+
+
+def make_pool(
+    config: RunConfig, task: Task, *, workers: int | None = None, ray_address: str | None = None
+) -> Pool:
+    """Return what computes a run's shards and trials; see :func:`choose_pool`."""
+    n_shards, most = len(plan_shards(config, task)), config.envs_per_shard or config.envs
+    work = Workload(
+        n_parts=n_shards,
+        parts=f"the run has {many(n_shards, 'shard')} of at most {many(most, 'host')}",
+        advice=", or a new run with a smaller envs_per_shard",
+        env_steps=config.rounds * config.envs * config.n_steps,
+        threads=config.threads,
+        warm_up=WARM_UP,
+    )
+    return choose_pool(work, workers=workers, ray_address=ray_address)
 
 
 def count_cores() -> int:

@@ -58,6 +58,9 @@ class Blueprint:
     """Whether the seed is built from a copy of the block. Such a blueprint fits residual blocks."""
     fits_pairs: bool = False
     """Whether it adds units to a pair of layers; it then builds a seed for either kind of site."""
+    can_redraw: bool = False
+    """Whether its seeds for blocks have a method ``redraw()``, which draws the weights of another
+    seed of the same site exactly as ``build`` would, but faster."""
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""

@@ -7,6 +7,7 @@ feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from esper.growth.blueprints.registry import Blueprint, SeedForm
 from esper.growth.blueprints.widening import draw_mirrored
+from esper.growth.modules import draw_weights
 from esper.growth.sites import SlotSite, TensorKind
 
 LORA_SMALL_RANK = 4
@@ -28,6 +30,9 @@ class NoopSeed(nn.Module):
         """Return zeros in the shape of ``y``."""
         return torch.zeros_like(y)
 
+    def redraw(self) -> None:
+        """Do nothing; there are no weights."""
+
 
 class LayerNormSeed(nn.Sequential):
     """Layer norm over the features of a sequence or vector."""
@@ -37,6 +42,12 @@ class LayerNormSeed(nn.Sequential):
         nn.init.zeros_(norm.weight)
         super().__init__(norm)
 
+    def redraw(self) -> None:
+        """Give the seed the weights of a new one."""
+        norm = cast(nn.LayerNorm, self[0])
+        norm.reset_parameters()
+        nn.init.zeros_(norm.weight)
+
 
 class GroupNormSeed(nn.Sequential):
     """Normalizes a whole feature map, then scales and shifts each channel."""
@@ -45,6 +56,12 @@ class GroupNormSeed(nn.Sequential):
         norm = nn.GroupNorm(1, width)
         nn.init.zeros_(norm.weight)
         super().__init__(norm)
+
+    def redraw(self) -> None:
+        """Give the seed the weights of a new one."""
+        norm = cast(nn.GroupNorm, self[0])
+        norm.reset_parameters()
+        nn.init.zeros_(norm.weight)
 
 
 class LowRankSeed(nn.Sequential):
@@ -59,6 +76,13 @@ class LowRankSeed(nn.Sequential):
         nn.init.zeros_(up.weight)
         super().__init__(nn.Linear(width_in, rank, bias=False), up)
 
+    def redraw(self) -> None:
+        """Give the seed the weights of a new one, which draws its last layer first."""
+        down, up = cast(tuple[nn.Linear, nn.Linear], tuple(self))
+        draw_weights(up)
+        nn.init.zeros_(up.weight)
+        draw_weights(down)
+
 
 class MLPSeed(nn.Sequential):
     """Two linear layers. The output starts at zero because units cancel in mirrored pairs."""
@@ -67,6 +91,11 @@ class MLPSeed(nn.Sequential):
         first, last = nn.Linear(width, hidden), nn.Linear(hidden, width)
         draw_mirrored(first, last)
         super().__init__(first, nn.GELU(), last)
+
+    def redraw(self) -> None:
+        """Give the seed the weights of a new one."""
+        draw_weights(self)
+        draw_mirrored(cast(nn.Linear, self[0]), cast(nn.Linear, self[2]))
 
 
 class CausalAttention(nn.Module):
@@ -184,9 +213,17 @@ def _serial(
     kinds: frozenset[TensorKind],
     build: Callable[[SlotSite], nn.Module],
     family: str = "",
+    *,
+    can_redraw: bool = False,
 ) -> Blueprint:
     return Blueprint(
-        name=name, kinds=kinds, form=SeedForm.SERIAL, build=build, summary=summary, family=family
+        name=name,
+        kinds=kinds,
+        form=SeedForm.SERIAL,
+        build=build,
+        summary=summary,
+        family=family,
+        can_redraw=can_redraw,
     )
 
 
@@ -204,6 +241,7 @@ def _low_rank(
         build=lambda site: LowRankSeed(site.input_width, site.width, rank(site)),
         summary=summary,
         family=family,
+        can_redraw=True,
     )
 
 
@@ -219,6 +257,7 @@ def _mlp(name: str, summary: str, hidden: Callable[[int], int], family: str = ""
         _SEQUENCE | _VECTOR,
         lambda site: MLPSeed(site.width, hidden(site.width)),
         family,
+        can_redraw=True,
     )
 
 
@@ -237,8 +276,8 @@ def _conv(name: str, summary: str, share: float) -> Blueprint:
 
 
 BLUEPRINTS = (
-    _serial("noop", "changes nothing", _ALL_KINDS, lambda site: NoopSeed()),
-    _serial("norm", "normalized copy, scaled by channel", _ALL_KINDS, _build_norm),
+    _serial("noop", "changes nothing", _ALL_KINDS, lambda site: NoopSeed(), can_redraw=True),
+    _serial("norm", "normalized copy, scaled by channel", _ALL_KINDS, _build_norm, can_redraw=True),
     _image("attention", "squeeze-and-excitation: scales channels", SqueezeExciteSeed),
     _image("depthwise", "3x3 depthwise, then 1x1", DepthwiseSeed),
     _image("bottleneck", "1x1 down, 3x3, 1x1 up", BottleneckSeed),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.modules import draw_weights
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, Pair, SlotSite, TensorKind
 from esper.growth.unit_layers import build_layer, matrix_of
 
@@ -90,6 +91,11 @@ class WidenSeed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what the hidden units add to the block's output."""
         return self.second(self.activation(self.norm(self.first(x))))
+
+    def redraw(self) -> None:
+        """Give the seed the weights and statistics of a new one."""
+        draw_weights(self)
+        draw_mirrored(self.first, self.second)
 
     @property
     def is_new(self) -> bool:
@@ -241,6 +247,7 @@ def _blueprint(name: str, share: float) -> Blueprint:
         summary=f"{share:.0%} more hidden units",
         family=max(SHARES, key=SHARES.__getitem__),
         fits_pairs=True,
+        can_redraw=True,
     )
 
 

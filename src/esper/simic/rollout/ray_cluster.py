@@ -11,7 +11,9 @@ import importlib
 import os
 import platform
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,22 @@ from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace
 from esper.version import __version__
 
 INSTALL = "pip install 'esper-lite[ray]'"
-TOKEN_FILE = Path("~/.ray/auth_token")
+OLDEST = 2, 52
+"""The first version of Ray with token authentication."""
+TOKEN_FILE = "~/.ray/auth_token"
 """Where Ray looks for the token, unless an environment variable names another place."""
+PROBE_SECONDS = 10.0
+"""How long the machine at an address may take to answer."""
 HELLO_SECONDS = 120.0
 """How long a worker may take to start before the cluster counts as full or broken."""
+_RAY_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_NUM_REDIS_GET_RETRIES": "5",
+    "RAY_gcs_server_request_timeout_seconds": "30",
+}
+"""Environment variables of Ray: let nobody in, send no statistics, give up soon."""
 
 
 class RayPool(Crew):
@@ -111,10 +125,12 @@ class RayWorker:
         try:
             kind, value, parcels = self._ray.get(self.answer)
         except self._ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"a worker failed: {message_of(error)[-300:]}") from error
+            raise WorkerError(f"a worker failed: {_cause_of(error)}") from error
         except self._ray.exceptions.RayError as error:
             # Also if the actor is only said to be unavailable: another begins anew.
             raise WorkerDied(type(error).__name__) from None
+        if kind == "lost":
+            raise WorkerDied(value)
         if kind == "failed":
             return Failed(value)
         return Result(value, {name: Parcel(content) for name, content in parcels.items()})
@@ -157,10 +173,10 @@ class _Actor:
         self, function: Callable[..., Any], request: Any, addresses: Mapping[str, list[Any]]
     ) -> tuple[str, Any, dict[str, bytes]]:
         """Return the kind of the answer, its value and its parcels."""
-        fetch: Callable[[Any], bytes] = importlib.import_module("ray").get
+        ray: Any = importlib.import_module("ray")
 
         def parcel_at(address: Any) -> Parcel:
-            return Parcel(lambda: fetch(address))
+            return Parcel(lambda: ray.get(address))
 
         parcels = {name: parcel_at(address) for name, (address,) in addresses.items()}
         try:
@@ -168,6 +184,8 @@ class _Actor:
             return "done", value, {name: parcel.bytes for name, parcel in made.items()}
         except EsperError as error:
             return "failed", error, {}
+        except ray.exceptions.RayError as error:  # a parcel cannot be fetched here
+            return "lost", type(error).__name__, {}
         except Exception as error:
             import traceback
 
@@ -197,7 +215,7 @@ def _require_same_software(ray: Any, worker: RayWorker) -> None:
         ) from None
     except ray.exceptions.RayError as error:
         raise WorkerError(
-            f"a worker of the Ray cluster cannot start: {message_of(error)[-300:]}; install Esper "
+            f"a worker of the Ray cluster cannot start: {_cause_of(error)}; install Esper "
             f"{__version__} on all of its machines."
         ) from None
     for name, ours in _software().items():
@@ -208,42 +226,112 @@ def _require_same_software(ray: Any, worker: RayWorker) -> None:
             )
 
 
+def _cause_of(error: Any) -> str:
+    """Return what went wrong on a worker, from the end of its traceback if that is all there is."""
+    cause = getattr(error, "cause", None)
+    return message_of(error)[-300:] if cause is None else summarize_error(cause)
+
+
 def _connect(address: str, n_workers: int) -> Any:
     """Return the module of Ray, connected to a cluster."""
-    _require_token()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        module: Any = importlib.import_module("ray")
-        importlib.import_module("ray.exceptions")
-    except ImportError:
-        raise WorkerError(f"Ray is not installed; install it: {INSTALL}.") from None
-    is_new = address == "local"
+    _require_address(address)
+    ray = _import_ray()
+    _make_token()
+    if ray.is_initialized():
+        raise WorkerError("this process is connected to Ray already; call ray.shutdown() first.")
     options: dict[str, Any] = {"address": address}
-    if is_new:
+    if address == "local":
         n_cores = max(os.cpu_count() or 1, n_workers + 1)
         options |= {"num_cpus": n_cores, "include_dashboard": False}
     try:
-        module.init(**options, log_to_driver=False, logging_level="error", configure_logging=False)
+        with _kept_signal_handler(), _silenced():
+            ray.init(**options, log_to_driver=False, logging_level="error", configure_logging=False)
     except (Exception, SystemExit) as error:
+        ray.shutdown()
         raise WorkerError(
-            f"the Ray cluster at {address!r} cannot be reached: {message_of(error)[:200]}; start "
-            "one with RAY_AUTH_MODE=token ray start --head, or use --ray-address local."
+            f"the Ray cluster at {address!r} cannot be used: {message_of(error)[:300]}; start one "
+            "with RAY_AUTH_MODE=token ray start --head, let this machine join it with the same "
+            f"token ({_token_place()}), or use --ray-address local."
         ) from None
-    return module
+    return ray
 
 
-def _require_token() -> None:
-    """Turn token authentication on, with a token that only this user can read."""
-    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if mode != "token":
+def _require_address(address: str) -> None:
+    """Reject an address where nothing listens; Ray itself would try for many minutes."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise WorkerError(
+            f"the Ray address is {address!r}; it must be host:port (such as 10.0.0.5:6379), auto "
+            "or local."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+    except OSError as error:
+        raise WorkerError(
+            f"no Ray cluster listens at {address!r} ({error.strerror or error}); start one with "
+            "RAY_AUTH_MODE=token ray start --head, which prints its address."
+        ) from None
+
+
+def _import_ray() -> Any:
+    """Import Ray, which reads its settings then."""
+    for name, value in _RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if (mode := os.environ["RAY_AUTH_MODE"]) != "token":
         raise WorkerError(
             f"RAY_AUTH_MODE is {mode!r}; Ray listens on all interfaces, so it must be 'token': "
             "unset it."
         )
+    try:
+        ray: Any = importlib.import_module("ray")
+        importlib.import_module("ray.exceptions")
+    except ImportError:
+        raise WorkerError(f"Ray is not installed; install it: {INSTALL}.") from None
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+        raise WorkerError(
+            f"Ray is {ray.__version__}, which cannot authenticate; install "
+            f"{'.'.join(map(str, OLDEST))} or newer: {INSTALL}."
+        )
+    return ray
+
+
+@contextlib.contextmanager
+def _kept_signal_handler() -> Generator[None]:
+    """Keep this process's answer to SIGTERM, which Ray replaces."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # in another thread, Ray replaces nothing
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _silenced() -> Generator[None]:
+    """Keep off the terminal what Ray's compiled part says while it connects, again and again."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no such stream
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _make_token() -> None:
+    """Make a token if there is none, and let only this user read it."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE.expanduser())
+    path = Path(_token_place()).expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):
@@ -253,3 +341,10 @@ def _require_token() -> None:
         path.chmod(0o600)  # Ray itself lets everybody read it
     except OSError as error:
         raise WorkerError(f"the Ray token {path} cannot be written: {error.strerror}.") from error
+
+
+def _token_place() -> str:
+    """Return where the token is."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "$RAY_AUTH_TOKEN"
+    return os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE
