@@ -68,12 +68,14 @@ def test_a_run_is_served_while_it_trains(
     assert [json.loads(line)["event"] for line in (*visitor.lines, *out.splitlines())][-1] == "end"
 
 
+@pytest.mark.slow
 def test_a_run_in_the_default_folder_is_served(visitor: Visitor) -> None:
     assert main(["train", *TINY, "--json", "--dashboard"]) == 0
     assert visitor.states == ["running"]
     require_gone(visitor)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_served(visitor: Visitor, copied_run: Path) -> None:
     (copied_run / "summary.json").unlink()
     assert main(["resume", str(copied_run), "--json", "--dashboard"]) == 0

@@ -43,7 +43,10 @@ def test_gymnasiums_checker_accepts_it_without_warnings(task: str) -> None:
     "code",
     [
         "import gymnasium, esper; gymnasium.spec('Esper/Growth-v0')",
-        "import gymnasium; gymnasium.make('esper.environment:Esper/Growth-v0')",
+        pytest.param(
+            "import gymnasium; gymnasium.make('esper.environment:Esper/Growth-v0')",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_gymnasium_finds_the_registered_environment(code: str) -> None:

@@ -76,6 +76,7 @@ def assert_same(found: Evidence, expected: Evidence) -> None:
             np.testing.assert_array_equal(*values, err_msg=f"{name} of {arm.name}")
 
 
+@pytest.mark.slow
 def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: SharedPool) -> None:
     (alone,) = evaluate(done_run, **HOSTS, **SPIRALS, arms=SOME, workers=0)
     assert pool.n_jobs == 0
@@ -164,6 +165,7 @@ def test_a_task_of_this_process_alone_is_named(
         compare(["wait", "random"], n_hosts=4, task="mine", workers=1)
 
 
+@pytest.mark.slow
 def test_workers_end_if_an_evaluation_is_interrupted(pool: SharedPool) -> None:
     def interrupt(progress: EvaluationProgress) -> None:
         if progress.share > 0.0:

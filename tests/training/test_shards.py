@@ -93,7 +93,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run_digests(folder)
 
 
-@pytest.mark.parametrize("n_workers", [3, 2, 1])
+@pytest.mark.parametrize("n_workers", [3, 2, pytest.param(1, marks=pytest.mark.slow)])
 def test_results_do_not_depend_on_the_number_of_workers(
     n_workers: int, reference: dict[str, str], pool: SharedPool, tmp_path: Path
 ) -> None:
@@ -147,10 +147,10 @@ def test_an_interrupted_run_is_resumed_with_other_workers(
 
 
 def test_one_shard_is_the_run_as_it_was(tmp_path: Path) -> None:
-    config = tiny_config(rounds=1)
+    few = {**SHARDED, "rounds": 1}
     seen, whole = Seen(), Seen()
-    train(config, run_dir=tmp_path / "a" / "run", watchers=[seen])
-    train(tiny_config(rounds=1, envs_per_shard=4), run_dir=tmp_path / "b" / "run", watchers=[whole])
+    train(tiny_config(**few | {"envs_per_shard": None}), run_dir=tmp_path / "a", watchers=[seen])
+    train(tiny_config(**few | {"envs_per_shard": 6}), run_dir=tmp_path / "b", watchers=[whole])
     for kind in (StepRecord, EpisodeRecord):
         found, expected = ([r for r in s.records if isinstance(r, kind)] for s in (whole, seen))
         assert found == expected

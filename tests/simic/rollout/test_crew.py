@@ -117,6 +117,7 @@ def test_a_dead_worker_is_replaced_and_its_job_repeated(pool: ProcessPool, tmp_p
     assert time.monotonic() - start < 60  # a spare was ready; machines are slow at times
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_jobs_is_replaced(pool: ProcessPool) -> None:
     pids = {result.value[1] for result in pool.run(jobs_of(4))}
     for pid in pids:
@@ -154,7 +155,7 @@ def test_a_slow_worker_is_overtaken(
     assert pool.run(jobs_of(2))[1].value[0] == 2
 
 
-@pytest.mark.parametrize("kind", ["inline", "processes"])
+@pytest.mark.parametrize("kind", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_what_a_job_raises_is_raised_here(kind: str, pool: ProcessPool) -> None:
     chosen: Pool = InlinePool() if kind == "inline" else pool
     with pytest.raises(ConfigError, match="colour is 3"):
@@ -182,6 +183,7 @@ def test_a_check_ends_jobs_that_take_long(pool: ProcessPool, tmp_path: Path) -> 
     assert len(pool.run(jobs_of(2))) == 2
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_pool() -> None:
     made = ProcessPool(1, warm_up=WARM_UP)
     pid = made.run(jobs_of(1))[0].value[1]

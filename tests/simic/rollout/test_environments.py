@@ -203,8 +203,15 @@ class WrappedMasked(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(TimeLimit(Masked(form), 50))
 
 
-@pytest.mark.parametrize("form", MASK_FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        # Each kind and each form at least once; all pairs in the slow tests.
+        pytest.param(kind, form, marks=() if (i - j) % len(KINDS) == 0 else pytest.mark.slow)
+        for i, kind in enumerate(KINDS)
+        for j, form in enumerate(MASK_FORMS)
+    ],
+)
 def test_no_illegal_action_is_ever_taken(kind: str, form: str) -> None:
     """The environment fails at the first of 2,000 actions that its mask forbids."""
     make: Any = partial(WrappedMasked, form)
