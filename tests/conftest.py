@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-EXAMPLES = int(os.environ.get("ESPER_TEST_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("ESPER_TEST_EXAMPLES", "20"))
 """Examples of each property; make slow-test runs more."""
 
 settings.register_profile("esper", deadline=None, max_examples=EXAMPLES, derandomize=True)

@@ -68,7 +68,7 @@ def test_the_wrong_task_arm_replays_the_legal_actions_of_another_host(
         assert wrong.n_epochs[host] >= own.n_epochs[source[host]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(n=st.integers(2, 40), seed=st.integers(0, 9))
 def test_a_derangement_is_a_permutation_without_fixed_points(n: int, seed: int) -> None:
     numbers = derange(n, seed=seed)

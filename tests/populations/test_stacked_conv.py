@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -144,7 +144,6 @@ def three_by_three(draw: st.DrawFn) -> Case:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(case=three_by_three())
-@settings(max_examples=100)
 def test_three_by_three_equals_a_loop_over_hosts(form: str, case: Case) -> None:
     with using(form):
         assert_equal_to_a_loop(case)

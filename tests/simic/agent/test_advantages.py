@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -119,7 +119,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@settings(max_examples=100)
 @given(rollouts(), st.sampled_from(sorted(LAYOUTS)))
 def test_float64_equals_the_brute_force_and_the_sequential_loop(
     rollout: dict[str, Tensor | float], layout: str
@@ -142,7 +141,6 @@ def test_float64_equals_the_brute_force_and_the_sequential_loop(
         torch.testing.assert_close(got[is_stored], wanted[is_stored], atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=100)
 @given(rollouts(), st.sampled_from(sorted(LAYOUTS)))
 def test_float32_is_within_its_own_rounding_of_the_brute_force(
     rollout: dict[str, Tensor | float], layout: str

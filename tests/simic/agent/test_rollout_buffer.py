@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.simic.helpers import SPEC, fill, make_agent
 
@@ -72,7 +72,6 @@ def reference(buffer: TamiyoRolloutBuffer, gamma: float, lam: float) -> torch.Te
     return advantages
 
 
-@settings(max_examples=100)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sampled_from([0.0, 0.2, 1.0]))
 def test_unequal_lengths_follow_the_definition(lengths: list[int], ends: float) -> None:
     counts = np.array(lengths)

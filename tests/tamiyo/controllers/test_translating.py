@@ -35,7 +35,7 @@ def pairs(draw: st.DrawFn) -> tuple[SlotConfig, tuple[str, ...]]:
     return SlotConfig(slots, blueprints=offered, fits=fits), known
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(pairs(), st.integers(0, 1000))
 def test_actions_do_not_depend_on_blueprint_numbers(
     pair: tuple[SlotConfig, tuple[str, ...]], seed: int
@@ -69,7 +69,7 @@ def test_actions_do_not_depend_on_blueprint_numbers(
                 assert hosts.blueprints[row[BLUEPRINT]] == known[wanted[BLUEPRINT]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(pairs(), st.integers(0, 1000))
 def test_masks_with_other_blueprints_equal_those_of_the_states(
     pair: tuple[SlotConfig, tuple[str, ...]], seed: int

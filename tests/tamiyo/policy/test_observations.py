@@ -64,7 +64,7 @@ def facts(draw: st.DrawFn, kind: type[Any]) -> dict[str, Any]:
     return values
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(host=facts(HostFacts), slot=facts(SlotFacts))
 def test_observations_are_always_within_their_space(
     host: dict[str, Any], slot: dict[str, Any]

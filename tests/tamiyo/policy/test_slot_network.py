@@ -29,7 +29,7 @@ from tests.tamiyo.policy.slot_worlds import (
 STATE = 2 * SIZES.lstm_size
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(
     order=st.integers(1, 12).flatmap(lambda n: st.permutations(range(n))), seed=st.integers(0, 9)
 )
