@@ -44,8 +44,15 @@ def make_named(name: str, envs: GrowthVectorEnv) -> Controller:
     return make_controller(name, envs.layout)
 
 
-@pytest.mark.parametrize("name", [*controller_names(), "learned"])
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        # Each task and each controller at least once; all pairs in the slow tests.
+        pytest.param(task, name, marks=() if (i - j) % len(TASKS) == 0 else pytest.mark.slow)
+        for i, task in enumerate(TASKS)
+        for j, name in enumerate([*controller_names(), "learned"])
+    ],
+)
 def test_every_controller_runs_on_every_task(task: str, name: str) -> None:
     envs = make(task)
     results = run_episodes(envs, make_named(name, envs), seed=0)

@@ -91,6 +91,7 @@ def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: Shared
     assert (of_wait[0], of_wait[-1], len(of_wait)) == (0.0, pytest.approx(1.0), n_batches + 1)
 
 
+@pytest.mark.slow
 def test_comparisons_are_the_same_with_workers(done_run: Run, pool: SharedPool) -> None:
     own = WaitController(finish_after=2, name="mine")
     alone, found = (

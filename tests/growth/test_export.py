@@ -88,8 +88,15 @@ def esper_in(root: nn.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("style", list(BlendStyle))
-@pytest.mark.parametrize(("name", "slot"), SLOTS)
+@pytest.mark.parametrize(
+    ("name", "slot", "style"),
+    [
+        # Each slot with two styles, and each style often; all pairs in the slow tests.
+        pytest.param(name, slot, style, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, (name, slot) in enumerate(SLOTS)
+        for j, style in enumerate(BlendStyle)
+    ],
+)
 def test_every_seed_exports_to_the_same_function(name: str, slot: str, style: BlendStyle) -> None:
     fitting = make_host(name)[1].slot_config.fits[slot]
     assert len(fitting) >= 7
