@@ -267,11 +267,14 @@ class Trials:
             )
             for group in self._groups
         ]
-        shares = np.zeros(len(jobs))
+        shares, shown = np.zeros(len(jobs)), -1.0
 
         def show(job: int, share: float) -> None:
+            nonlocal shown
             shares[job] = share * self._groups[job].n_hosts / self.n_hosts
-            on_share(float(shares.sum()))
+            if (total := float(shares.sum())) > shown:  # all jobs begin at 0
+                shown = total
+                on_share(total)
 
         results = self._pool.run(jobs, check=self._stop.check, on_share=show)
         return [result.value for result in results]
