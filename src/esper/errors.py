@@ -26,7 +26,7 @@
     ├── CheckpointError              a checkpoint is missing, damaged or of another run
     ├── StorageError                 the disk is full, read-only or broken
     ├── RunError                     a run folder is missing, in use, or holds another run
-    ├── TrainingError                a run stopped because too many updates were rejected
+    ├── TrainingError                a run stopped: rejected updates, or workers that keep dying
     ├── WorkerError                  worker processes cannot be started, or die again and again
     ├── TelemetryError               a run's telemetry is missing, damaged or incompatible
     │   └── DamagedTelemetryError    its contents are not what was written
@@ -190,7 +190,7 @@ class RunError(EsperError):
 
 
 class TrainingError(EsperError):
-    """A run stopped because too many of its updates were rejected in a row."""
+    """A run stopped, because too many updates in a row were rejected or workers keep dying."""
 
 
 class WorkerError(EsperError):

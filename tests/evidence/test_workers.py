@@ -15,13 +15,13 @@ from esper.evidence.evaluation import WARM_UP, EvaluationProgress, evaluate
 from esper.evidence.headroom import headroom
 from esper.evidence.results import Evidence
 from esper.simic.rollout.jobs import InlinePool, Pool
-from esper.simic.rollout.processes import ProcessPool
 from esper.tamiyo import WaitController
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
 from esper.training import workers
 from esper.training.run import Run
 from esper.training.workers import Workload
+from tests.shared_pool import SharedPool, shared_pool
 
 HOSTS: dict[str, Any] = {"n_hosts": 5, "tuning_runs": 4}
 SOME = ["wait", "random", "scratch_same_epochs", "static", "shuffled", "wrong_task"]
@@ -32,26 +32,10 @@ SPIRALS: dict[str, Any] = {
 }
 
 
-class SharedPool(ProcessPool):
-    """Worker processes for all tests of this module, because they take seconds to start."""
-
-    n_jobs = n_closed = 0
-
-    def run(self, jobs: Any, **options: Any) -> Any:
-        """Compute jobs, and count them."""
-        self.n_jobs += len(jobs)
-        return super().run(jobs, **options)
-
-    def close(self) -> None:
-        """Leave the workers to the next test, and count."""
-        self.n_closed += 1
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SharedPool]:
-    pool = SharedPool(2, warm_up=WARM_UP)
-    yield pool
-    ProcessPool.close(pool)
+    with shared_pool(WARM_UP) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -63,8 +47,7 @@ def pool(shared: SharedPool, monkeypatch: pytest.MonkeyPatch) -> SharedPool:
 
     monkeypatch.setattr(evaluation, "choose_pool", choose)
     monkeypatch.setattr("esper.evidence.host_trainer.BATCH_HOSTS", 3)
-    shared.n_jobs = shared.n_closed = 0
-    return shared
+    return shared.lend(2)
 
 
 def assert_same(found: Evidence, expected: Evidence) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.training.test_shards import sharded
 from tests.training.tiny import run_digests
 
-from esper.errors import WorkerError
+from esper.errors import TrainingError
 from esper.training import workers
 from esper.training.runs import resume, train
 
@@ -75,7 +75,7 @@ def test_a_task_that_crashes_ends_the_run_saved(
     folder = tmp_path / "run"
     monkeypatch.setenv("ESPER_TEST_CRASH", "1")
     monkeypatch.setattr(workers, "WARM_UP", "tests.training.crashing")
-    with pytest.raises(WorkerError, match=r"shard 1 of 3 ended 3 workers in a row.*SIGKILL"):
+    with pytest.raises(TrainingError, match=r"shard 1 of 3 ended 3 workers in a row.*SIGKILL"):
         train(sharded(), run_dir=folder, workers=1)
     monkeypatch.delenv("ESPER_TEST_CRASH")
     run = resume(folder, workers=0)

@@ -80,7 +80,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: runtime failure (a full disk, repeatedly rejected updates). 2: usage error.
+    0: success. 1: runtime failure (a full disk, rejected updates, dying workers). 2: usage error.
     130: interrupted and saved. 141: the reader of the output went away. A file that the system
     refuses and a lack of memory are reported too; any other exception is a bug in Esper and keeps
     its traceback.

@@ -25,7 +25,6 @@ from esper.evidence.host_trainer import (
     Helpers,
     HostTrainer,
     MakeController,
-    MakeNamed,
     MakeSaved,
 )
 from esper.evidence.results import Arm, Evidence
@@ -33,6 +32,7 @@ from esper.evidence.setting import find_prices, find_setting, training_episodes
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
+from esper.training.trials import MakeNamed
 
 _SAME = ("task", "task_options", "price", "reference", "seed", "purpose", "split", "n_hosts")
 """What two evaluations must share for their hosts and units to be the same."""

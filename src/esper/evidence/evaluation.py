@@ -23,7 +23,6 @@ from esper.evidence.host_trainer import (
     Helpers,
     HostTrainer,
     MakeController,
-    MakeNamed,
     MakeSaved,
     OnShare,
     count_batches,
@@ -52,6 +51,7 @@ from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.comparison import LEARNED
 from esper.training.lookup import AnyController
+from esper.training.trials import MakeNamed
 from esper.training.workers import Workload, choose_pool
 from esper.version import __version__
 
@@ -323,8 +323,6 @@ def hire(
         ConfigError: If there are more workers than batches, or they cannot make the task.
     """
     workers, ray_address = options.get("workers"), options.get("ray_address")
-    if workers is not None:
-        require_int("workers", workers, least=0)
     if setting.name is None:
         if workers or ray_address is not None:
             given = f"workers is {workers}" if workers else f"ray_address is {ray_address!r}"

@@ -23,9 +23,17 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
 from esper.populations.host_models import CostTable
-from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Workplace
+from esper.simic.rollout.jobs import (
+    InlinePool,
+    Job,
+    Parcel,
+    Parcels,
+    Pool,
+    Workplace,
+    total_share,
+)
 from esper.storage.state import State, from_bytes, to_bytes
-from esper.tamiyo import Controller, SavedController, make_controller
+from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task, TaskDraw
 from esper.training.setup import make_in_worker
 
@@ -55,17 +63,6 @@ class MakeMatched(Protocol):
     def select(self, batch: slice) -> MakeController:
         """Return what makes the controller of a batch."""
         ...
-
-
-@dataclass(frozen=True)
-class MakeNamed:
-    """Makes a controller that has a name and learns nothing."""
-
-    name: str
-
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
-        """Return the controller."""
-        return make_controller(self.name, growth.layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,12 +273,7 @@ class HostTrainer:
             )
             for batch in batches
         ]
-        shares = np.zeros(len(batches))
-
-        def show(job: int, share: float) -> None:
-            shares[job] = share * len(requests[job].hosts) / len(hosts)
-            on_share(float(shares.sum()))
-
+        show = total_share([len(one.hosts) for one in requests], on_share)
         on_share(0.0)
         pool = InlinePool() if self._helpers is None else self._helpers.pool
         jobs = [

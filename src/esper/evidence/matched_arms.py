@@ -19,7 +19,6 @@ from esper.evidence.host_trainer import (
     LONGER,
     HostTrainer,
     MakeController,
-    MakeNamed,
     OnShare,
     run_candidates,
 )
@@ -28,6 +27,7 @@ from esper.lifecycle.factored_actions import STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.tamiyo import Controller, Planting, Replay
+from esper.training.trials import MakeNamed
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from esper.errors import (
     EsperError,
     StorageError,
     TelemetryError,
+    TrainingError,
     WorkerError,
 )
 from esper.simic.rollout.jobs import Pool
@@ -296,7 +297,7 @@ def _run(
             except WorkerError as error:
                 if not checkpoints.names():
                     raise
-                raise WorkerError(
+                raise TrainingError(
                     f"{error} The run is saved; resume with other workers (--workers 0: none) or a "
                     f"corrected task: {Run(folder).resume_command}"
                 ) from error

@@ -14,8 +14,17 @@ from esper.arrays import Floats
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.environment.draws import FinalSplit, Purpose
+from esper.environment.episodes import GrowthEpisodes
 from esper.lifecycle.factored_actions import HEAD_NAMES
-from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Workplace
+from esper.simic.rollout.jobs import (
+    InlinePool,
+    Job,
+    Parcel,
+    Parcels,
+    Pool,
+    Workplace,
+    total_share,
+)
 from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo import Controller, LearnedController, make_controller
 from esper.tasks import Task
@@ -36,7 +45,7 @@ MIN_HOSTS = 2
 class MakeController(Protocol):
     """Makes the controller of a trial. Other processes need one that can be pickled."""
 
-    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+    def __call__(self, envs: GrowthVectorEnv, design: int, /) -> Controller:
         """Return a controller for environments of the task's design of this number."""
         ...
 
@@ -47,9 +56,9 @@ class MakeNamed:
 
     name: str
 
-    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
+    def __call__(self, hosts: GrowthVectorEnv | GrowthEpisodes, _: int, /) -> Controller:
         """Return the controller."""
-        return make_controller(self.name, envs.layout)
+        return make_controller(self.name, hosts.layout)
 
 
 @dataclass(frozen=True)
@@ -267,15 +276,7 @@ class Trials:
             )
             for group in self._groups
         ]
-        shares, shown = np.zeros(len(jobs)), -1.0
-
-        def show(job: int, share: float) -> None:
-            nonlocal shown
-            shares[job] = share * self._groups[job].n_hosts / self.n_hosts
-            if (total := float(shares.sum())) > shown:  # all jobs begin at 0
-                shown = total
-                on_share(total)
-
+        show = total_share([group.n_hosts for group in self._groups], on_share)
         results = self._pool.run(jobs, check=self._stop.check, on_share=show)
         return [result.value for result in results]
 

@@ -213,6 +213,7 @@ class Crew(ABC):
                 case Progress(share):
                     on_share(number, share)
                 case Failed(error):
+                    del work.running[worker]  # it can go on with other jobs
                     raise error
                 case Result():
                     if worker in self._proven:

@@ -7,10 +7,17 @@ next time; what it remembers must not change the result.
 
 from __future__ import annotations
 
+import importlib
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+
+from esper.errors import EsperError, summarize_error
 from esper.storage.state import State, from_bytes, to_bytes
 
 
@@ -55,8 +62,28 @@ class Workplace:
     """Reports the share of the job that is done."""
     check: Callable[[], None] = lambda: None
     """Raises an exception if the job should not be continued."""
-    is_local: bool = True
-    """Whether the worker is the process that wants the result."""
+
+
+def prepare_worker(threads: int, warm_up: str) -> None:
+    """Make this process a worker.
+
+    Args:
+        threads: Threads that PyTorch may use.
+        warm_up: A module to import before the first job; empty for none.
+    """
+    warnings.simplefilter("ignore")  # the first process warns of the same things itself
+    torch.set_num_threads(threads)
+    if warm_up:
+        importlib.import_module(warm_up)
+
+
+def failure_of(error: Exception) -> Exception:
+    """Return an exception of a job as it can travel to another process."""
+    if isinstance(error, EsperError):
+        return error
+    failure = RuntimeError(f"a worker raised {summarize_error(error)}")
+    failure.add_note("".join(traceback.format_exception(error)))
+    return failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +125,20 @@ class PoolStatus:
 
 OnShare = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
+
+
+def total_share(sizes: Sequence[int], on_total: Callable[[float], None]) -> OnShare:
+    """Return what adds up the shares of jobs of these sizes and passes on their growing total."""
+    shares, shown = np.zeros(len(sizes)), -1.0
+
+    def add(job: int, share: float) -> None:
+        nonlocal shown
+        shares[job] = share * sizes[job] / sum(sizes)
+        if (total := float(shares.sum())) > shown:  # all jobs begin at 0
+            shown = total
+            on_total(total)
+
+    return add
 
 
 class Pool(Protocol):

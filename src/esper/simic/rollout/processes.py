@@ -14,16 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from esper.errors import EsperError, WorkerError, summarize_error
+from esper.errors import WorkerError
 from esper.simic.rollout.crew import Crew, Failed, Message, Progress, WorkerDied
-from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace
+from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace, failure_of, prepare_worker
 
 _START = """
 import json, sys
@@ -216,28 +215,17 @@ def serve(connection: int, parcels_in: int, parcels_out: int) -> None:
     """Compute jobs until the process that wants them is gone. This is all that a worker does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the first process decides when to stop
-    warnings.simplefilter("ignore")  # it warns of the same things itself
     pipe = Connection(connection)
     incoming, outgoing = SharedFile(parcels_in), SharedFile(parcels_out)
     # Ending without a traceback if the pipe is closed: there is nobody left to read it.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         threads, warm_up = pipe.recv()
-        _prepare(threads, warm_up)
+        prepare_worker(threads, warm_up)
         pipe.send(("ready", None, {}))
-        place = Workplace(is_local=False, report=lambda share: pipe.send(("progress", share, {})))
+        place = Workplace(report=lambda share: pipe.send(("progress", share, {})))
         while True:
             function, request, sizes = pipe.recv()
             pipe.send(_compute(function, place, request, incoming.read(sizes), outgoing))
-
-
-def _prepare(threads: int, warm_up: str) -> None:
-    import importlib
-
-    import torch
-
-    torch.set_num_threads(threads)
-    if warm_up:
-        importlib.import_module(warm_up)
 
 
 def _compute(
@@ -251,12 +239,5 @@ def _compute(
     try:
         value, made = function(place, request, parcels)
         return "done", value, outgoing.write(made)
-    except EsperError as error:
-        return "failed", error, {}
     except Exception as error:
-        import traceback
-
-        # The exception itself may not survive the way to another process.
-        failure = RuntimeError(f"a worker raised {summarize_error(error)}")
-        failure.add_note(traceback.format_exc())
-        return "failed", failure, {}
+        return "failed", failure_of(error), {}

@@ -17,9 +17,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.errors import EsperError, WorkerError, message_of, summarize_error
+import torch
+
+from esper.errors import WorkerError, message_of, summarize_error
 from esper.simic.rollout.crew import Crew, Failed, Message, WorkerDied
-from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace
+from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace, failure_of, prepare_worker
 from esper.version import __version__
 
 INSTALL = "pip install 'esper-lite[ray]'"
@@ -155,15 +157,8 @@ class _Actor:
     """Computes jobs on a machine of the cluster."""
 
     def __init__(self, threads: int, warm_up: str) -> None:
-        import warnings
-
-        import torch
-
-        warnings.simplefilter("ignore")  # the first process warns of the same things itself
-        torch.set_num_threads(threads)
-        if warm_up:
-            importlib.import_module(warm_up)
-        self._place = Workplace(is_local=False)
+        prepare_worker(threads, warm_up)
+        self._place = Workplace()
 
     def software(self) -> dict[str, str]:
         """Return the versions that results depend on."""
@@ -182,21 +177,13 @@ class _Actor:
         try:
             value, made = function(self._place, request, parcels)
             return "done", value, {name: parcel.bytes for name, parcel in made.items()}
-        except EsperError as error:
-            return "failed", error, {}
         except ray.exceptions.RayError as error:  # a parcel cannot be fetched here
             return "lost", type(error).__name__, {}
         except Exception as error:
-            import traceback
-
-            failure = RuntimeError(f"a worker raised {summarize_error(error)}")
-            failure.add_note(traceback.format_exc())
-            return "failed", failure, {}
+            return "failed", failure_of(error), {}
 
 
 def _software() -> dict[str, str]:
-    import torch
-
     return {
         "Esper": __version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
