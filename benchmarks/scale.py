@@ -12,10 +12,8 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -26,16 +24,12 @@ import torch
 
 from esper.config.run import RunConfig
 from esper.config.toml import load_preset
-from esper.simic.rollout.jobs import Parcel, Pool
+from esper.simic.rollout.jobs import Parcel
 from esper.simic.rollout.processes import SharedFile
-from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
-from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, RoundRecord
-from esper.training.output import RecordOutput
-from esper.training.stopping import StopRequest
 from esper.training.trainer import Trainer
-from esper.training.workers import make_pool
+from training import train_rounds
 
 WARM_UP = 2
 """Rounds that are not counted."""
@@ -66,27 +60,7 @@ class Rounds:
 def run(config: RunConfig, n_workers: int) -> tuple[dict[str, float], Trainer]:
     """Train some rounds; return the speed, the learner's seconds and the trainer."""
     rounds = Rounds()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        TelemetryWriter(Path(folder) / "telemetry.sqlite") as writer,
-    ):
-        trainer = Trainer(
-            config,
-            output=RecordOutput(writer, [rounds]),
-            checkpoints=CheckpointFolder(Path(folder) / "checkpoints"),
-            stop=StopRequest(),
-        )
-        pool: Pool = make_pool(config, trainer.task, workers=n_workers)
-        trainer = Trainer(
-            config,
-            task=trainer.task,
-            output=RecordOutput(writer, [rounds]),
-            checkpoints=CheckpointFolder(Path(folder) / "checkpoints"),
-            stop=StopRequest(),
-            pool=pool,
-        )
-        trainer.run()
-        pool.close()
+    trainer = train_rounds(config, rounds, n_workers)
     counted = rounds.rows[WARM_UP:]
     seconds = statistics.median(row.seconds for row in counted)
     update = statistics.median(json.loads(row.seconds_by_part)["update"] for row in counted)

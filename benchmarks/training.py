@@ -1,4 +1,4 @@
-"""The time of each part of a training round of the quick preset."""
+"""The time of each part of a training round of the quick preset, and its speed with workers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from esper.config.run import RunConfig
 from esper.config.toml import load_preset
 from esper.simic.agent import TamiyoRolloutBuffer
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, RoundRecord
 from esper.training.output import RecordOutput
+from esper.training.setup import make_run_task
 from esper.training.stopping import StopRequest
 from esper.training.trainer import Trainer
+from esper.training.workers import make_pool
 from rows import Ratio, Row
 from timing import Effort, Spread
 
@@ -30,7 +33,9 @@ WARM_UP = 2
 ROUNDS = 20
 BLOCK = 5
 """Rounds between checkpoints."""
-LIMITS = {"not training or evaluating": 0.15, "telemetry": 0.03}
+WORKERS = 2
+"""Worker processes of the last row, as many as the quick preset has shards."""
+LIMITS = {"not training or evaluating": 0.20, "telemetry": 0.03}
 """Targets for the share of a round."""
 HOST_WORK = ("training", "evaluation", "counterfactuals")
 PARTS = (
@@ -67,6 +72,26 @@ class Rounds:
         """Do nothing; there is nothing to close."""
 
 
+def train_rounds(config: RunConfig, rounds: Any, n_workers: int = 0) -> Trainer:
+    """Train in a temporary folder, with ``rounds`` as a sink of all records."""
+    task = make_run_task(config)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TelemetryWriter(Path(folder) / "telemetry.sqlite") as writer,
+        closing(make_pool(config, task, workers=n_workers)) as pool,
+    ):
+        trainer = Trainer(
+            config,
+            task=task,
+            output=RecordOutput(writer, [rounds]),
+            checkpoints=CheckpointFolder(Path(folder) / "checkpoints"),
+            stop=StopRequest(),
+            pool=pool,
+        )
+        trainer.run()
+    return trainer
+
+
 @contextmanager
 def timed_advantages(rounds: Rounds) -> Generator[None]:
     """Measure the time spent on advantages inside the context."""
@@ -92,20 +117,14 @@ def run(effort: Effort) -> list[Row]:
     config = replace(
         config, rounds=n_rounds, evaluation=replace(config.evaluation, eval_freq=10**6)
     )
-    rounds = Rounds()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        timed_advantages(rounds),
-        TelemetryWriter(Path(folder) / "telemetry.sqlite") as writer,
-    ):
-        trainer = Trainer(
-            config,
-            output=RecordOutput(writer, [rounds]),
-            checkpoints=CheckpointFolder(Path(folder) / "checkpoints"),
-            stop=StopRequest(),
-        )
-        trainer.run()
-    return _rows(rounds.seconds[WARM_UP:])
+    rounds, shared = Rounds(), Rounds()
+    with timed_advantages(rounds):
+        train_rounds(config, rounds)
+    train_rounds(config, shared, WORKERS)
+    return [
+        *_rows(rounds.seconds[WARM_UP:]),
+        _workers_row(rounds.seconds[WARM_UP:], shared.seconds[WARM_UP:]),
+    ]
 
 
 def _rows(seconds: list[dict[str, float]]) -> list[Row]:
@@ -143,3 +162,19 @@ def _rows(seconds: list[dict[str, float]]) -> list[Row]:
         )
         for part, values in shares.items()
     ]
+
+
+def _workers_row(alone: list[dict[str, float]], shared: list[dict[str, float]]) -> Row:
+    """Return the speed of a round with worker processes against one process, round by round."""
+    pairs = [(one["total"], two["total"]) for one, two in zip(alone, shared, strict=True)]
+    return Row(
+        group=GROUP,
+        what=f"{PRESET} preset, a round with {WORKERS} workers",
+        other="one process",
+        kind=Ratio.SPEEDUP,
+        ours_seconds=statistics.median(two for _, two in pairs),
+        other_seconds=statistics.median(one for one, _ in pairs),
+        ratio=Spread.of([one / two for one, two in pairs]),
+        samples=len(pairs),
+        limit=None,
+    )

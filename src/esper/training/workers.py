@@ -89,10 +89,10 @@ def make_pool(
     config: RunConfig, task: Task, *, workers: int | None = None, ray_address: str | None = None
 ) -> Pool:
     """Return what computes a run's shards and trials; see :func:`choose_pool`."""
-    n_shards, most = len(plan_shards(config, task)), config.envs_per_shard or config.envs
+    n_shards, shards = _describe_shards(config, task)
     work = Workload(
         n_parts=n_shards,
-        parts=f"the run has {many(n_shards, 'shard')} of at most {many(most, 'host')}",
+        parts=f"the run has {shards}",
         advice=", or a new run with a smaller envs_per_shard",
         env_steps=config.rounds * config.envs * config.n_steps,
         threads=config.threads,
@@ -113,9 +113,14 @@ def describe_pool(pool: Pool, config: RunConfig, task: Task) -> str | None:
     """Return a sentence about the workers of a run; None if it has none."""
     if pool.is_local:
         return None
-    n_shards = len(plan_shards(config, task))
-    most = config.envs_per_shard or config.envs
+    _, shards = _describe_shards(config, task)
     return (
-        f"{many(pool.n_workers, 'worker')} for {many(n_shards, 'shard')} of up to "
-        f"{many(most, 'host')}; results do not depend on the number of workers"
+        f"{many(pool.n_workers, 'worker')} for {shards}; results do not depend on the number of "
+        "workers"
     )
+
+
+def _describe_shards(config: RunConfig, task: Task) -> tuple[int, str]:
+    """Return the number of shards, and a phrase with it and their size."""
+    n_shards, most = len(plan_shards(config, task)), config.envs_per_shard or config.envs
+    return n_shards, f"{many(n_shards, 'shard')} of at most {many(most, 'host')}"
