@@ -87,6 +87,7 @@ class Trainer:
         self._output, self._checkpoints = output, checkpoints
         self.task = make_run_task(config) if task is None else task
         self.pool: Pool = InlinePool() if pool is None else pool
+        self.pool.start()
         self._shards = plan_shards(config, self.task)
         make = partial(make_shard, task=self.task) if self.pool.is_local else make_shard
         rollout = ShardedRollout(self.pool, make, self._shards, check=stop.check)
