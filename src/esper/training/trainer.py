@@ -225,7 +225,7 @@ class Trainer:
         room = parts.buffer.room
         save_freq = self.config.checkpoints.save_freq
         until_save = save_freq - progress.step % save_freq
-        n_steps = min(room, until_save, parts.rollout.most_steps)
+        n_steps = parts.rollout.chunk_steps(min(room, until_save))
         chunks = parts.rollout.collect(n_steps, parts.position, is_last=n_steps == room)
         parts.buffer.extend([chunk.steps for chunk in chunks])
         progress.step += n_steps
