@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -83,7 +83,9 @@ def unpack(content: bytes) -> dict[str, Tensor]:
         entries = dict(group)
         places = [entry["data_offsets"] for entry in entries.values()]
         words = data[places[0][0] : places[-1][1]].view(_WORDS[size])
-        values = torch.split_with_sizes_copy(words, [(end - at) // size for at, end in places])
+        sizes = [(end - at) // size for at, end in places]
+        copies: Any = torch.split_with_sizes_copy(words, sizes)
+        values = cast("tuple[Tensor, ...]", copies)
         for (name, entry), value in zip(entries.items(), values, strict=True):
             found[name] = value.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
     return found

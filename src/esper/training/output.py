@@ -71,12 +71,15 @@ class RecordOutput:
 
         def pass_on(watcher: Sink) -> None:
             for entry in records:
-                is_step = isinstance(entry, RecordColumns) and entry.kind is StepRecord
-                if is_step and isinstance(watcher, StepWatcher):
+                if (
+                    isinstance(watcher, StepWatcher)
+                    and isinstance(entry, RecordColumns)
+                    and entry.kind is StepRecord
+                ):
                     watcher.watch_step(entry.columns["step"][0])
-                else:
-                    for record in each_record([entry]):
-                        watcher.write(record)
+                    continue
+                for record in each_record([entry]):
+                    watcher.write(record)
 
         self._for_each(pass_on)
 

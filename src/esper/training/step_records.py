@@ -206,17 +206,19 @@ class StepRecorder:
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
     """Return the slots of each host as JSON: a list of seven numbers for each slot."""
-    columns = (
+    contributions = slots.contribution.round(6).astype(object)
+    contributions[np.isnan(slots.contribution)] = None  # JSON has no NaN
+    columns: tuple[NDArray[Any], ...] = (
         slots.stage,
         slots.blueprint,
         slots.alpha.round(6),
-        # JSON has no NaN.
-        np.where(np.isnan(slots.contribution), None, slots.contribution.round(6)),
+        contributions,
         slots.parameters,
         slots.n_fossils,
         slots.fossil_parameters,
     )
-    flat = zip(*(column.ravel().tolist() for column in columns), strict=True)
+    values: list[list[Any]] = [column.ravel().tolist() for column in columns]
+    flat = zip(*values, strict=True)
     rows = zip(*[flat] * slots.stage.shape[1], strict=True)
     # Encoded at once and cut apart, which is faster than host by host.
     text = json.dumps(list(rows), separators=(",", ":"))
