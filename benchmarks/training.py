@@ -68,6 +68,9 @@ class Rounds:
             parts["update"] -= parts["advantages"]  # the update computes them
             self.seconds.append({**parts, "total": record.seconds})
 
+    def watch_step(self, step: int) -> None:
+        """Ignore a step."""
+
     def close(self) -> None:
         """Do nothing; there is nothing to close."""
 

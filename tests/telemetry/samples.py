@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
-from esper.telemetry.records import NoticeRecord, Record, SessionRecord, StepRecord
+from esper.telemetry.records import (
+    NoticeRecord,
+    Record,
+    RecordColumns,
+    SessionRecord,
+    StepRecord,
+)
 
 FILE = "telemetry.sqlite"
 
@@ -67,7 +73,9 @@ def example(kind: type[Any], **changes: Any) -> Any:
 
 
 @contextmanager
-def written(folder: Path, records: list[Record]) -> Iterator[RunTelemetry]:
+def written(
+    folder: Path, records: list[Record] | list[Record | RecordColumns]
+) -> Iterator[RunTelemetry]:
     """Yield the telemetry of a folder after writing records to it."""
     with TelemetryWriter(folder / FILE) as writer:
         writer.write_many(records)

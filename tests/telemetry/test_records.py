@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from esper.errors import TelemetryError
 from esper.telemetry import TelemetryWriter, open_run
-from esper.telemetry.records import RECORD_TYPES, TABLES, Record, RoundRecord, StepRecord
+from esper.telemetry.records import (
+    RECORD_TYPES,
+    TABLES,
+    Record,
+    RecordColumns,
+    RoundRecord,
+    StepRecord,
+    each_record,
+)
 from tests.telemetry.samples import FILE, example, notice, step, written
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -116,6 +124,41 @@ def test_a_value_of_the_wrong_type_is_rejected_by_write(
         writer.write(step(2))
     with open_run(tmp_path) as telemetry:
         assert [row.step for row in telemetry.rows(StepRecord)] == [0, 2]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.one_of([st.lists(records(kind), min_size=1, max_size=5) for kind in RECORD_TYPES]))
+def test_records_by_column_are_stored_like_single_ones(given_records: list[Record]) -> None:
+    kind = type(given_records[0])
+    names = [field.name for field in fields(kind)]
+    rows = [{name: getattr(record, name) for name in names} for record in given_records]
+    together = RecordColumns.from_rows(kind, rows)
+    assert repr(list(each_record([together, notice(1)]))) == repr([*given_records, notice(1)])
+    found: list[list[tuple[Any, ...]]] = []
+    entries: list[list[Any]] = [
+        [notice(0), together, notice(1)],
+        [notice(0), *given_records, notice(1)],
+    ]
+    for some in entries:
+        with tempfile.TemporaryDirectory() as folder, written(Path(folder), some):
+            connection = sqlite3.connect(Path(folder) / FILE)
+            tables = {kind.table, "notices"}
+            found.append(
+                [row for table in tables for row in connection.execute(f"SELECT * FROM {table}")]
+            )
+            connection.close()
+    assert repr(found[0]) == repr(found[1])
+
+
+def test_a_value_of_the_wrong_type_in_a_column_is_rejected(tmp_path: Path) -> None:
+    names = [field.name for field in fields(StepRecord)]
+    rows = [{name: getattr(step(n), name) for name in names} for n in range(3)]
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write_many([RecordColumns.from_rows(StepRecord, rows)])
+        rows[1]["reward"] = np.float32(0.5)
+        with pytest.raises(TelemetryError, match=r"StepRecord\.reward is .*; it must be"):
+            writer.write_many([RecordColumns.from_rows(StepRecord, rows)])
+        assert writer.position == 3
 
 
 def test_integers_and_numpy_floats_are_stored_as_floats(tmp_path: Path) -> None:

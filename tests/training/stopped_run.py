@@ -18,7 +18,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import override
 from esper.errors import EsperError
 from esper.storage.state import State
-from esper.telemetry.records import Record
+from esper.telemetry.records import Record, RecordColumns, each_record
 from esper.training.output import RecordOutput
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
@@ -46,8 +46,8 @@ class Records:
         self.stop_at = -1
         self.stop = StopRequest()
 
-    def write_many(self, records: tuple[Record, ...]) -> None:
-        for record in records:
+    def write_many(self, records: tuple[Record | RecordColumns, ...]) -> None:
+        for record in each_record(records):
             text = as_text(record)
             if self.expected is None:
                 self.kept.append(text)

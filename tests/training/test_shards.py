@@ -284,3 +284,16 @@ def test_a_task_of_this_process_alone_is_named(
     with pytest.raises(TaskError, match=r"worker process cannot make task 'mine'.*module:function"):
         train(sharded(task="mine", task_options={}), run_dir=tmp_path / "run", workers=1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "step_seconds", "expected"),
+    [(24, 0.02, 24), (24, 0.045, 24), (24, 0.08, 12), (25, 0.08, 13), (3, 5.0, 1), (24, None, 1)],
+)
+def test_steps_are_collected_in_chunks_of_similar_size(
+    n_steps: int, step_seconds: float | None, expected: int
+) -> None:
+    rollout = ShardedRollout(ProcessPool(1), make_shard, [])
+    rollout._step_seconds = step_seconds
+    assert rollout.chunk_steps(n_steps) == expected
+    assert ShardedRollout(InlinePool(), make_shard, []).chunk_steps(n_steps) == 1

@@ -21,7 +21,6 @@ from esper.telemetry.records import (
     GovernorRecord,
     RoundRecord,
     RunRecord,
-    SeedEventRecord,
     StepRecord,
 )
 from esper.telemetry.schema import unpack_probabilities
@@ -131,14 +130,13 @@ def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() ->
         kinds = np.where(stages > 0, 2, -1)
         return SlotOutcome(stages, kinds, alphas, alphas, zeros, counts, zeros)
 
-    def events(before: SlotOutcome, after: SlotOutcome) -> list[tuple[str, str, str, float]]:
-        hosts = [{"round": 1, "step": 1, "env": e, "episode": 0, "draw_seed": 0} for e in range(4)]
-        found = recorder._seed_events(hosts, [3] * 4, before, after)
-        return [
-            (one.blueprint, one.from_stage, one.to_stage, one.alpha)
-            for one in found
-            if isinstance(one, SeedEventRecord)
-        ]
+    def events(before: SlotOutcome, after: SlotOutcome) -> list[tuple[Any, ...]]:
+        def host(env: int) -> dict[str, int]:
+            return {"round": 1, "step": 1, "env": env, "episode": 0, "draw_seed": 0}
+
+        found = recorder._seed_events(host, [3] * 4, before, after)
+        columns = ("blueprint", "from_stage", "to_stage", "alpha")
+        return [tuple(values[name] for name in columns) for values in found]
 
     name = envs.slot_config.blueprints[2]
     held, kept = outcome(Stage.HOLDING, 0.7, 1), outcome(Stage.FOSSILIZED, 0.7, 1)
@@ -194,3 +192,19 @@ def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None
     known = [r for r in found if (r.env, r.episode) in draws]
     assert known
     assert all(record.draw_seed == draws[record.env, record.episode] for record in known)
+
+
+def test_a_watcher_of_steps_gets_their_numbers_instead_of_step_records() -> None:
+    class Counter(Seen):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: list[int] = []
+
+        def watch_step(self, step: int) -> None:
+            self.steps.append(step)
+
+    counter, seen = Counter(), Seen()
+    trainer, _, _ = make_trainer(CONFIG, counter, seen)
+    trainer.run()
+    assert counter.steps == list(range(1, 9))
+    assert counter.records == [r for r in seen.records if not isinstance(r, StepRecord)]

@@ -208,6 +208,10 @@ class LiveView:
         """Update the state, which the next redraw shows."""
         self._state.take(record)
 
+    def watch_step(self, step: int) -> None:
+        """Update the state, which the next redraw shows."""
+        self._state.take_step(step)
+
     def watch_trial(self, trial: TrialProgress) -> None:
         """Update the progress of an evaluation, which the next redraw shows."""
         self._state.take_trial(trial)

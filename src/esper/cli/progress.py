@@ -19,7 +19,6 @@ from esper.telemetry.records import (
     Record,
     RoundRecord,
     RunRecord,
-    StepRecord,
     UpdateRecord,
 )
 from esper.training.comparison import LEARNED, OTHERS
@@ -169,7 +168,6 @@ class ProgressState:
         self._trial_seconds: float | None = None
         self._takers: dict[type, Callable[..., None]] = {
             RunRecord: self._take_run,
-            StepRecord: self._take_step,
             RoundRecord: self._take_round,
             UpdateRecord: self._take_update,
             EvaluationRecord: self._take_evaluation,
@@ -199,6 +197,12 @@ class ProgressState:
             self.update = telemetry.last(UpdateRecord)
             evaluations = telemetry.rows(EvaluationRecord, arm=LEARNED, purpose="tuning")
             self.evaluation = evaluations[-1] if evaluations else None
+
+    def take_step(self, step: int) -> None:
+        """Update the number of completed steps."""
+        self.has_begun = True
+        if step != self._step or self._first_step is None:
+            self._move(step)
 
     def take_trial(self, trial: TrialProgress) -> None:
         """Update the progress of an evaluation."""
@@ -266,10 +270,6 @@ class ProgressState:
 
     def _take_run(self, record: RunRecord) -> None:
         self.name = record.name
-
-    def _take_step(self, record: StepRecord) -> None:
-        if record.step != self._step or self._first_step is None:
-            self._move(record.step)
 
     def _take_round(self, record: RoundRecord) -> None:
         self.round = record

@@ -94,9 +94,13 @@ class LineView:
             self._print_line(f"  {label} after round {record.round}, {evaluation_text(record)}")
         elif isinstance(record, NoticeRecord):
             self._print_line(f"  round {record.round}: {record.message}")
-        elif self._is_silent:
-            step = self._state.step % self._state.config.n_steps
-            self._print_line(f"  step {step} of {self._state.config.n_steps} of the round")
+        else:
+            self._break_silence()
+
+    def watch_step(self, step: int) -> None:
+        """Update the state."""
+        self._state.take_step(step)
+        self._break_silence()
 
     def watch_trial(self, trial: TrialProgress) -> None:
         """Print the first evaluation, and the progress of long ones."""
@@ -116,6 +120,12 @@ class LineView:
     @property
     def _is_silent(self) -> bool:
         return self._clock() - self._last_line >= LONGEST_SILENCE
+
+    def _break_silence(self) -> None:
+        """Print the step if nothing was printed for long."""
+        if self._is_silent:
+            step, n_steps = self._state.step, self._state.config.n_steps
+            self._print_line(f"  step {step % n_steps} of {n_steps} of the round")
 
     def _print_line(self, line: str) -> None:
         self._last_line = self._clock()
@@ -137,6 +147,9 @@ class QuietView:
     def write(self, record: Record) -> None:
         """Ignore a record."""
 
+    def watch_step(self, step: int) -> None:
+        """Ignore a step."""
+
     def tell(self, message: str) -> None:
         """Print a message on stderr."""
         print_to_stderr(message)
@@ -156,6 +169,9 @@ class JsonView:
         event = EVENTS.get(type(record))
         if event is not None:
             self._print(json_line(event, asdict(record)))
+
+    def watch_step(self, step: int) -> None:
+        """Ignore a step."""
 
     def tell(self, message: str) -> None:
         """Print a message on stderr."""

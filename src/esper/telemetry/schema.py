@@ -23,6 +23,7 @@ from esper.telemetry.records import (
     SCHEMA_VERSION,
     TABLES,
     Record,
+    RecordColumns,
     SessionRecord,
 )
 
@@ -134,6 +135,7 @@ class RowMaker:
         self._columns = columns_of(kind)
         self._values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(c.name for c in fields(kind)))
         self._known: set[tuple[type, ...]] = set()
+        self._known_by_column: list[set[type]] = [set() for _ in self._columns]
         self._may_be_nan = [
             i for i, c in enumerate(self._columns) if c.is_optional and c.kind is float
         ]
@@ -156,14 +158,36 @@ class RowMaker:
                 values = (*values[:index], "NaN", *values[index + 1 :])
         return values
 
+    def columns(self, records: RecordColumns) -> list[Sequence[Any]]:
+        """Return the values of many records as SQLite takes them, by column.
+
+        Raises:
+            TelemetryError: If a value does not have its field's type.
+        """
+        columns = [records.columns[column.name] for column in self._columns]
+        for column, values, known in zip(
+            self._columns, columns, self._known_by_column, strict=True
+        ):
+            types = set(map(type, values))
+            if not types <= known:
+                for value in values:
+                    self._check_value(column, value)
+                known |= types
+        for index in self._may_be_nan:
+            columns[index] = ["NaN" if value != value else value for value in columns[index]]
+        return columns
+
     def _check(self, values: tuple[Any, ...]) -> None:
         for column, value in zip(self._columns, values, strict=True):
-            if not column.accepts(value):
-                needed = column.kind.__name__ + (" or None" if column.is_optional else "")
-                raise TelemetryError(
-                    f"{self._kind.__name__}.{column.name} is {value!r}, a "
-                    f"{type(value).__name__}; it must be {needed}: convert it first."
-                )
+            self._check_value(column, value)
+
+    def _check_value(self, column: Column, value: object) -> None:
+        if not column.accepts(value):
+            needed = column.kind.__name__ + (" or None" if column.is_optional else "")
+            raise TelemetryError(
+                f"{self._kind.__name__}.{column.name} is {value!r}, a "
+                f"{type(value).__name__}; it must be {needed}: convert it first."
+            )
 
 
 @cache

@@ -134,6 +134,9 @@ class TrackerSink:
             self._tracker.first_step = record.round + isinstance(record, EvaluationRecord)
         self._tracker.log(metrics_of(record), record.round)
 
+    def watch_step(self, step: int) -> None:
+        """Ignore a step, which has no metrics."""
+
     def close(self) -> None:
         """Send what is left."""
         self._tracker.close()

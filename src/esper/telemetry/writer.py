@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,12 +24,14 @@ from esper.telemetry.records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
     Record,
+    RecordColumns,
     RunRecord,
     SessionRecord,
 )
 from esper.telemetry.schema import (
     RowMaker,
     check_schema,
+    columns_of,
     create_tables,
     insert_sql,
     is_blank,
@@ -46,8 +49,8 @@ MAX_CHUNK_ROWS = 512
 """Largest number of rows per statement. Each statement releases the interpreter lock, which a busy
 main thread is slow to return, so a statement per row would slow down both threads."""
 
-Row = tuple[type[Record], tuple[Any, ...]]
-"""A record's type, and its row number followed by its values."""
+Rows = tuple[type[Record], range, Sequence[Sequence[Any]]]
+"""Consecutive records of one type: their row numbers, and their values by column."""
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -91,24 +94,28 @@ class WriterDatabase:
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.position = last_position(connection)
 
-    def insert(self, rows: Sequence[Row]) -> None:
+    def insert(self, entries: Iterable[Rows]) -> None:
         """Insert rows in one transaction."""
-        by_type: dict[type[Record], list[tuple[Any, ...]]] = {}
-        for kind, values in rows:
-            by_type.setdefault(kind, []).append(values)
+        by_type: dict[type[Record], list[Any]] = {}
+        for kind, numbers, columns in entries:
+            rows = zip(numbers, *columns, strict=True)
+            by_type.setdefault(kind, []).extend(chain.from_iterable(rows))
         with self._transaction():
-            for kind, some in by_type.items():
-                self._insert_chunks(kind, some)
+            for kind, values in by_type.items():
+                self._insert_chunks(kind, values)
 
-    def _insert_chunks(self, kind: type[Record], rows: list[tuple[Any, ...]]) -> None:
-        """Insert rows in chunks of power-of-two sizes, so that few statements are compiled."""
-        n_values = len(rows[0])
-        most = min(MAX_CHUNK_ROWS, self._max_values // n_values)
-        start = 0
-        while start < len(rows):
-            size = 1 << min(most, len(rows) - start).bit_length() - 1
-            flat = [value for row in rows[start : start + size] for value in row]
-            self._connection.execute(insert_sql(kind, size), flat)
+    def _insert_chunks(self, kind: type[Record], values: list[Any]) -> None:
+        """Insert rows, given one after another, in chunks of power-of-two sizes.
+
+        So few statements are compiled.
+        """
+        n_columns = len(columns_of(kind)) + 1
+        most = min(MAX_CHUNK_ROWS, self._max_values // n_columns)
+        start, n_rows = 0, len(values) // n_columns
+        while start < n_rows:
+            size = 1 << min(most, n_rows - start).bit_length() - 1
+            chunk = values[start * n_columns : (start + size) * n_columns]
+            self._connection.execute(insert_sql(kind, size), chunk)
             start += size
 
     def rewind(self, seq: int) -> None:
@@ -228,7 +235,7 @@ class TelemetryWriter:
         self._flush_seconds = flush_seconds
         self._makers = {kind: RowMaker(kind) for kind in RECORD_TYPES}
         self._changed = threading.Condition()
-        self._queue: deque[Row] = deque()
+        self._queue: deque[Rows] = deque()
         self._n_queued = 0
         self._n_stored = 0
         self._position = 0
@@ -259,22 +266,42 @@ class TelemetryWriter:
         """
         self.write_many((record,))
 
-    def write_many(self, records: Iterable[Record]) -> None:
+    def write_many(self, records: Iterable[Record | RecordColumns]) -> None:
         """Queue rows in order; block while the queue is full."""
-        rows = [(type(record), self._makers[type(record)](record)) for record in records]
+        batches = [self._by_column(entry) for entry in records]
         with self._changed:
-            for kind, values in rows:
-                if self._n_queued - self._n_stored >= self._max_rows:
-                    self._hurry(lambda: self._n_queued - self._n_stored < self._max_rows)
+            for kind, columns in batches:
+                n_rows = len(columns[0])
+                self._make_room(n_rows)
                 if self._is_ended or self._is_closing:
                     self._raise_failure()
-                self._position += 1
-                self._n_queued += 1
-                self._queue.append((kind, (self._position, *values)))
+                numbers = range(self._position + 1, self._position + n_rows + 1)
+                self._position += n_rows
+                self._n_queued += n_rows
+                self._queue.append((kind, numbers, columns))
             # Not for every row: waking the thread costs more than storing a row.
             if self._n_queued - self._n_stored > self._max_rows // 4 and not self._is_urgent:
                 self._is_urgent = True
                 self._changed.notify_all()
+
+    def _by_column(
+        self, entry: Record | RecordColumns
+    ) -> tuple[type[Record], Sequence[Sequence[Any]]]:
+        """Return the type and the checked columns of one or more records."""
+        if isinstance(entry, RecordColumns):
+            return entry.kind, self._makers[entry.kind].columns(entry)
+        kind = type(entry)
+        return kind, [(value,) for value in self._makers[kind](entry)]
+
+    def _make_room(self, n_rows: int) -> None:
+        """Wait until so many rows fit into the queue, or it is empty."""
+
+        def has_room() -> bool:
+            waiting = self._n_queued - self._n_stored
+            return waiting == 0 or waiting + n_rows <= self._max_rows
+
+        if not has_room():
+            self._hurry(has_room)
 
     def flush(self) -> None:
         """Block until every queued row is stored.
@@ -409,13 +436,13 @@ class TelemetryWriter:
             )
             self._is_urgent = False
             is_last = self._is_closing
-            rows, task = list(self._queue), self._task
+            entries, task = list(self._queue), self._task
             self._queue.clear()
-        if rows:
-            database.insert(rows)
+        if entries:
+            database.insert(entries)
         result = task(database) if task is not None else None
         with self._changed:
-            self._n_stored += len(rows)
+            self._n_stored += sum(len(numbers) for _, numbers, _ in entries)
             if task is not None:
                 self._task, self._result = None, result
             self._changed.notify_all()

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from esper.errors import EsperError
 from esper.telemetry import TelemetryWriter
-from esper.telemetry.records import Record
+from esper.telemetry.records import Record, RecordColumns, StepRecord, each_record
 from esper.telemetry.sinks import Sink
 
 
@@ -41,6 +41,15 @@ class TrialWatcher(Protocol):
 
 
 @runtime_checkable
+class StepWatcher(Protocol):
+    """A watcher that gets the number of each step instead of a record for each environment."""
+
+    def watch_step(self, step: int) -> None:
+        """Take the run's step that all environments have taken."""
+        ...
+
+
+@runtime_checkable
 class WorkersWatcher(Protocol):
     """A watcher that is also told about worker processes."""
 
@@ -56,13 +65,21 @@ class RecordOutput:
         self.writer = writer
         self._watchers = list(watchers)
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[Record | RecordColumns]) -> None:
         """Pass records to the telemetry, then to all watchers."""
         self.writer.write_many(records)
 
         def pass_on(watcher: Sink) -> None:
-            for record in records:
-                watcher.write(record)
+            for entry in records:
+                if (
+                    isinstance(watcher, StepWatcher)
+                    and isinstance(entry, RecordColumns)
+                    and entry.kind is StepRecord
+                ):
+                    watcher.watch_step(entry.columns["step"][0])
+                    continue
+                for record in each_record([entry]):
+                    watcher.write(record)
 
         self._for_each(pass_on)
 

@@ -165,7 +165,8 @@ def train(
         config: The settings, or a TOML file with them.
         preset: The name of a preset, in place of ``config``; ``"quick"`` if neither is given.
         run_dir: The folder of the run; by default a folder in ``runs`` named after task and time.
-        watchers: Receive every record as it is made.
+        watchers: Receive every record as it is made, or each step's number if they have a method
+            ``watch_step``.
         stop: Another way to request a stop.
         allow_code: Whether a TOML file may name its task by ``module:function``; a task in
             ``settings`` always may.

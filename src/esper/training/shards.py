@@ -16,7 +16,7 @@ from esper.simic.stopwatch import Stopwatch
 from esper.storage.state import State, merge, split, to_nested
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
-from esper.telemetry.records import Record
+from esper.telemetry.records import RecordColumns
 from esper.training.records import RoundTally
 from esper.training.setup import make_agent, make_task_of_worker, split_evenly, stream_seed
 from esper.training.step_records import StepRecorder
@@ -40,7 +40,7 @@ class ShardSpec:
 class GrowthNotes:
     """What a shard says about some steps, besides the steps."""
 
-    records: list[list[Record]]
+    records: list[list[RecordColumns]]
     """The telemetry records of each step."""
     tally: RoundTally | None
     """The tally of the round, if it ended."""
@@ -132,7 +132,7 @@ class GrowthShard:
         generator: Tensor = parts["actions"].tensors["generator"]
         self._agent.generator.set_state(generator)
 
-    def _step(self, position: dict[str, int]) -> list[Record]:
+    def _step(self, position: dict[str, int]) -> list[RecordColumns]:
         """Take one step and return its records."""
         before = self._recorder.before()
         step = self._collector.step(self._buffer)

@@ -5,7 +5,10 @@ K = choices of the widest head, P = choices of all heads together.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from esper.telemetry.records import (
     EpisodeRecord,
     GovernorRecord,
     Record,
+    RecordColumns,
     SeedEventRecord,
     StepRecord,
 )
@@ -71,7 +75,7 @@ class StepRecorder:
         step: CollectedStep,
         before: tuple[SlotOutcome, NDArray[np.int64]],
         tally: RoundTally,
-    ) -> list[Record]:
+    ) -> list[RecordColumns]:
         """Return the records of a step, in the order in which they are written.
 
         Args:
@@ -85,21 +89,28 @@ class StepRecorder:
         slots_before, draws = before
         episodes: list[int] = tally.episode.tolist()
         epochs = self._epochs(step)
-        found: list[Record] = []
+        found: list[RecordColumns] = []
         if self._record_steps:
-            found += self._step_records(position, step, result, episodes, epochs)
-        hosts = [
-            {**position, "env": env, "episode": episode, "draw_seed": draw}
-            for env, (episode, draw) in enumerate(
-                zip(episodes, draws.tolist(), strict=True), start=self._first_env
-            )
+            found.append(self._step_records(position, step, result, episodes, epochs))
+
+        def host(env: int) -> dict[str, Any]:
+            place = {"env": self._first_env + env, "episode": episodes[env]}
+            return {**position, **place, "draw_seed": int(draws[env])}
+
+        events: dict[type[Record], list[dict[str, Any]]] = {
+            SeedEventRecord: self._seed_events(host, epochs, slots_before, result.slots),
+            GovernorRecord: [
+                {**host(env), "epoch": epochs[env], "reason": reason}
+                for env, reason in sorted(result.interventions.items())
+            ],
+            EpisodeRecord: [
+                {**host(env), **_episode_values(env, step, tally)}
+                for env in np.flatnonzero(step.dones).tolist()
+            ],
+        }
+        return found + [
+            RecordColumns.from_rows(kind, rows) for kind, rows in events.items() if rows
         ]
-        found += self._seed_events(hosts, epochs, slots_before, result.slots)
-        for env, reason in sorted(result.interventions.items()):
-            found.append(GovernorRecord(**hosts[env], epoch=epochs[env], reason=reason))
-        for env in np.flatnonzero(step.dones).tolist():
-            found.append(_episode_record(hosts[env], env, step, tally))
-        return found
 
     def _epochs(self, step: CollectedStep) -> list[int]:
         """Return the epochs that each host has trained after the step, ``[E]``."""
@@ -115,15 +126,18 @@ class StepRecorder:
         result: StepResult,
         episodes: list[int],
         epochs: list[int],
-    ) -> list[Record]:
+    ) -> RecordColumns:
         info: dict[str, Any] = step.info
         log_probs = self._joint_log_probs(step)
-        columns: dict[str, list[Any]] = {
+        n_envs = len(episodes)
+        columns: dict[str, Sequence[Any]] = {
+            **{name: [value] * n_envs for name, value in position.items()},
+            "env": range(self._first_env, self._first_env + n_envs),
             "episode": episodes,
             "epoch": epochs,
             "op_done": info["op"].tolist(),
             "is_illegal": info["illegal_action"].tolist(),
-            "refusal": [str(reason) or None for reason in info["refusal"]],
+            "refusal": [reason or None for reason in info["refusal"].tolist()],
             "reward": step.rewards.tolist(),
             "score": info["score"].tolist(),
             "flops": info["flops"].tolist(),
@@ -136,19 +150,13 @@ class StepRecorder:
             columns[head] = choices
         for term, column in TERM_COLUMNS.items():
             columns[column] = info["reward_terms"][term].tolist()
-        names = list(columns)
-        return [
-            StepRecord(**position, env=env, **dict(zip(names, row, strict=True)))
-            for env, row in enumerate(zip(*columns.values(), strict=True), start=self._first_env)
-        ]
+        return RecordColumns(StepRecord, columns)
 
     def _probabilities(self, step: CollectedStep) -> list[bytes]:
         """Return the packed probabilities of all choices, ``[E]``."""
-        decision = step.decision
-        values = self._policy.probabilities(step.observations, decision.state, decision.legal)
-        return pack_probabilities(
-            values.cpu().numpy(), self._concatenate_heads(decision.legal).cpu().numpy()
-        )
+        values = self._policy.probabilities(step.decision)
+        legal = self._concatenate_heads(step.decision.legal)
+        return pack_probabilities(values.cpu().numpy(), legal.cpu().numpy())
 
     def _concatenate_heads(self, legal: Tensor) -> Tensor:
         """Return padded masks ``[E, H, K]`` without padding, ``[E, P]``."""
@@ -163,13 +171,13 @@ class StepRecorder:
 
     def _seed_events(
         self,
-        hosts: list[dict[str, int]],
+        host: Callable[[int], dict[str, Any]],
         epochs: list[int],
         before: SlotOutcome,
         after: SlotOutcome,
-    ) -> list[Record]:
-        """Return a record for each slot whose stage changed in the step."""
-        found: list[Record] = []
+    ) -> list[dict[str, Any]]:
+        """Return the values of a record for each slot whose stage changed in the step."""
+        found: list[dict[str, Any]] = []
         for env, slot in np.argwhere(before.stage != after.stage).tolist():
             at, config = (env, slot), self._slot_configs[env]
             # A removed seed is -1 after the step, so take its blueprint from before.
@@ -182,41 +190,39 @@ class StepRecorder:
                 outcomes.insert(0, before)
             for (source, target), outcome in zip(pairwise(stages), outcomes, strict=True):
                 found.append(
-                    SeedEventRecord(
-                        **hosts[env],
-                        epoch=epochs[env],
-                        slot=config.slot_ids[slot],
-                        blueprint="" if blueprint < 0 else config.blueprints[blueprint],
-                        from_stage=source.name.lower(),
-                        to_stage=target.name.lower(),
-                        alpha=float(outcome.alpha[at]),
-                        contribution=float(outcome.contribution[at]),
-                    )
+                    {
+                        **host(env),
+                        "epoch": epochs[env],
+                        "slot": config.slot_ids[slot],
+                        "blueprint": "" if blueprint < 0 else config.blueprints[blueprint],
+                        "from_stage": source.name.lower(),
+                        "to_stage": target.name.lower(),
+                        "alpha": float(outcome.alpha[at]),
+                        "contribution": float(outcome.contribution[at]),
+                    }
                 )
         return found
 
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
     """Return the slots of each host as JSON: a list of seven numbers for each slot."""
-    columns = (
-        slots.stage.tolist(),
-        slots.blueprint.tolist(),
-        slots.alpha.round(6).tolist(),
-        slots.contribution.round(6).tolist(),
-        slots.parameters.tolist(),
-        slots.n_fossils.tolist(),
-        slots.fossil_parameters.tolist(),
+    contributions = slots.contribution.round(6).astype(object)
+    contributions[np.isnan(slots.contribution)] = None  # JSON has no NaN
+    columns: tuple[NDArray[Any], ...] = (
+        slots.stage,
+        slots.blueprint,
+        slots.alpha.round(6),
+        contributions,
+        slots.parameters,
+        slots.n_fossils,
+        slots.fossil_parameters,
     )
-    return [
-        "[" + ",".join(_slot_as_text(*slot) for slot in zip(*row, strict=True)) + "]"
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def _slot_as_text(stage: int, blueprint: int, alpha: float, worth: float, *sizes: int) -> str:
-    # JSON has no NaN.
-    contribution = worth if worth == worth else "null"
-    return f"[{stage},{blueprint},{alpha},{contribution},{','.join(map(str, sizes))}]"
+    values: list[list[Any]] = [column.ravel().tolist() for column in columns]
+    flat = zip(*values, strict=True)
+    rows = zip(*[flat] * slots.stage.shape[1], strict=True)
+    # Encoded at once and cut apart, which is faster than host by host.
+    text = json.dumps(list(rows), separators=(",", ":"))
+    return [f"[[{part}]]" for part in text[3:-3].split("]],[[")]
 
 
 def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> list[bytes]:
@@ -225,21 +231,18 @@ def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) ->
     return [row.tobytes() for row in numbers]
 
 
-def _episode_record(
-    host: dict[str, int], env: int, step: CollectedStep, tally: RoundTally
-) -> EpisodeRecord:
+def _episode_values(env: int, step: CollectedStep, tally: RoundTally) -> dict[str, Any]:
+    """Return what an episode came to, by column."""
     final: dict[str, Any] = step.info["final_info"]
     score = float(final["final_score"][env])
-    terms = dict(zip(TERM_COLUMNS.values(), tally.terms[env].tolist(), strict=True))
-    return EpisodeRecord(
-        **host,
-        **terms,
-        ep_rew=float(step.episode_returns[env]),
-        ep_len=int(step.episode_lengths[env]),
-        final_score=score if np.isfinite(score) else None,
-        flops=float(final["flops"][env]),
-        n_epochs=int(final["n_epochs"][env]),
-        host_parameters=int(final["host_parameters"][env]),
-        seed_parameters=int(final["seed_parameters"][env]),
-        was_truncated=bool(step.truncated[env]),
-    )
+    return {
+        **dict(zip(TERM_COLUMNS.values(), tally.terms[env].tolist(), strict=True)),
+        "ep_rew": float(step.episode_returns[env]),
+        "ep_len": int(step.episode_lengths[env]),
+        "final_score": score if isfinite(score) else None,
+        "flops": float(final["flops"][env]),
+        "n_epochs": int(final["n_epochs"][env]),
+        "host_parameters": int(final["host_parameters"][env]),
+        "seed_parameters": int(final["seed_parameters"][env]),
+        "was_truncated": bool(step.truncated[env]),
+    }

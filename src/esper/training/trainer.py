@@ -87,6 +87,7 @@ class Trainer:
         self._output, self._checkpoints = output, checkpoints
         self.task = make_run_task(config) if task is None else task
         self.pool: Pool = InlinePool() if pool is None else pool
+        self.pool.start()
         self._shards = plan_shards(config, self.task)
         make = partial(make_shard, task=self.task) if self.pool.is_local else make_shard
         rollout = ShardedRollout(self.pool, make, self._shards, check=stop.check)
@@ -224,7 +225,7 @@ class Trainer:
         room = parts.buffer.room
         save_freq = self.config.checkpoints.save_freq
         until_save = save_freq - progress.step % save_freq
-        n_steps = min(room, until_save, parts.rollout.most_steps)
+        n_steps = parts.rollout.chunk_steps(min(room, until_save))
         chunks = parts.rollout.collect(n_steps, parts.position, is_last=n_steps == room)
         parts.buffer.extend([chunk.steps for chunk in chunks])
         progress.step += n_steps

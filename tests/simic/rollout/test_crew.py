@@ -14,7 +14,7 @@ import torch
 
 from esper.errors import ConfigError, WorkerError
 from esper.simic.rollout import crew
-from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Workplace
+from esper.simic.rollout.jobs import InlinePool, Job, Parcel, Parcels, Pool, Result, Workplace
 from esper.simic.rollout.processes import ProcessPool, SharedFile
 from esper.storage.state import State
 
@@ -103,6 +103,45 @@ def test_the_worker_of_a_key_stays_the_same_and_remembers(pool: ProcessPool) -> 
     assert len({pid for _, pid, _ in first}) == 2
     assert os.getpid() not in {pid for _, pid, _ in first}
     assert all(after > before for (_, _, before), (_, _, after) in zip(first, second, strict=True))
+
+
+class InstantWorker:
+    """A worker that is done at once."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+
+    def submit(self, job: Job) -> None:
+        self.results.append(Result(job.request, {}))
+
+    def receive(self) -> Result | None:
+        return self.results.pop() if self.results else None
+
+    def end(self) -> None:
+        pass
+
+
+class InstantCrew(crew.Crew):
+    n_made = 0
+
+    def make_worker(self) -> InstantWorker:
+        self.n_made += 1
+        return InstantWorker()
+
+    def wait(self, busy: Any, seconds: float) -> None:
+        pass
+
+
+def test_a_spare_is_started_once_all_workers_have_computed() -> None:
+    made = InstantCrew(2)
+    made.start()
+    assert made.n_made == 2
+    for expected in (2, 3, 3):
+        found = made.run(jobs_of(2))
+        assert [result.value for result in found] == [0, 1]
+        assert made.n_made == expected
 
 
 def test_a_dead_worker_is_replaced_and_its_job_repeated(pool: ProcessPool, tmp_path: Path) -> None:

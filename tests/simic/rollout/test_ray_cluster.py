@@ -64,6 +64,8 @@ def test_jobs_are_computed_by_actors(ray: FakeRay) -> None:
         assert result.parcels["state"].state.tensors["x"].tolist() == [number + 1] * 3
     assert ray.options["num_cpus"] >= 3
     assert pool.status().alive == 2
+    assert ray.n_actors == 2
+    pool.run(jobs_of(2))
     assert ray.n_actors == 3  # and a spare
     pool.close()
     assert not ray.is_connected

@@ -145,6 +145,7 @@ class PPOAgent:
             state,
             decision.next_state,
             decision.numbers,
+            decision.outputs,
         )
 
     @torch.no_grad()

@@ -28,22 +28,36 @@ _NEGLIGIBLE = -80.0
 
 
 def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``.
-
-    Illegal logits meet the ceiling, so that what the network put there has no influence and
-    nothing non-finite arises; their probability is exactly 0.
-    """
+    """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``."""
     layout = legal.layout
     if legal.is_everything and layout.is_single:
         log_p = torch.log_softmax(logits, dim=0)
         return log_p, log_p.exp()
+    shifted, weights, total = _weigh(logits, legal)
+    return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
+
+
+def masked_softmax(logits: Tensor, legal: LegalChoices) -> Tensor:
+    """Return the probabilities alone, the same as of :func:`masked_log_softmax`."""
+    if legal.is_everything and legal.layout.is_single:
+        return masked_log_softmax(logits, legal)[1]
+    _, weights, total = _weigh(logits, legal)
+    return weights.div_(legal.layout.spread(total))
+
+
+def _weigh(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits less their head's best, their exponentials, and the sum of each head's.
+
+    Illegal logits meet the ceiling, so that what the network put there has no influence and
+    nothing non-finite arises; their exponential counts as exactly 0.
+    """
+    layout = legal.layout
     bounded = logits.clone() if legal.is_everything else torch.minimum(logits, legal.ceiling)
     shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=LOWEST)
     weights = shifted.clamp(min=_NEGLIGIBLE).exp_()
     if not legal.is_everything:
         weights.mul_(legal.weight)
-    total = layout.total(weights)
-    return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
+    return shifted, weights, layout.total(weights)
 
 
 def log_prob_and_entropy(

@@ -19,7 +19,7 @@ from esper.simic.policy.distribution import (
     evaluate_actions,
     log_prob_and_entropy,
     log_prob_and_entropy_backward,
-    masked_log_softmax,
+    masked_softmax,
 )
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
 from esper.simic.policy.masks import (
@@ -149,7 +149,7 @@ class ActionHeads(nn.Module):
 
     def probabilities(self, outputs: Tensor, legal: LegalChoices) -> Tensor:
         """Return the probability ``[N, P]`` of each choice of each discrete head."""
-        return masked_log_softmax(outputs[:, : self.n_logits].t(), legal)[1].t()
+        return masked_softmax(outputs[:, : self.n_logits].t(), legal).t()
 
     def lay_out_masks(
         self, legal: Tensor, dtype: torch.dtype, *, is_everything: bool = False
@@ -197,7 +197,7 @@ class HeadsPolicy(nn.Module, ABC):
         choices = as_choice_masks(self.spec, masks, state.shape[0], self._output_weight.device)
         outputs, values, next_state = self._step(observations, state)
         actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
-        return Decision(actions, log_probs, values, legal, state, next_state, numbers)
+        return Decision(actions, log_probs, values, legal, state, next_state, numbers, outputs)
 
     def value(self, observations: Observations, state: Tensor) -> Tensor:
         """Return the value ``[B]`` of observations ``[B, ...]`` in states ``[B, state size]``."""
@@ -205,16 +205,10 @@ class HeadsPolicy(nn.Module, ABC):
         return self._step(observations, state)[1]
 
     @torch.no_grad()
-    def probabilities(self, observations: Observations, state: Tensor, legal: Tensor) -> Tensor:
-        """Return the probability of each choice of each discrete head, side by side.
-
-        Args:
-            observations: ``[B, ...]``.
-            state: ``[B, state size]`` before the step.
-            legal: ``[B, D, K]`` bool, what each head is drawn from, as :meth:`act` returns it.
-        """
-        outputs, _, _ = self._step(observations, state)
-        return self.heads.probabilities(outputs, self.lay_out_masks(legal))
+    def probabilities(self, decision: Decision) -> Tensor:
+        """Return the probability ``[B, P]`` of each choice in a decision of this policy."""
+        assert decision.outputs is not None, "the policy keeps its outputs"
+        return self.heads.probabilities(decision.outputs, self.lay_out_masks(decision.legal))
 
     @torch.no_grad()
     def is_finite(self, observations: Observations, state: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """What an agent needs of a policy.
 
 Shapes: ``B`` environments, ``L`` rows and ``R`` columns of a sequence grid, ``N`` steps, ``H``
-heads, ``D`` discrete heads, ``K`` choices of the widest, ``C`` numbers of continuous heads.
+heads, ``D`` discrete heads, ``K`` choices of the widest, ``P`` choices of all discrete heads, ``C``
+numbers of continuous heads.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Decision:
 
     numbers: Tensor | None = None
     """``[B, C]`` drawn by the continuous heads, before clipping or squashing."""
+
+    outputs: Tensor | None = None
+    """``[B, P + C]`` the network's outputs that the heads drew from, if it keeps them."""
 
 
 class Policy(Protocol):

@@ -142,11 +142,16 @@ class Crew(ABC):
         self._owner.clear()
         self._proven.clear()
 
+    def start(self) -> None:
+        """Start the workers, without waiting until they are ready."""
+        self._fill_up()
+
     def _fill_up(self) -> None:
         """Replace workers that are gone, and keep one in reserve that is ready at once."""
         while len(self._workers) < self.n_workers:
             self._workers.append(self._spares.pop() if self._spares else self.make_worker())
-        if not self._spares:
+        # Not while the others are starting, which would take them longer then.
+        if not self._spares and self._proven.issuperset(self._workers):
             self._spares.append(self.make_worker())
 
     def _dismiss(self, worker: Worker) -> None:

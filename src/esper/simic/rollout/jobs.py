@@ -167,6 +167,10 @@ class Pool(Protocol):
         """
         ...
 
+    def start(self) -> None:
+        """Start the workers, so that they are ready sooner; the first jobs do so too."""
+        ...
+
     def status(self) -> PoolStatus:
         """Return how the workers are."""
         ...
@@ -201,6 +205,9 @@ class InlinePool:
             results.append(Result(*job.function(place, job.request, job.parcels)))
             on_share(number, 1.0)
         return results
+
+    def start(self) -> None:
+        """Do nothing; there are no workers."""
 
     def status(self) -> PoolStatus:
         """Return that this process is alive."""

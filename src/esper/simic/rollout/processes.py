@@ -192,7 +192,7 @@ class ProcessPool(Crew):
     """Computes jobs in worker processes on this machine."""
 
     def __init__(self, n_workers: int, *, threads: int = 1, warm_up: str = "") -> None:
-        """Prepare a pool; its workers start with the first jobs.
+        """Prepare a pool; its workers start with :meth:`start` or the first jobs.
 
         Args:
             n_workers: Number of workers.

@@ -7,6 +7,7 @@ results, and the number of workers only where they are computed.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,15 +155,16 @@ class ShardedRollout:
         self._weights, self._weights_number = Parcel(State()), 0
         self._step_seconds: float | None = None
 
-    @property
-    def most_steps(self) -> int:
-        """Steps to collect at once, so that this process can do something else about each second.
+    def chunk_steps(self, n_steps: int) -> int:
+        """Return how many of some steps to collect at once.
 
-        The results do not depend on it.
+        So few that this process can do something else about each second, in chunks of about the
+        same size, as each brings its state along. The results do not depend on it.
         """
-        if self._pool.is_local:
+        if self._pool.is_local or not self._step_seconds:
             return 1
-        return 1 if not self._step_seconds else max(1, round(CHUNK_SECONDS / self._step_seconds))
+        n_chunks = max(1, round(n_steps * self._step_seconds / CHUNK_SECONDS))
+        return math.ceil(n_steps / n_chunks)
 
     def set_weights(self, weights: State) -> None:
         """Act with these weights from now on."""
