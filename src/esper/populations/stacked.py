@@ -163,7 +163,11 @@ class StackedPopulation(Population):
         """Hosts with a slot that has changed since the last snapshot."""
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
-        self._take_snapshot()
+        self._has_acted = False
+        self._snapshot = self.state.copied()
+        """The last good state."""
+        self._retired: StackedState | None = None
+        """The good state before, whose memory the next one uses."""
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch and advance its slots.
@@ -183,7 +187,7 @@ class StackedPopulation(Population):
         interventions: dict[int, GovernorReport] = {}
         self._restore_nonfinite(tally, interventions)
         if self._has_acted:
-            self._take_snapshot()
+            self._take_snapshot(has_trained=False)
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
@@ -351,12 +355,21 @@ class StackedPopulation(Population):
         super()._require_host(host, model)
         self.design.require_host(model, host)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, *, has_trained: bool = True) -> None:
         """Save the current state of all hosts as the last good one."""
         unchanged = [host for host in range(self.n_hosts) if host not in self._changed]
-        self._snapshot = self.state.copied({host: self._snapshot.lives[host] for host in unchanged})
+        known = {host: self._snapshot.lives[host] for host in unchanged}
+        if has_trained:
+            # The last snapshot stays whole until there is another, in case of an interruption.
+            spare, self._retired = self._retired, None
+            snapshot = self.state.copied(known, spare)
+            last, self._snapshot = self._snapshot, snapshot
+            self._retired = last
+        else:
+            self._snapshot = self.state.copied_since(self._snapshot, known)
         self._has_acted = False
         self._changed.clear()
+        self.state.changed.clear()
 
     def _restore_nonfinite(
         self, tally: EpochTally, interventions: dict[int, GovernorReport]
