@@ -263,9 +263,12 @@ class Row:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Row:
-        """Return the row of an untrained module."""
-        tensors = named_tensors(module).items()
-        return cls({name: tensor.detach().clone() for name, tensor in tensors}, {})
+        """Return the row of an untrained module, which shares its memory."""
+        return cls({name: t.detach() for name, t in named_tensors(module).items()}, {})
+
+    def copied(self) -> Row:
+        """Return a copy of an untrained module's row."""
+        return Row({name: tensor.clone() for name, tensor in self.tensors.items()}, {})
 
 
 class ActiveRows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from esper.errors import ConfigError, UnsupportedHostError
 from esper.growth.blueprints import find_blueprint
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import draw_seed_number, slots
-from esper.growth.modules import named_tensors, seeded
+from esper.growth.modules import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
@@ -327,17 +327,14 @@ class StackedPopulation(Population):
         Only the tensors are read, so one model serves all hosts of a builder.
         """
         build = spec.build or self.build
-        redraw = getattr(build, "redraw", None)
-        if redraw is None:
-            model = self._register(host, self.build_host(spec), spec)
-            return model, Row.of_module(model)
         if id(build) in self._spares:
             _, model, row, self._costs[host] = self._spares[id(build)]
-            redraw(model, spec.seed)
+            cast(Any, build).redraw(model, spec.seed)
             return model, row
         model = self._register(host, self.build_host(spec), spec)
-        row = Row({name: tensor.detach() for name, tensor in named_tensors(model).items()}, {})
-        self._spares[id(build)] = (build, model, row, self._costs[host])
+        row = Row.of_module(model)
+        if hasattr(build, "redraw"):
+            self._spares[id(build)] = (build, model, row, self._costs[host])
         return model, row
 
     def _require_spec(self, host: int, spec: HostSpec) -> None:
@@ -410,7 +407,8 @@ class StackedPopulation(Population):
                 is_free = self._snapshot.pending.get((host, slot)) is not place
                 if is_free and find_blueprint(life.blueprint).can_redraw:
                     assert place.seed is not None
-                    place.seed.eval()  # as the test of a new seed needs it; only its tensors count
+                    if place.seed.training:
+                        place.seed.eval()  # as the test of a new seed needs it; only tensors count
                     key = slot, life.blueprint, place.gate is not None, life.units
                     self.spare_places[key] = place
 

@@ -198,7 +198,9 @@ class StackedState:
     def get_seed(self, host: int, slot: str) -> dict[str, Row]:
         """Return copies of the rows of a host's seed and its gate, if it has them."""
         place = self.pending.get((host, slot))
-        return self._get_rows(host, self.top(host, slot)) if place is None else rows_of(place)
+        if place is None:
+            return self._get_rows(host, self.top(host, slot))
+        return {part: row.copied() for part, row in rows_of(place).items()}
 
     def _get_rows(self, host: int, layer: Layer) -> dict[str, Row]:
         key = self.find_seed(host, layer)
@@ -253,7 +255,7 @@ class StackedState:
 
 
 def rows_of(place: SeedSlot) -> dict[str, Row]:
-    """Return the rows of an untrained seed and of its gate, if it has one."""
+    """Return the rows of an untrained seed and of its gate, if it has one; they share memory."""
     parts = {"seed": place.seed, "gate": place.gate}
     return {part: Row.of_module(module) for part, module in parts.items() if module is not None}
 
