@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError
-from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import (
     CrossEntropy,
@@ -169,3 +170,45 @@ def test_flops_of_a_failing_host_are_counted_up_to_the_failure(form: type[Popula
     assert list(report.interventions) == [0]
     by_step = 8 * population.costs.host_training
     assert report.flops.tolist() == [3 * by_step, 4 * by_step]
+
+
+def test_every_snapshot_is_that_of_the_current_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = make_specs(MLP, (32, 40, 7))
+    population = StackedPopulation(Builder(MLP), specs, CONFIG)
+    take, n_taken = population._take_snapshot, []
+
+    def checked(**options: bool) -> None:
+        take(**options)
+        n_taken.append(0)
+        states = population.state, population._snapshot
+        first, second = ([sorted(store.hosts) for store in state.stores()] for state in states)
+        assert first == second
+        for host in range(population.n_hosts):
+            now, saved = population.state.get_host(host), population._snapshot.get_host(host)
+            assert now.facts == saved.facts
+            assert now.tensors.keys() == saved.tensors.keys()
+            for name, tensor in now.tensors.items():
+                assert torch.equal(tensor, saved.tensors[name])
+
+    monkeypatch.setattr(population, "_take_snapshot", checked)
+    seed = GrowthAction(op=Op.GERMINATE, slot="blocks.1", blueprint="low_rank", alpha_target=0.7)
+    gated = replace(seed, style=BlendStyle.LEARNED_GATE)
+    ungated = replace(seed, op=Op.SET_ALPHA_TARGET, alpha_speed_epochs=0)
+    # Hosts join and leave groups that others are in.
+    acting = {
+        1: [(0, gated), (2, gated)],
+        2: [(0, replace(seed, op=Op.ADVANCE))],
+        3: [(1, gated), (2, replace(seed, op=Op.ADVANCE))],
+        4: [(1, replace(seed, op=Op.ADVANCE))],
+        7: [(2, replace(seed, op=Op.ADVANCE))],
+        10: [(2, ungated)],
+        11: [(0, replace(seed, op=Op.PRUNE, alpha_speed_epochs=0))],
+    }
+    for epoch in range(14):
+        for host, action in acting.get(epoch, []):
+            assert population.apply(host, action).was_done
+        if epoch == 12:
+            population.restart(1, specs[2])
+            population.apply(1, gated)
+        population.train_epoch()
+    assert len(n_taken) == 14 + len(acting) + 1

@@ -19,7 +19,8 @@ from esper.populations import (
     make_population,
     stacked_design,
 )
-from esper.populations.stacking import structure_of
+from esper.populations.stacked_design import find_difference
+from esper.populations.stacking import KnownKinds, kind_of, structure_of
 from tests.populations.worlds import GPT, MLP, Builder, make_specs
 
 
@@ -121,6 +122,49 @@ def test_each_structure_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
         population.restart(0, replace(make_specs(MLP, (8, 8))[1], build=build(2.0 + number)))
     assert len(tried) == 200
     assert len(population.design._problems) <= stacked_design.MAX_STRUCTURES
+
+
+def _seed(width: int = 3, slope: float = 0.5, *, is_training: bool = True) -> nn.Module:
+    layers = nn.Linear(4, width), nn.LeakyReLU(slope), nn.Linear(width, 4)
+    return nn.Sequential(*layers).train(is_training)
+
+
+OTHER_KINDS = {
+    "width": _seed(width=2),
+    "setting": _seed(slope=0.25),
+    "mode": _seed(is_training=False),
+    "dtype": _seed().double(),
+    "frozen": _seed().requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_KINDS.values(), ids=OTHER_KINDS)
+def test_models_of_one_kind_differ_only_in_weights(other: nn.Module) -> None:
+    assert kind_of(_seed()) == kind_of(_seed())
+    assert kind_of(_seed()) != kind_of(other)
+
+
+def test_modules_of_one_kind_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_design, "_differences", KnownKinds())
+    tried: list[int] = []
+    original = stacked_design._compare
+    monkeypatch.setattr(
+        stacked_design, "_compare", lambda *given: tried.append(0) or original(*given)
+    )
+    sample = torch.zeros(3, 4)
+    assert find_difference(_seed(), sample) is None
+    n_first = len(tried)
+    assert find_difference(_seed(), sample, _seed()) is None
+    assert len(tried) == n_first
+    assert find_difference(_seed(width=2), sample, _seed()) is None
+    assert len(tried) == 2 * n_first
+    assert find_difference(_seed(), torch.zeros(3, 5), _seed()) is not None
+
+
+def test_the_oldest_answers_are_dropped_first() -> None:
+    known = KnownKinds(limit=2)
+    answers = iter(range(10))
+    assert [known.find(key, lambda: next(answers)) for key in "abacab"] == [0, 1, 0, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", ["frozen", "tied"])

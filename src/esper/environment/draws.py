@@ -45,7 +45,7 @@ def split_in_half(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _select(samples: Samples, indices: Tensor) -> Samples:
-    return Samples(samples.inputs[indices], samples.targets[indices])
+    return Samples(*(each.index_select(0, indices) for each in (samples.inputs, samples.targets)))
 
 
 Purpose = Literal["training", "tuning", "evaluation"]

@@ -29,9 +29,12 @@ from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import NO_ABLATION, Ablation, HostState
 from esper.populations.rows import Shape, shapes_of
+from esper.populations.stacking import KnownKinds, kind_of
 
 if TYPE_CHECKING:
     from esper.populations.population import Population
+
+_counts = KnownKinds()
 
 
 def moment_names(config: PopulationConfig) -> tuple[str, ...]:
@@ -274,10 +277,18 @@ class _CalledCopy(nn.Module):
 
 
 def _count(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:
-    """Count the FLOPs of a module's forward pass (None), or of forward and backward passes.
+    """Return the FLOPs of a module's forward pass (None), or of forward and backward passes.
 
-    With ``needs_grad`` the backward pass includes the gradient of the input.
+    With ``needs_grad`` the backward pass includes the gradient of the input. Modules of one kind
+    are counted once, except copies of blocks, whose arguments cannot be compared.
     """
+    if isinstance(module, _CalledCopy):
+        return _count_anew(module, shape, needs_grad)
+    key = kind_of(module), shape, needs_grad
+    return _counts.find(key, lambda: _count_anew(module, shape, needs_grad))
+
+
+def _count_anew(module: nn.Module, shape: tuple[int, ...], needs_grad: bool | None) -> int:
     dtype = next((parameter.dtype for parameter in module.parameters()), None)
     x = torch.zeros(shape, dtype=dtype, requires_grad=bool(needs_grad))
     if needs_grad is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from esper.errors import ConfigError, UnsupportedHostError
 from esper.growth.blueprints import find_blueprint
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import draw_seed_number, slots
-from esper.growth.modules import named_tensors, seeded
+from esper.growth.modules import seeded
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
@@ -163,7 +163,11 @@ class StackedPopulation(Population):
         """Hosts with a slot that has changed since the last snapshot."""
         for host, lives in enumerate(self.state.lives):
             self._follow(host, lives)
-        self._take_snapshot()
+        self._has_acted = False
+        self._snapshot = self.state.copied()
+        """The last good state."""
+        self._retired: StackedState | None = None
+        """The good state before, whose memory the next one uses."""
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch and advance its slots.
@@ -183,7 +187,7 @@ class StackedPopulation(Population):
         interventions: dict[int, GovernorReport] = {}
         self._restore_nonfinite(tally, interventions)
         if self._has_acted:
-            self._take_snapshot()
+            self._take_snapshot(has_trained=False)
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
@@ -323,17 +327,14 @@ class StackedPopulation(Population):
         Only the tensors are read, so one model serves all hosts of a builder.
         """
         build = spec.build or self.build
-        redraw = getattr(build, "redraw", None)
-        if redraw is None:
-            model = self._register(host, self.build_host(spec), spec)
-            return model, Row.of_module(model)
         if id(build) in self._spares:
             _, model, row, self._costs[host] = self._spares[id(build)]
-            redraw(model, spec.seed)
+            cast(Any, build).redraw(model, spec.seed)
             return model, row
         model = self._register(host, self.build_host(spec), spec)
-        row = Row({name: tensor.detach() for name, tensor in named_tensors(model).items()}, {})
-        self._spares[id(build)] = (build, model, row, self._costs[host])
+        row = Row.of_module(model)
+        if hasattr(build, "redraw"):
+            self._spares[id(build)] = (build, model, row, self._costs[host])
         return model, row
 
     def _require_spec(self, host: int, spec: HostSpec) -> None:
@@ -351,12 +352,21 @@ class StackedPopulation(Population):
         super()._require_host(host, model)
         self.design.require_host(model, host)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, *, has_trained: bool = True) -> None:
         """Save the current state of all hosts as the last good one."""
         unchanged = [host for host in range(self.n_hosts) if host not in self._changed]
-        self._snapshot = self.state.copied({host: self._snapshot.lives[host] for host in unchanged})
+        known = {host: self._snapshot.lives[host] for host in unchanged}
+        if has_trained:
+            # The last snapshot stays whole until there is another, in case of an interruption.
+            spare, self._retired = self._retired, None
+            snapshot = self.state.copied(known, spare)
+            last, self._snapshot = self._snapshot, snapshot
+            self._retired = last
+        else:
+            self._snapshot = self.state.copied_since(self._snapshot, known)
         self._has_acted = False
         self._changed.clear()
+        self.state.changed.clear()
 
     def _restore_nonfinite(
         self, tally: EpochTally, interventions: dict[int, GovernorReport]
@@ -397,7 +407,8 @@ class StackedPopulation(Population):
                 is_free = self._snapshot.pending.get((host, slot)) is not place
                 if is_free and find_blueprint(life.blueprint).can_redraw:
                     assert place.seed is not None
-                    place.seed.eval()  # as the test of a new seed needs it; only its tensors count
+                    if place.seed.training:
+                        place.seed.eval()  # as the test of a new seed needs it; only tensors count
                     key = slot, life.blueprint, place.gate is not None, life.units
                     self.spare_places[key] = place
 

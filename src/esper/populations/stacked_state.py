@@ -46,22 +46,65 @@ class StackedState:
     )
     """Germinated seeds that are not computed yet, by host and slot."""
 
-    def copied(self, known: Mapping[int, SlotLives] | None = None) -> StackedState:
+    changed: set[GroupKey | Layer] = field(default_factory=set[GroupKey | Layer])
+    """Groups and gates with rows that were added or removed since the last copy."""
+
+    def copied(
+        self, known: Mapping[int, SlotLives] | None = None, spare: StackedState | None = None
+    ) -> StackedState:
         """Return a copy that shares no mutable state.
 
         Args:
             known: Existing copies of hosts' lives to reuse, by host.
+            spare: A state that is no longer needed, whose memory may be used.
         """
-        known = known or {}
+        groups, gates = ({}, {}) if spare is None else (spare.groups, spare.gates)
+        return self._copied(
+            known or {},
+            self.hosts.copied(None if spare is None else spare.hosts),
+            {key: store.copied(groups.get(key)) for key, store in self.groups.items()},
+            {layer: store.copied(gates.get(layer)) for layer, store in self.gates.items()},
+        )
+
+    def copied_since(self, last: StackedState, known: Mapping[int, SlotLives]) -> StackedState:
+        """Return a copy that takes over all that has not changed since the last one.
+
+        Between the two, no host may have been trained, and rows of hosts may only have been
+        replaced in both.
+        """
+
+        def copied(store: RowStore, before: RowStore | None, *, is_changed: bool) -> RowStore:
+            return store.copied() if is_changed or before is None else before
+
+        return self._copied(
+            known,
+            last.hosts,
+            {
+                key: copied(store, last.groups.get(key), is_changed=key in self.changed)
+                for key, store in self.groups.items()
+            },
+            {
+                layer: copied(store, last.gates.get(layer), is_changed=layer in self.changed)
+                for layer, store in self.gates.items()
+            },
+        )
+
+    def _copied(
+        self,
+        known: Mapping[int, SlotLives],
+        hosts: RowStore,
+        groups: dict[GroupKey, RowStore],
+        gates: dict[Layer, RowStore],
+    ) -> StackedState:
         return StackedState(
             self.design,
             self.config,
-            self.hosts.copied(),
+            hosts,
             [known.get(host) or own.copy() for host, own in enumerate(self.lives)],
             list(self.n_germinated),
             self.watch.copied(),
-            {key: store.copied() for key, store in self.groups.items()},
-            {layer: store.copied() for layer, store in self.gates.items()},
+            groups,
+            gates,
             dict(self.seed_groups),
             dict(self.pending),
         )
@@ -95,6 +138,7 @@ class StackedState:
             template = self.design.seed(key).template
             self.groups[key] = RowStore(template, moment_names(self.config))
         self.groups[key].put({host: rows["seed"]})
+        self.changed.add(key)
         self.seed_groups[host, layer] = key
         if "gate" in rows:
             self.put_gate(host, layer, rows["gate"])
@@ -114,6 +158,7 @@ class StackedState:
         key = self.seed_groups.pop((host, layer), None)
         if key is not None:
             self.groups[key].drop(host)
+            self.changed.add(key)
             if not len(self.groups[key]):
                 del self.groups[key]
         self.drop_gate(host, layer)
@@ -123,6 +168,7 @@ class StackedState:
         gates = self.gates.get(layer)
         if gates is not None:
             gates.drop(host)
+            self.changed.add(layer)
             if not len(gates):
                 del self.gates[layer]
 
@@ -132,6 +178,7 @@ class StackedState:
             template = self.design.gate(layer).template
             self.gates[layer] = RowStore(template, moment_names(self.config))
         self.gates[layer].put({host: row})
+        self.changed.add(layer)
 
     def get_host(self, host: int) -> HostState:
         """Return the state of one host, in the format that all populations share."""
@@ -151,7 +198,9 @@ class StackedState:
     def get_seed(self, host: int, slot: str) -> dict[str, Row]:
         """Return copies of the rows of a host's seed and its gate, if it has them."""
         place = self.pending.get((host, slot))
-        return self._get_rows(host, self.top(host, slot)) if place is None else rows_of(place)
+        if place is None:
+            return self._get_rows(host, self.top(host, slot))
+        return {part: row.copied() for part, row in rows_of(place).items()}
 
     def _get_rows(self, host: int, layer: Layer) -> dict[str, Row]:
         key = self.find_seed(host, layer)
@@ -206,7 +255,7 @@ class StackedState:
 
 
 def rows_of(place: SeedSlot) -> dict[str, Row]:
-    """Return the rows of an untrained seed and of its gate, if it has one."""
+    """Return the rows of an untrained seed and of its gate, if it has one; they share memory."""
     parts = {"seed": place.seed, "gate": place.gate}
     return {part: Row.of_module(module) for part, module in parts.items() if module is not None}
 

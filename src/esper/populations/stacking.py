@@ -7,7 +7,7 @@ more leading axes, which is tested rather than assumed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MethodType
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper.errors import UnsupportedHostError, type_of
 from esper.growth.host_slots import ATTRIBUTE
-from esper.growth.modules import named_children, named_modules
+from esper.growth.modules import named_children, named_modules, named_tensors
 from esper.populations.rows import ActiveRows
 from esper.populations.stacked_layers import ELEMENTWISE, MAP_RANK, STACKED_FORMS
 
@@ -105,6 +105,36 @@ def structure_of(model: nn.Module) -> Structure:
     defined for each model, makes the structure unique.
     """
     return tuple((name, *_describe(module)) for name, module in named_modules(model).items())
+
+
+def kind_of(model: nn.Module) -> Structure:
+    """Return the structure of a model with its mode and the form of its tensors.
+
+    Models of one kind differ in their weights alone, so what is known about how one computes, such
+    as its FLOPs, holds for all.
+    """
+    tensors = tuple(
+        (name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        for name, tensor in named_tensors(model).items()
+    )
+    return structure_of(model), model.training, tensors
+
+
+class KnownKinds:
+    """Answers by kind of model, for the whole process; the oldest are dropped first."""
+
+    def __init__(self, limit: int = 512) -> None:
+        self.limit = limit
+        self._answers: dict[Any, Any] = {}
+
+    def find(self, key: Any, answer: Callable[[], Any]) -> Any:
+        """Return the answer for a key, computed if it is not known."""
+        if key not in self._answers:
+            found = answer()
+            while len(self._answers) >= self.limit:
+                del self._answers[next(iter(self._answers))]
+            self._answers[key] = found
+        return self._answers[key]
 
 
 def _describe(module: nn.Module) -> Structure:
