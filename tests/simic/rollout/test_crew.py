@@ -105,6 +105,7 @@ def test_the_worker_of_a_key_stays_the_same_and_remembers(pool: ProcessPool) -> 
     assert all(after > before for (_, _, before), (_, _, after) in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced_and_its_job_repeated(pool: ProcessPool, tmp_path: Path) -> None:
     before = pool.status()
     job = Job(function=die_once, request=str(tmp_path / "died"), name="a job")
