@@ -18,7 +18,6 @@ from esper.training.setup import resolve_task
 from esper.training.stopping import StopRequest
 from tests.training.tiny import tiny_config
 
-
 SHORT = {"n_steps": 2, "budget.n_epochs": 2}
 
 
