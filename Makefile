@@ -8,6 +8,9 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
+# Tests start many processes; without bytecode each would compile Esper, and each worker all tests.
+export PYTHONDONTWRITEBYTECODE :=
+
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
 .PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth evidence chromium clean

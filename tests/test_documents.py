@@ -38,11 +38,11 @@ def _forget_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _learn_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a page train for a thousand steps where it says more, in short rollouts."""
+    """Let a page train for a few hundred steps where it says more, in short rollouts."""
     learn = PPO.learn
 
     def learn_briefly(self: PPO, total_timesteps: int | None = None, **options: Any) -> PPO:
-        steps = None if total_timesteps is None else min(total_timesteps, 1024)
+        steps = None if total_timesteps is None else min(total_timesteps, 768)
         return learn(self, steps, **options)
 
     monkeypatch.setattr(PPO, "learn", learn_briefly)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from functools import cache
 
 import pytest
 
@@ -9,11 +10,17 @@ from esper.cli.completion import script
 from esper.cli.main import COMMANDS, main
 
 
+@cache
+def bash_script() -> str:
+    """Return the script, which takes a while to make."""
+    return script("bash")
+
+
 def complete_in_bash(*words: str) -> set[str]:
     """Return the completions that bash offers for the last word."""
     quoted = " ".join(f"'{word}'" for word in words)
     lines = f"""
-{script("bash")}
+{bash_script()}
 function=$(complete -p esper | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="${{COMP_WORDS[*]}}"
 COMP_POINT=${{#COMP_LINE}}

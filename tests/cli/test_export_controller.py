@@ -51,7 +51,7 @@ def test_an_export_can_be_named_made_greedy_and_replaced(
     assert (load_saved("kept").name, load_saved("kept").deterministic) == (finished_run.name, False)
 
 
-@pytest.mark.parametrize("is_complete", [True, False])
+@pytest.mark.parametrize("is_complete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_controller_lost_with_its_checkpoints_is_not_called_missing(
     is_complete: bool, copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,24 +92,25 @@ def test_the_same_seed_gives_the_same_trajectory_to_the_bit(task: str, form: str
     for _ in range(2):
         envs = make_envs(task=task, form=form)
         envs.reset(seed=7)
-        traces.append(play(envs, 20))
+        traces.append(play(envs, 14))
     assert_same_trace(*traces)
     envs.reset(seed=7)
-    assert_same_trace(play(envs, 20), traces[0])
+    assert_same_trace(play(envs, 14), traces[0])
     envs.reset(seed=8)
     assert not np.array_equal(play(envs, 1)[0][0], traces[0][0][0])
 
 
 def test_it_equals_single_environments_side_by_side() -> None:
-    envs = make_envs(3, form="sequential")
+    short = {**TINY, "n_epochs": 6}
+    envs = make_envs(3, form="sequential", **short)
     singles = SyncVectorEnv(
-        [lambda: GrowthEnv("spirals", **TINY)] * 3, autoreset_mode=AutoresetMode.SAME_STEP
+        [lambda: GrowthEnv("spirals", **short)] * 3, autoreset_mode=AutoresetMode.SAME_STEP
     )
     first, second = envs.reset(seed=4), singles.reset(seed=4)
     np.testing.assert_array_equal(first[0], second[0])
     generator = np.random.default_rng(1)
     n_ends = 0
-    for _ in range(30):
+    for _ in range(14):
         actions = random_actions(envs, generator, with_finish=True)
         ours, theirs = envs.step(actions), singles.step(actions)
         for a, b in zip(ours[:4], theirs[:4], strict=True):
@@ -143,7 +144,7 @@ def test_both_forms_of_populations_give_the_same_trajectory() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_loaded_state_continues_bit_for_bit_from_any_step(form: str, tmp_path: Path) -> None:
     # With the default growth rules, under which every stage lasts at least an epoch.
-    task = replace(make_task("digits-family", n_epochs=9, batches_per_epoch=2), growth=None)
+    task = replace(make_task("digits-family", n_epochs=9, batches_per_epoch=1), growth=None)
     envs, twin = (GrowthVectorEnv(task, 2, form=form) for _ in range(2))
     envs.reset(seed=3)
     twin.reset(seed=99)
@@ -264,9 +265,9 @@ def test_espers_policy_never_samples_an_illegal_action() -> None:
         return result
 
     envs.step = watch  # type: ignore[method-assign]
-    buffer = agent.make_buffer(8, 100)
+    buffer = agent.make_buffer(8, 50)
     collector.collect(buffer)
-    assert len(flags) == 800
+    assert len(flags) == 400
     assert not any(flags)
 
 

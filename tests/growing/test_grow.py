@@ -89,11 +89,11 @@ def require_valid(grown: Grown, model: nn.Module) -> None:
     [
         (lambda: MLP(1), 1),
         (lambda: MLP(3), 3),
-        (lambda: MLP(12, width=8, hidden=2), 12),
         (CNN, 5),
         (Transformer, 4),
+        pytest.param(lambda: MLP(12, width=8, hidden=2), 12, marks=pytest.mark.slow),
     ],
-    ids=["1 slot", "3 slots", "12 slots", "cnn", "transformer"],
+    ids=["1 slot", "3 slots", "cnn", "transformer", "12 slots"],
 )
 def test_any_model_grows_with_the_shipped_controller(make: Any, n_slots: int) -> None:
     model, steps = initialized(make()), list[TimelineStep]()
@@ -542,8 +542,10 @@ def test_a_target_needs_the_progressive_controller(option: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("model", "wanted"),
     [
-        (nn.Sequential(nn.Flatten(), *flat_layers(64, 16, 16, 10)), 5000),
         (nn.Sequential(nn.Flatten(), *flat_layers(64, 12, 12, 12, 10)), 3000),
+        pytest.param(
+            nn.Sequential(nn.Flatten(), *flat_layers(64, 16, 16, 10)), 5000, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_neighbouring_pairs_are_counted_when_growing_to_a_size(

@@ -29,6 +29,8 @@ from esper.populations.host_data import BatchOrder
 from tests.populations.worlds import CNN, CONFIGS, MLP, Builder, make_specs, to_double
 
 SIZES = (40, 40, 24, 7)
+ONE_DESIGN = ["cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "gpt"))]
+"""For rules that don't depend on the design."""
 
 
 def make_pair(
@@ -123,13 +125,15 @@ BLUEPRINT_PAIRS = {
     ("design", "blueprints", "optimizer"),
     [
         *((design, pairs[0], "adamw") for design, pairs in BLUEPRINT_PAIRS.items()),
-        ("mlp", BLUEPRINT_PAIRS["mlp"][0], "sgd"),
         *(
             pytest.param(design, pair, "adamw", marks=pytest.mark.slow)
             for design, pairs in BLUEPRINT_PAIRS.items()
             for pair in pairs[1:]
         ),
-        pytest.param("mlp", BLUEPRINT_PAIRS["mlp"][0], "adam", marks=pytest.mark.slow),
+        *(
+            pytest.param("mlp", BLUEPRINT_PAIRS["mlp"][0], name, marks=pytest.mark.slow)
+            for name in ("adam", "sgd")
+        ),
     ],
 )
 def test_both_forms_agree_over_a_whole_life_in_double_precision(
@@ -146,7 +150,7 @@ def test_both_forms_agree_over_a_whole_life_in_double_precision(
     run_together(pair, script, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize("design", ONE_DESIGN)
 def test_five_epochs_agree_to_1e_4_in_single_precision(design: str) -> None:
     pair = make_pair(design, PopulationConfig(batch_size=8), torch.float32)
     script = life_script(slot_names(CONFIGS[design]), BLUEPRINT_PAIRS[design][0])
@@ -168,7 +172,7 @@ def draw_action(population: Population, rng: np.random.Generator) -> GrowthActio
     )
 
 
-@pytest.mark.parametrize("design", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize("design", ONE_DESIGN)
 def test_both_forms_accept_and_reject_the_same_random_actions(design: str) -> None:
     rng = np.random.default_rng(5)
     config = PopulationConfig(batch_size=8, learning_rate=0.01)
@@ -192,8 +196,15 @@ def test_both_forms_accept_and_reject_the_same_random_actions(design: str) -> No
     assert n_done > 60
 
 
-@pytest.mark.parametrize("source", [SequentialPopulation, StackedPopulation])
-@pytest.mark.parametrize("target", [SequentialPopulation, StackedPopulation])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (SequentialPopulation, StackedPopulation),
+        (StackedPopulation, SequentialPopulation),
+        (StackedPopulation, StackedPopulation),
+        pytest.param(SequentialPopulation, SequentialPopulation, marks=pytest.mark.slow),
+    ],
+)
 def test_a_state_continues_in_either_form(
     source: type[Population], target: type[Population]
 ) -> None:
@@ -231,7 +242,7 @@ def test_hosts_with_different_styles_and_stages_can_share_a_slot() -> None:
         "norm",
         "noop",
     )
-    specs = to_double(make_specs(MLP, (16,) * 14))
+    specs = to_double(make_specs(MLP, (8,) * 14))
     config = PopulationConfig(batch_size=8, learning_rate=0.02)
     build = Builder(MLP, torch.float64)
     pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))

@@ -108,7 +108,7 @@ BLUEPRINTS = {
     ("design", "optimizer"),
     [
         ("mlp", "adamw"),
-        ("mlp", "sgd"),
+        pytest.param("mlp", "sgd", marks=pytest.mark.slow),
         pytest.param("cnn", "adamw", marks=pytest.mark.slow),
         pytest.param("gpt", "adamw", marks=pytest.mark.slow),
     ],
@@ -130,7 +130,9 @@ def test_both_forms_agree_for_hosts_of_several_widths(design: str, optimizer: st
         assert any(hidden in size for size in sizes)
 
 
-@pytest.mark.parametrize("design", ["mlp", "gpt", pytest.param("cnn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "design", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "gpt"))]
+)
 def test_both_forms_agree_on_random_walks_with_restarts_to_other_widths(design: str) -> None:
     rng = np.random.default_rng(3)
     config = PopulationConfig(batch_size=8, learning_rate=0.01, weight_decay=0.01)
@@ -162,7 +164,7 @@ def test_both_forms_agree_on_random_walks_with_restarts_to_other_widths(design: 
     ("source", "target"),
     [
         (SequentialPopulation, StackedPopulation),
-        (StackedPopulation, SequentialPopulation),
+        pytest.param(StackedPopulation, SequentialPopulation, marks=pytest.mark.slow),
         pytest.param(SequentialPopulation, SequentialPopulation, marks=pytest.mark.slow),
         pytest.param(StackedPopulation, StackedPopulation, marks=pytest.mark.slow),
     ],

@@ -58,7 +58,7 @@ def test_the_defaults_learn_cartpole() -> None:
     assert evaluate(model, n_episodes=10).mean > 200.0
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-3, pytest.param(1.0, marks=pytest.mark.slow), 1e3])
 def test_rewards_of_any_size_are_learned_from(scale: float) -> None:
     model = PPO(partial(Picks, scale), n_envs=8, n_steps=32, learning_rate=3e-3).learn(1536)
     # Five choices of four each: chance gets 1.25 of 5.
@@ -662,7 +662,13 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RESUMED)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("CartPole", "masks") else ())
+        for kind in RESUMED
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind: str, tmp_path: Path) -> None:
     env, settings = RESUMED[kind]
     is_vector = kind.startswith("vector")

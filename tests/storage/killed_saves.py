@@ -2,8 +2,8 @@
 
 Each killed process is a fork of this one, which has already imported torch.
 
-    killed_saves.py calls FOLDER   one process for each system call, killed there
-    killed_saves.py times FOLDER   processes that save in a loop, killed at random times
+    killed_saves.py calls FOLDER STRIDE   a process for each n-th system call, killed there
+    killed_saves.py times FOLDER          processes that save in a loop, killed at random times
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def run_forked(job: Callable[[], None]) -> int:
     return child
 
 
-def kill_at_every_call(path: Path) -> int:
-    """Kill a process at every possible moment and return how many there were."""
+def kill_at_calls(path: Path, stride: str) -> int:
+    """Kill processes at every possible moment, or each n-th; return the first beyond the last."""
     moment = 0
     while True:
         folder = CheckpointFolder(path / f"{moment:04d}", keep_last=1)
@@ -94,7 +94,7 @@ def kill_at_every_call(path: Path) -> int:
             assert os.WEXITSTATUS(status) == 0
             return moment
         assert os.WTERMSIG(status) == signal.SIGKILL
-        moment += 1
+        moment += int(stride)
 
 
 def kill_at_random_times(path: Path, *, n_kills: int = 15) -> int:
@@ -127,5 +127,5 @@ def kill_at_random_times(path: Path, *, n_kills: int = 15) -> int:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    kind = {"calls": kill_at_every_call, "times": kill_at_random_times}[sys.argv[1]]
-    print(kind(Path(sys.argv[2])))
+    kind = {"calls": kill_at_calls, "times": kill_at_random_times}[sys.argv[1]]
+    print(kind(Path(sys.argv[2]), *sys.argv[3:]))

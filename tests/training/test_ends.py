@@ -18,6 +18,8 @@ from esper.training.setup import resolve_task
 from esper.training.stopping import StopRequest
 from tests.training.tiny import tiny_config
 
+SHORT = {"n_steps": 2, "budget.n_epochs": 2}
+
 
 def refuse(*_: object) -> None:
     raise NonFiniteError("a loss that is not finite")
@@ -26,7 +28,7 @@ def refuse(*_: object) -> None:
 def test_a_run_that_fails_in_its_last_round_is_evaluated_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = override(tiny_config(), {"rounds": 3, "evaluation.eval_freq": 3})
+    config = override(tiny_config(), {**SHORT, "rounds": 3, "evaluation.eval_freq": 3})
     with monkeypatch.context() as broken:
         broken.setattr(PPOAgent, "update", refuse)
         with pytest.raises(TrainingError):
@@ -40,7 +42,8 @@ def test_a_run_that_fails_in_its_last_round_is_evaluated_when_resumed(
 
 
 def test_an_update_whose_outputs_overflow_is_rejected(tmp_path: Path) -> None:
-    config = override(tiny_config(), {"rounds": 1, "ppo.learning_rate": 1e37, "ppo.n_epochs": 1})
+    changes = {**SHORT, "rounds": 1, "ppo.learning_rate": 1e37, "ppo.n_epochs": 1}
+    config = override(tiny_config(), changes)
     run = train(config, run_dir=tmp_path / "run")
     with open_run(run.path) as telemetry:
         (update,) = telemetry.rows(UpdateRecord)
@@ -49,15 +52,15 @@ def test_an_update_whose_outputs_overflow_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_run_cannot_be_resumed_with_other_settings(tmp_path: Path) -> None:
-    stop = StopRequest()
+    stop, config = StopRequest(), override(tiny_config(), {**SHORT, "rounds": 1})
     stop.ask("at once")
     with pytest.raises(RunInterrupted):
-        train(tiny_config(), run_dir=tmp_path / "run", stop=stop)
+        train(config, run_dir=tmp_path / "run", stop=stop)
     file = tmp_path / "run" / "config.toml"
-    file.write_text(write_toml(override(tiny_config(), {"ppo.learning_rate": 0.5})))
+    file.write_text(write_toml(override(config, {"ppo.learning_rate": 0.5})))
     with pytest.raises(CheckpointError, match=r"ppo.learning_rate is 0\.5 .* was 0\.003"):
         resume(tmp_path / "run")
-    file.write_text(write_toml(override(tiny_config(), {"checkpoints.keep_last": 1})))
+    file.write_text(write_toml(override(config, {"checkpoints.keep_last": 1})))
     assert resume(tmp_path / "run").state == "done"  # does not affect the results
 
 
@@ -71,7 +74,7 @@ def test_training_leaves_the_callers_random_state_and_modes_alone(tmp_path: Path
     expected = torch.rand(3)
     torch.manual_seed(5)
     with torch.no_grad():
-        train(override(tiny_config(), {"rounds": 1}), run_dir=tmp_path / "run")
+        train(override(tiny_config(), {**SHORT, "rounds": 1}), run_dir=tmp_path / "run")
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.rand(3), expected)
 
@@ -93,5 +96,5 @@ def test_a_new_run_makes_its_task_once(tmp_path: Path, monkeypatch: pytest.Monke
         return make_task(name, **options)
 
     monkeypatch.setattr("esper.training.setup.make_task", counted)
-    train(tiny_config(rounds=1, n_steps=2, budget__n_epochs=2), run_dir=tmp_path / "run")
+    train(override(tiny_config(), {**SHORT, "rounds": 1}), run_dir=tmp_path / "run")
     assert made == ["spirals"]

@@ -185,7 +185,12 @@ def _flip_a_version_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "kept"), [(_remove, 0), (_fill_with_noise, 1), (_flip_a_version_bit, 1)]
+    ("damage", "kept"),
+    [
+        (_remove, 0),
+        (_fill_with_noise, 1),
+        pytest.param(_flip_a_version_bit, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_whose_telemetry_is_lost_resumes_with_the_same_results(
     stopped: Path, done_run: Run, damage: Callable[[Path], None], kept: int

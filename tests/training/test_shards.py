@@ -99,18 +99,21 @@ def at_step(number: int, act: Callable[[], None]) -> Seen:
     return Seen(look)
 
 
+@pytest.mark.parametrize(
+    "kills", [[(5, -1)], pytest.param([(2, 0), (5, -1)], marks=pytest.mark.slow)]
+)
 def test_killed_workers_change_nothing(
-    reference: dict[str, str], pool: SharedPool, tmp_path: Path
+    kills: list[tuple[int, int]], reference: dict[str, str], pool: SharedPool, tmp_path: Path
 ) -> None:
     before = pool.status().restarted
     moments = [
-        at_step(2, lambda: os.kill(pool.pids()[0], signal.SIGKILL)),
-        at_step(5, lambda: os.kill(pool.pids()[-1], signal.SIGKILL)),
+        at_step(step, lambda worker=worker: os.kill(pool.pids()[worker], signal.SIGKILL))
+        for step, worker in kills
     ]
     with liveliness():
         train(sharded(), run_dir=tmp_path / "run", workers=2, watchers=moments)
     assert run_digests(tmp_path / "run") == reference
-    assert pool.status().restarted == before + 2
+    assert pool.status().restarted == before + len(kills)
 
 
 def test_an_interrupted_run_is_resumed_with_other_workers(

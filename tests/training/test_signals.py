@@ -11,12 +11,13 @@ import pytest
 
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry import TelemetryWriter
+from esper.telemetry.records import Record, StepRecord
 from esper.training.run import Run, load_run
-from esper.training.runs import resume
+from esper.training.runs import RunInterrupted, resume, train
 from esper.training.signals import SIGNALS, signals_ask
 from esper.training.stopping import StopRequest
 from tests.training import signalled
-from tests.training.tiny import liveliness, run_digests
+from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
 ROOT = Path(__file__).parents[2]
 SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
@@ -47,10 +48,27 @@ def finish(folder: Path) -> dict[str, str]:
     return run_digests(folder)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
 def test_a_signal_saves_the_run_and_a_second_one_changes_nothing(
+    tmp_path: Path, done_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "done"
+
+    def signal_twice(record: Record) -> None:
+        if isinstance(record, StepRecord) and (record.step, record.env) == (8, 0):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with liveliness(), pytest.raises(RunInterrupted):
+        train(tiny_config(), run_dir=folder, watchers=[Seen(signal_twice)])
+    assert capfd.readouterr().err.count("finishing the step, then saving") == 1
+    assert load_run(folder).state == "interrupted"
+    assert CheckpointFolder(folder / "checkpoints").latest().step == 8
+    assert finish(folder) == run_digests(done_run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_of_another_process_saves_the_run(
     number: signal.Signals, tmp_path: Path, done_run: Run
 ) -> None:
     folder = tmp_path / "done"

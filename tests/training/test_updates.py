@@ -63,7 +63,10 @@ def config_of(n_minibatches: int = 2) -> Any:
     )
 
 
-@pytest.mark.parametrize(("n_minibatches", "loss"), [(1, 2), (2, 3), (2, 4)])
+@pytest.mark.parametrize(
+    ("n_minibatches", "loss"),
+    [(2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 2), (2, 4)))],
+)
 def test_a_rejected_update_leaves_the_agent_unchanged_and_the_run_continues(
     n_minibatches: int, loss: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

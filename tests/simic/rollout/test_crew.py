@@ -144,6 +144,7 @@ def test_a_spare_is_started_once_all_workers_have_computed() -> None:
         assert made.n_made == expected
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced_and_its_job_repeated(pool: ProcessPool, tmp_path: Path) -> None:
     before = pool.status()
     job = Job(function=die_once, request=str(tmp_path / "died"), name="a job")
