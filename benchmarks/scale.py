@@ -12,30 +12,41 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter
+from functools import partial
+from time import perf_counter, process_time
 from typing import Any
 
 # The libraries read these when they are loaded.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
+from esper.config.growth import MLPHostConfig, PopulationConfig
 from esper.config.run import RunConfig
 from esper.config.toml import load_preset
+from esper.environment import GrowthVectorEnv
+from esper.growth.hosts import make_host
 from esper.simic.rollout.jobs import Parcel
 from esper.simic.rollout.processes import SharedFile
 from esper.storage.state import State, from_nested
+from esper.tamiyo import make_controller
+from esper.tasks import make_task
 from esper.telemetry.records import Record, RoundRecord
 from esper.training.trainer import Trainer
-from training import train_rounds
+from training import trained_rounds
 
 WARM_UP = 2
 """Rounds that are not counted."""
 HOSTS = (1, 8, 32, 128, 512)
 SETTINGS = ((1, 0), (2, 0), (4, 0), (2, 1), (2, 2), (4, 2), (4, 4))
 """Shards and workers of 128 hosts; 0 workers is this process alone."""
+DESIGNS = ((1, 12), (3, 12), (12, 12), (3, 24), (3, 48), (3, 96))
+"""Slots, and width of blocks and of what is between them, of MLP hosts."""
 WORKERS = (1, 2, 10, 100, 1000)
 """Numbers of workers that the model predicts."""
 NETWORK = 1.25e9
@@ -57,15 +68,16 @@ class Rounds:
         """Do nothing; all is in memory."""
 
 
-def run(config: RunConfig, n_workers: int) -> tuple[dict[str, float], Trainer]:
-    """Train some rounds; return the speed, the learner's seconds and the trainer."""
+@contextmanager
+def measured(config: RunConfig, n_workers: int = 0) -> Generator[tuple[dict[str, float], Trainer]]:
+    """Train some rounds; yield the speed, the learner's seconds and the trainer."""
     rounds = Rounds()
-    trainer = train_rounds(config, rounds, n_workers)
-    counted = rounds.rows[WARM_UP:]
-    seconds = statistics.median(row.seconds for row in counted)
-    update = statistics.median(json.loads(row.seconds_by_part)["update"] for row in counted)
-    steps = config.envs * config.n_steps
-    return {"seconds": seconds, "update": update, "speed": steps / seconds}, trainer
+    with trained_rounds(config, rounds, n_workers) as trainer:
+        counted = rounds.rows[WARM_UP:]
+        seconds = statistics.median(row.seconds for row in counted)
+        update = statistics.median(json.loads(row.seconds_by_part)["update"] for row in counted)
+        steps = config.envs * config.n_steps
+        yield {"seconds": seconds, "update": update, "speed": steps / seconds}, trainer
 
 
 def config_of(hosts: int, rounds: int, shards: int = 1) -> RunConfig:
@@ -91,25 +103,64 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     print(flush=True)
 
 
-def show_hosts(rounds: int) -> Trainer:
-    """Print the speed of one process by number of hosts; return the trainer of 128."""
-    rows, kept = [], None
+def show_hosts(rounds: int) -> dict[str, float]:
+    """Print the speed of one process by number of hosts; return the bytes that 128 would send."""
+    rows: list[Sequence[object]] = []
+    messages: list[Sequence[object]] = []
+    sizes: dict[str, float] = {}
     for hosts in HOSTS:
-        found, trainer = run(config_of(hosts, rounds), 0)
-        share = f"{found['update'] / found['seconds']:.0%}"
-        rows.append((hosts, f"{found['seconds']:.2f}", f"{found['speed']:,.0f}", share))
-        kept = trainer if hosts == 128 else kept
+        with measured(config_of(hosts, rounds)) as (found, trainer):
+            share = f"{found['update'] / found['seconds']:.0%}"
+            rows.append((hosts, f"{found['seconds']:.2f}", f"{found['speed']:,.0f}", share))
+            if hosts == 128:
+                messages, sizes = describe_messages(trainer)
     print_table(("hosts", "seconds per round", "env-steps/s", "learner"), rows)
-    assert kept is not None, "128 hosts are measured"
-    return kept
+    print_table(("what", "size", "per host", "pack, ms", "copy, ms", "unpack, ms"), messages)
+    return sizes
+
+
+def show_designs(n_steps: int = 32, n_hosts: int = 64) -> None:
+    """Print the speed of an environment by slots and size of its hosts."""
+    rows: list[Sequence[object]] = []
+    for slots, width in DESIGNS:
+        config = MLPHostConfig(width=width, hidden=width, n_blocks=slots)
+        task = replace(
+            make_task("digits"), make_host=partial(_make, config), training=PopulationConfig()
+        )
+        speeds: list[str] = []
+        size = 0
+        for name in ("wait", "random"):
+            envs = GrowthVectorEnv(task, n_hosts)
+            controller = make_controller(name, envs.layout)
+            observations, _ = envs.reset(seed=0)
+            controller.start(n_hosts, seed=0)
+            starts = np.ones(n_hosts, np.bool_)
+            seconds: list[float] = []
+            for _ in range(n_steps):
+                actions = controller.act(observations, envs.growth.masks(), starts)
+                start = process_time()
+                observations, _, ended, cut, _ = envs.step(actions)
+                seconds.append(process_time() - start)
+                starts = ended | cut
+            speeds.append(f"{n_hosts / statistics.median(seconds):,.0f}")
+            size = int(envs.growth.records.n_parameters[0])
+        rows.append((slots, width, f"{size:,}", *speeds))
+    print_table(
+        ("slots", "width", "parameters", "steps/s, waiting", "steps/s, random growth"), rows
+    )
+
+
+def _make(config: MLPHostConfig, _: int) -> nn.Module:
+    return make_host(config)
 
 
 def show_workers(rounds: int) -> dict[str, float]:
     """Print the speed by shards and workers; return that of one process."""
-    rows, alone = [], dict[str, float]()
+    rows: list[Sequence[object]] = []
+    alone: dict[str, float] = {}
     for shards, workers in SETTINGS:
-        found, _ = run(config_of(128, rounds, shards), workers)
-        alone = alone or found
+        with measured(config_of(128, rounds, shards), workers) as (found, _):
+            alone = alone or found
         rows.append(
             (
                 shards,
@@ -122,15 +173,18 @@ def show_workers(rounds: int) -> dict[str, float]:
     return alone
 
 
-def show_messages(trainer: Trainer) -> dict[str, float]:
-    """Print sizes and times of what travels; return bytes."""
+def describe_messages(
+    trainer: Trainer,
+) -> tuple[list[Sequence[object]], dict[str, float]]:
+    """Return sizes and times of what travels, as a table and in bytes."""
     parts, config = trainer.parts, trainer.config
     parcels = {
         "weights": Parcel(from_nested(parts.agent.weights())),
         "state of the hosts": Parcel(State(*_merged(parts.rollout.save()))),
-        "steps of a round": Parcel(State(parts.buffer.state_dict())),
+        "steps of a round": Parcel(State(_steps_of_a_round(trainer))),
     }
-    file, rows, sizes = SharedFile.create(), [], dict[str, float]()
+    file, sizes = SharedFile.create(), dict[str, float]()
+    rows: list[Sequence[object]] = []
     for name, parcel in parcels.items():
         start = perf_counter()
         content = parcel.bytes
@@ -144,8 +198,14 @@ def show_messages(trainer: Trainer) -> dict[str, float]:
         rows.append(
             (name, f"{len(content) / 1e3:,.0f} kB", per_host, *(f"{1e3 * t:.1f}" for t in times))
         )
-    print_table(("what", "size", "per host", "pack, ms", "copy, ms", "unpack, ms"), rows)
-    return sizes
+    return rows, sizes
+
+
+def _steps_of_a_round(trainer: Trainer) -> dict[str, Tensor]:
+    """Return tensors like those that hold a round's steps; the buffer is empty after an update."""
+    found = trainer.parts.buffer.state_dict()
+    n_steps = trainer.config.n_steps
+    return {name: tensor.new_zeros(n_steps, *tensor.shape[1:]) for name, tensor in found.items()}
 
 
 def _merged(states: Sequence[State]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,7 +218,7 @@ def show_prediction(alone: dict[str, float], sizes: dict[str, float]) -> None:
     """Print what the model predicts for a cluster: 128 hosts for each worker, one shard each."""
     steps = 128 * load_preset("quick").n_steps
     collect, learn = (alone["seconds"] - alone["update"]) / steps, alone["update"] / steps
-    rows = []
+    rows: list[Sequence[object]] = []
     for workers in WORKERS:
         n_steps = workers * steps
         seconds = {
@@ -189,8 +249,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="rounds that count, per setting")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    trainer = show_hosts(rounds)
-    sizes = show_messages(trainer)
+    show_designs()
+    sizes = show_hosts(rounds)
     alone = show_workers(rounds)
     show_prediction(alone, sizes)
 

@@ -75,8 +75,12 @@ class Rounds:
         """Do nothing; there is nothing to close."""
 
 
-def train_rounds(config: RunConfig, rounds: Any, n_workers: int = 0) -> Trainer:
-    """Train in a temporary folder, with ``rounds`` as a sink of all records."""
+@contextmanager
+def trained_rounds(config: RunConfig, rounds: Any, n_workers: int = 0) -> Generator[Trainer]:
+    """Train in a temporary folder, with ``rounds`` as a sink of all records.
+
+    Inside the context the trainer's hosts are still there.
+    """
     task = make_run_task(config)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -92,7 +96,7 @@ def train_rounds(config: RunConfig, rounds: Any, n_workers: int = 0) -> Trainer:
             pool=pool,
         )
         trainer.run()
-    return trainer
+        yield trainer
 
 
 @contextmanager
@@ -121,9 +125,10 @@ def run(effort: Effort) -> list[Row]:
         config, rounds=n_rounds, evaluation=replace(config.evaluation, eval_freq=10**6)
     )
     rounds, shared = Rounds(), Rounds()
-    with timed_advantages(rounds):
-        train_rounds(config, rounds)
-    train_rounds(config, shared, WORKERS)
+    with timed_advantages(rounds), trained_rounds(config, rounds):
+        pass
+    with trained_rounds(config, shared, WORKERS):
+        pass
     return [
         *_rows(rounds.seconds[WARM_UP:]),
         _workers_row(rounds.seconds[WARM_UP:], shared.seconds[WARM_UP:]),
