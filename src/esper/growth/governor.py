@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.host_slots import HostSlots, SlotState, slots
+from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
 from esper.growth.modules import named_modules
-from esper.growth.optimizers import RATE_KEYS, require_optimizer
+from esper.growth.optimizers import RATE_KEYS, as_optimizers
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -139,9 +139,10 @@ class _Snapshot:
     """Each parameter, a copy of its value, and whether it requires gradients."""
     buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
     """Module, name, tensor and copy of each buffer; a module may replace the tensor."""
-    groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
-    """The parameters and settings of each of the optimizer's groups."""
-    moments: dict[Tensor, dict[str, Any]]
+    groups: list[list[tuple[list[nn.Parameter], dict[str, Any]]]]
+    """The parameters and settings of each group of each optimizer."""
+    moments: list[dict[Tensor, dict[str, Any]]]
+    """The state of each parameter, for each optimizer."""
     slots: dict[str, SlotState]
     n_germinated: int
 
@@ -151,8 +152,12 @@ class Governor:
 
     Call :meth:`step` instead of ``loss.backward(); optimizer.step()``, and :meth:`end_epoch` after
     each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its range,
-    rolls the model, its optimizer and its slots back to the last good state, bit for bit, and then
+    rolls the model, its optimizers and its slots back to the last good state, bit for bit, and then
     prunes uncommitted seeds. Learning rates are not rolled back.
+
+    A loop that updates the parameters itself calls the parts of :meth:`step`: :meth:`check_loss`
+    for each loss, :meth:`check_gradients` after the backward passes, and :meth:`commit` with the
+    update. A check that returns a report has rolled the model back; the update is skipped then.
 
     A snapshot is taken at the end of each epoch and after each growth action. It counts as good
     once a loss has been seen on it; until then the good one before it is kept too. If a rollback
@@ -160,11 +165,14 @@ class Governor:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, config: GovernorConfig | None = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        config: GovernorConfig | None = None,
     ) -> None:
-        require_optimizer(optimizer, model)
+        self.optimizers = as_optimizers(optimizer, model)
+        model = unwrapped(model)
         self.model = model
-        self.optimizer = optimizer
         self.slots: HostSlots = slots(model)
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
@@ -173,6 +181,8 @@ class Governor:
         """The last snapshot, and the last one whose loss was good."""
         self._is_proven = True
         """Whether the parameters are those of a good state: the given one counts as good."""
+        self._seen: list[float] = []
+        """Good losses since the last update."""
         self.slots.action_listeners.append(self.keep_if_finite)
 
     def step(
@@ -196,19 +206,17 @@ class Governor:
                 f"loss has shape {list(loss.shape)} and requires_grad={loss.requires_grad}; it "
                 "must be a scalar that depends on trainable parameters."
             )
-        value = loss.item()
-        problem = self.watch.judge(value)
-        if problem is None:
+        report = self.check_loss(loss)
+        if report is None:
             loss.backward()
-            problem = self._find_gradient_problem()
-        if problem is not None:
-            return self.restore(problem)
-        self._good = self._latest
+            report = self.check_gradients()
+        if report is not None:
+            return report
         if before_update is not None:
             before_update()
-        self.watch.add(np.array([value]))
-        self._is_proven = False
-        self.optimizer.step()
+        self.commit()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return None
 
     def end_epoch(self, loss: float | None = None) -> GovernorReport | None:
@@ -231,17 +239,50 @@ class Governor:
         problem = self._find_tensor_problem()
         return None if problem is None else self.restore(problem)
 
-    def check_loss(self, loss: float) -> GovernorReport | None:
+    def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
         """Roll the model back if a loss of its current state is bad; else the state is good."""
-        problem = self.watch.judge(loss)
+        value = loss.item() if isinstance(loss, Tensor) else float(loss)
+        problem = self.watch.judge(value)
         if problem is not None:
             return self.restore(problem)
+        self._seen.append(value)
         self._is_proven = True
         return None
+
+    def check_gradients(self) -> GovernorReport | None:
+        """Roll the model back if a gradient is not finite."""
+        problem = self._find_gradient_problem()
+        return None if problem is None else self.restore(problem)
+
+    def commit(self) -> None:
+        """Note that the parameters are updated, after the losses and gradients were good."""
+        self._good = self._latest
+        for value in self._seen:
+            self.watch.add(np.array([value]))
+        self._seen.clear()
+        self._is_proven = False
+
+    def mark_good(self) -> None:
+        """Note that the current state is good, because validation said so."""
+        self._is_proven = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next verdicts depend on: the statistics of the losses.
+
+        Take it after :meth:`keep` of a good state, to which a rollback would lead.
+        """
+        return {"losses": self.watch.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
+        self.watch.set_state(state["losses"])
+        self._is_proven = True
+        self.keep()
 
     def keep(self) -> None:
         """Take a snapshot of the current state."""
         self._require_seeds()
+        self._seen.clear()
         self._latest = self._take_snapshot()
         if self._is_proven:
             self._good = self._latest
@@ -263,7 +304,8 @@ class Governor:
         return GovernorReport(reason, pruned)
 
     def _require_seeds(self) -> None:
-        members = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        members = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameters in self.slots.growing_parameters().items():
             if any(id(parameter) not in members for parameter in parameters):
                 raise SlotError(
@@ -308,10 +350,13 @@ class Governor:
                 for name, buffer in module.named_buffers(recurse=False)
             ],
             groups=[
-                (list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
-                for group in self.optimizer.param_groups
+                [_copied_group(group) for group in optimizer.param_groups]
+                for optimizer in self.optimizers
             ],
-            moments={p: _copied(state) for p, state in self.optimizer.state.items()},
+            moments=[
+                {p: _copied(state) for p, state in optimizer.state.items()}
+                for optimizer in self.optimizers
+            ],
             slots={name: SlotState.of(slot) for name, slot in self.slots.items()},
             n_germinated=self.slots.n_germinated,
         )
@@ -325,27 +370,37 @@ class Governor:
             parameter.requires_grad_(requires_grad)
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._load_optimizer(snapshot)
+        self._load_optimizers(snapshot)
 
     def _load_values(self, snapshot: _Snapshot) -> None:
         """Load the tensors and moments of a snapshot, for whatever the model still has of it."""
         _load_tensors(snapshot)
         current = set(self.model.parameters())
-        for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
-            self.optimizer.state.pop(parameter, None)
-            if parameter in snapshot.moments:
-                self.optimizer.state[parameter] = _copied(snapshot.moments[parameter])
+        for optimizer, moments in zip(self.optimizers, snapshot.moments, strict=True):
+            for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
+                optimizer.state.pop(parameter, None)
+                if parameter in moments:
+                    optimizer.state[parameter] = _copied(moments[parameter])
 
-    def _load_optimizer(self, snapshot: _Snapshot) -> None:
-        groups = self.optimizer.param_groups
-        for group, (members, settings) in zip(groups, snapshot.groups, strict=False):
-            group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
-            group["params"] = list(members)
-        for group in groups[len(snapshot.groups) :]:  # added after the snapshot
-            group["params"] = []
-        self.optimizer.state.clear()
-        for parameter, state in snapshot.moments.items():
-            self.optimizer.state[parameter] = _copied(state)
+    def _load_optimizers(self, snapshot: _Snapshot) -> None:
+        for optimizer, groups, moments in zip(
+            self.optimizers, snapshot.groups, snapshot.moments, strict=True
+        ):
+            current = optimizer.param_groups
+            for group, (members, settings) in zip(current, groups, strict=False):
+                group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
+                group["params"] = list(members)
+            for group in current[len(groups) :]:  # added after the snapshot
+                group["params"] = []
+            optimizer.state.clear()
+            for parameter, state in moments.items():
+                optimizer.state[parameter] = _copied(state)
+
+
+def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, Any]]:
+    """Return the parameters of a group, and a copy of its settings."""
+    settings = {key: value for key, value in group.items() if key != "params"}
+    return list(group["params"]), _copied(settings)
 
 
 def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:

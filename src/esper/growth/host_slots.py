@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.config.checks import require_int, require_seed
 from esper.config.growth import GrowthConfig
@@ -381,8 +382,14 @@ def draw_seed_number(seed: int, n_germinated: int) -> int:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model that ``torch.compile`` wrapped, or the model itself."""
-    return cast(nn.Module, getattr(model, "_orig_mod", model))
+    """Return the model inside the wrappers of ``torch.compile`` and DistributedDataParallel."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = cast(nn.Module, model.module)
+        elif (inner := model.__dict__.get("_modules", {}).get("_orig_mod")) is not None:
+            model = cast(nn.Module, inner)
+        else:
+            return model
 
 
 def slots(model: nn.Module) -> HostSlots:

@@ -162,7 +162,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """
     folder = Path(directory)
     table = TensorTable(model)
-    growth = _describe(slots(model))
+    growth = describe_slots(slots(model))
     growth |= {"aliases": table.aliases, "transient": sorted(table.transient)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
             "because load restores the saved slots."
         )
     try:
-        _restore_slots(model, growth)
+        restore_slots(model, growth)
         saved = SavedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SavedModelError(f"{folder / JSON_FILE} is damaged: {plain_reason(error)}.") from error
@@ -224,7 +224,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     return model
 
 
-def _describe(host: HostSlots) -> dict[str, Any]:
+def describe_slots(host: HostSlots) -> dict[str, Any]:
     """Return the state of a model's slots as JSON values."""
     for name, life in host.lives.items():
         schedule = life.schedule
@@ -244,7 +244,7 @@ def _describe(host: HostSlots) -> dict[str, Any]:
     }
 
 
-def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
+def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
     """Add the saved slots and seeds to a new model; the seeds' weights are loaded later."""
     sites = [SlotSite.from_json(site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}

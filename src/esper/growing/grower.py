@@ -1,0 +1,622 @@
+"""`esper.Grower`: growth inside a training loop of the user's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from esper.config.checks import require_number, require_seed
+from esper.config.growth import Budget
+from esper.errors import ConfigError, GrowerError, TensorError, type_of
+from esper.growing.averages import AverageKeeper
+from esper.growing.decisions import Decision, Trace
+from esper.growing.growing_model import GrowingModel
+from esper.growing.slots import place_slots
+from esper.growth.dry_run import as_sample, batch_size_of, first_samples
+from esper.growth.export import export
+from esper.growth.footprint import TrainingMeter
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
+from esper.growth.modules import count_parameters
+from esper.growth.optimizers import as_optimizers
+from esper.growth.placement import require_growable
+from esper.growth.ranks import Ranks
+from esper.growth.saved_models import describe_slots, restore_slots
+from esper.lifecycle.factored_actions import WAIT, Op, decode_action
+from esper.lifecycle.stages import Stage
+from esper.tamiyo import Controller, make_controller
+from esper.tamiyo.controllers.learned import op_probabilities
+from esper.training.lookup import AnyController, find_saved
+
+FORMAT = 1
+"""Version of :meth:`Grower.state_dict`."""
+
+MOST_CLASSES = 1000.0
+"""Classes that a first loss is taken to mean, at most."""
+
+
+class Grower:
+    """Grows a model inside a training loop of the user's own, steered by a controller.
+
+    .. code-block:: python
+
+        grower = esper.Grower(model, optimizer, epochs=30)
+        for epoch in range(30):
+            for x, y in loader:
+                loss = loss_fn(model(x), y)
+                loss.backward()
+                grower.step(loss)
+            print(grower.end_epoch(train_loss=..., val_loss=..., score=...))
+        model = grower.export()
+
+    The model is changed in place: seeds grow in it, their parameters join the optimizer. The loop
+    keeps its data, loss, schedule, precision and parallelism.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        epochs: int,
+        controller: AnyController = "shipped",
+        at: Sequence[str] | None = None,
+        sample_input: Any = None,
+        price: float = 0.0,
+        scheduler: Any = None,
+        ema: nn.Module | Sequence[nn.Module] | None = None,
+        scaler: Any = None,
+        seed: int = 0,
+    ) -> None:
+        """Start growing a model.
+
+        Args:
+            model: Any module; also inside ``torch.compile`` or DistributedDataParallel.
+            optimizer: The optimizer of its parameters, or several that share them.
+            epochs: Epochs that will be trained.
+            controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name
+                of a simple controller, or a controller.
+            at: Blocks and pairs of layers that get slots; None for the model's own or, without
+                any, for up to 12 that :func:`esper.find_slots` finds.
+            sample_input: Input of the model, as for :func:`esper.add_slots`; None to take it from
+                the first training step.
+            price: Price of the FLOPs of plain training, in score. At 0 the controller never ends
+                the training early.
+            scheduler: The learning-rate scheduler, or several, to save with the rest; the loop
+                steps it.
+            ema: An ``AveragedModel`` of the model, or several, that grow with it.
+            scaler: A ``torch.amp.GradScaler``, if the loop scales its loss.
+            seed: Seeds new weights and the controller.
+
+        Raises:
+            ConfigError: If an argument is invalid.
+            SlotError: If the model has no place for a slot, or the optimizer does not fit.
+            ControllerError: If there is no such controller.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
+        require_number("price", price, least=0.0)
+        require_seed(seed)
+        self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
+        self.model = model
+        self._module = unwrapped(model)
+        require_growable(self._module)
+        self.optimizers = as_optimizers(optimizer, self._module)
+        self.schedulers = _as_tuple(scheduler)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.seed = seed
+        self.epoch = 0
+        """Epochs trained."""
+        self.trace = Trace()
+        """The decision after each epoch."""
+        self.is_finished = False
+        """Whether the controller has ended the training."""
+        self.ranks = Ranks(next(iter(self._module.parameters())).device)
+        self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
+        self._at, self._controller_name = at, controller
+        self._sample = sample_input
+        self._batch_size = 1 if sample_input is None else batch_size_of(sample_input)
+        self._hook: Any = None
+        self._growth: GrowingModel | None = None
+        self._first_loss: float | None = None
+        self._first_val_loss: float | None = None
+        self._n_micro = 0
+        self._epoch_sums = _EpochSums()
+        self._saved = find_saved(controller)  # an unknown controller fails here
+        if sample_input is None:
+            self._hook = model.register_forward_pre_hook(self._catch_sample, with_kwargs=True)
+        if ATTRIBUTE in self._module.__dict__ or sample_input is not None:
+            self._start_growth()
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the budget."""
+        return self.budget.n_epochs
+
+    @property
+    def slots(self) -> HostSlots:
+        """The slots of the model.
+
+        Raises:
+            GrowerError: If they are found in the first training step, which has not been done.
+        """
+        return self._ready().slots
+
+    @property
+    def governor(self) -> Governor:
+        """The governor, which blocks updates that would break the model."""
+        return self._ready().governor
+
+    def step(
+        self, loss: Tensor, *, accumulate: int = 1, max_grad_norm: float | None = None
+    ) -> GovernorReport | None:
+        """Check a loss and its gradients, update the parameters and set the gradients to None.
+
+        Call it after ``loss.backward()``, or after ``scaler.scale(loss).backward()`` with the loss
+        itself.
+
+        Args:
+            loss: The loss of the batch.
+            accumulate: Update only in every call of this number, with the sum of the gradients.
+            max_grad_norm: Clip the norm of all gradients before the update.
+
+        Returns:
+            None; or a report if the model was rolled back to its last good state instead.
+        """
+        report = self.check_loss(loss)
+        if report is None:
+            self._n_micro += 1
+            if self._n_micro % accumulate:
+                return None
+            report = self._update(max_grad_norm)
+        self._n_micro = 0
+        return report
+
+    def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
+        """Roll the model back if a loss is NaN, infinite or far outside its range.
+
+        For loops that update the parameters themselves: follow it by :meth:`check_gradients`, and
+        if both return None by ``optimizer.step()`` and :meth:`commit`.
+        """
+        growth = self._ready()
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
+        (value,) = self.ranks.mean([float(loss.detach() if isinstance(loss, Tensor) else loss)])
+        report = growth.governor.check_loss(value)
+        if report is None:
+            self._epoch_sums.add_loss(value)
+            self._first_loss = value if self._first_loss is None else self._first_loss
+        return self._note(report)
+
+    def check_gradients(self) -> GovernorReport | None:
+        """Average the gradients of seeds over all ranks, and roll back if one is not finite."""
+        growth = self._ready()
+        self.ranks.average_gradients(growth.grown_parameters())
+        report = growth.governor.check_gradients()
+        if report is None:
+            self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
+        return self._note(report)
+
+    def commit(self) -> None:
+        """Note that the parameters are updated, after both checks were passed."""
+        self._ready().governor.commit()
+
+    def end_epoch(
+        self,
+        *,
+        train_loss: float | None = None,
+        val_loss: float | None = None,
+        score: float | None = None,
+        validate: Callable[[], float] | None = None,
+    ) -> Decision:
+        """End an epoch: observe the model, let the controller decide, and act.
+
+        With several processes, the mean of what they give counts.
+
+        Args:
+            train_loss: The mean training loss; None for the mean of the losses that were checked.
+            val_loss: The validation loss.
+            score: The validation score, where more is better, such as the accuracy; None to use
+                how much lower the validation loss is than at first, as a share.
+            validate: Returns the score of the model as it is; called once for each held seed while
+                that seed is switched off, to see what it contributes.
+
+        Raises:
+            GrowerError: If there is no score and no validation loss, one is not finite, or the
+                budget is used up. Nothing is changed then.
+        """
+        growth = self._ready()
+        if self.epoch >= self.epochs:
+            raise GrowerError(
+                f"epoch {self.epoch + 1} is beyond the budget of {self.epochs} epochs; make the "
+                "Grower with more epochs, or end the training here."
+            )
+        if score is None and validate is not None:
+            score = float(validate())
+        train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
+        growth.require_unchanged()
+        if self._n_micro:  # batches that did not fill the last update
+            self._update(None)
+            self._n_micro = 0
+        self.ranks.copy_from_first(growth.grown_buffers())
+        self._note(growth.governor.check_parameters())
+        self.epoch += 1
+        found = self._record(growth, train_loss, val_loss, score)
+        contributions = self._measure(growth, found, validate)
+        growth.slots.tick()
+        growth.governor.mark_good()
+        growth.governor.keep()
+        decision = self._decide(growth, train_loss, val_loss, found, contributions)
+        for average in self._averages:
+            average.sync()
+        self._leave_seeds_to_us(growth)
+        self.ranks.require_same("the structure of the model", growth.digest())
+        self._epoch_sums = _EpochSums()
+        self.trace.append(decision)
+        return decision
+
+    def export(self) -> nn.Module:
+        """Return the model as a plain module, without anything of Esper.
+
+        Seeds that are blended in are part of it, at their alpha.
+        """
+        return export(self._module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next epoch depends on: plain values and tensors.
+
+        It can be saved by ``torch.save`` and loaded with ``weights_only=True``. It holds the
+        structure, the weights, the optimizers, schedulers, averages and the scaler, the governor,
+        the controller's memory and the state of torch's default generator.
+        """
+        growth = self._ready()
+        return {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "growth": json.dumps(describe_slots(growth.slots)),
+            "model": {name: t.detach().clone() for name, t in self._module.state_dict().items()},
+            "optimizers": growth.keeper.state_dict(),
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "averages": [average.state_dict() for average in self._averages],
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "governor": growth.governor.state_dict(),
+            "records": growth.records.state_dict(),
+            "history": growth.history_dict(),
+            "trace": json.dumps(self.trace.to_json()),
+            "first_losses": [self._first_loss, self._first_val_loss],
+            "is_finished": self.is_finished,
+            "random": torch.get_rng_state(),
+            "rank": self.ranks.number,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned.
+
+        The Grower must be new, on a model and an optimizer as they were before growth; it adds the
+        seeds before it loads the weights.
+
+        Raises:
+            GrowerError: If the state is from another version, or this Grower has been used.
+            SavedModelError: If the state belongs to another model.
+        """
+        if state.get("format") != FORMAT:
+            raise GrowerError(
+                f"the state has format {state.get('format')!r}; this version of Esper reads format "
+                f"{FORMAT}."
+            )
+        if self.epoch or self._epoch_sums.n_losses:
+            raise GrowerError(
+                f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
+                "made with a new model and optimizer."
+            )
+        own = self._module.__dict__.get(ATTRIBUTE)
+        if own is not None:
+            _require_dormant(cast(HostSlots, own))
+            self._module.__dict__.pop(ATTRIBUTE)
+        values = json.loads(state["growth"])
+        restore_slots(self._module, values)
+        self._growth = growth = self._make_growth()
+        try:
+            self._module.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise GrowerError(
+                f"the state belongs to another model: {' '.join(str(error).split())}"
+            ) from error
+        growth.keeper.load_state_dict(state["optimizers"])
+        self._load_parts(state)
+        growth.records.load_state_dict(state["records"])
+        growth.replay(state["history"], self.seed)
+        self.trace = Trace.from_json(json.loads(state["trace"]))
+        self.epoch, self.is_finished = int(state["epoch"]), bool(state["is_finished"])
+        self._first_loss, self._first_val_loss = state["first_losses"]
+        growth.governor.load_state_dict(state["governor"])
+        if state["rank"] == self.ranks.number:
+            torch.set_rng_state(state["random"])
+        self._leave_seeds_to_us(growth)
+
+    def _load_parts(self, state: Mapping[str, Any]) -> None:
+        for kind, own in (("schedulers", self.schedulers), ("averages", self._averages)):
+            if len(state[kind]) != len(own):
+                raise GrowerError(
+                    f"the state has {len(state[kind])} {kind}, but this Grower has {len(own)}; "
+                    "make it with the same ones."
+                )
+            for part, values in zip(cast(Sequence[Any], own), state[kind], strict=True):
+                part.load_state_dict(values)
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _ready(self) -> GrowingModel:
+        """Return what grows the model; find the slots if that has to be done first."""
+        if self._growth is None:
+            if self._sample is None:
+                raise GrowerError(
+                    "the model has not been run yet, so its slots are not known; call the model "
+                    "before grower.step(loss), or give the Grower a sample_input."
+                )
+            self._start_growth()
+        assert self._growth is not None
+        if self._growth.meter is None and self._sample is not None:
+            self._growth.meter = TrainingMeter(self._module, self._sample)
+        if self._hook is not None and self._sample is not None:
+            self._hook.remove()
+            self._hook = None
+        return self._growth
+
+    def _catch_sample(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._sample is None:
+            whole = as_sample(self._module, args, kwargs)
+            self._batch_size = batch_size_of(whole)
+            self._sample = first_samples(whole)
+
+    def _start_growth(self) -> None:
+        growth_config = None if self._saved is None else self._saved.growth
+        if ATTRIBUTE not in self._module.__dict__ or self._at is not None:
+            with torch.random.fork_rng(devices=[]):
+                place_slots(
+                    self._module,
+                    self._at,
+                    self._sample,
+                    growth_config=growth_config,
+                    seed=self.seed,
+                )
+        self._growth = self._make_growth()
+
+    def _make_growth(self) -> GrowingModel:
+        growth = GrowingModel(self._module, self.optimizers, self.schedulers, self.budget)
+        saved, given = self._saved, self._controller_name
+        if saved is not None:
+            growth.controller = saved.make(growth.slot_config)
+        elif isinstance(given, str):
+            growth.controller = make_controller(given, growth.layout)
+        else:
+            growth.controller = cast(Controller, given)
+        growth.controller.start(1, seed=self.seed)
+        for average in self._averages:
+            average.follow(growth.slots)
+        return growth
+
+    def _update(self, max_grad_norm: float | None) -> GovernorReport | None:
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                _unscale(self.scaler, optimizer)
+            if not math.isfinite(self._gradient_norm()):
+                self._step_optimizers()  # the scaler skips the update and lowers its scale
+                return None
+        report = self.check_gradients()
+        if report is None:
+            if max_grad_norm is not None:
+                clip_grad_norm_(self._module.parameters(), max_grad_norm)
+            self.commit()
+            self._step_optimizers()
+        return report
+
+    def _step_optimizers(self) -> None:
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _gradient_norm(self) -> float:
+        found = [p.grad for p in self._module.parameters() if p.grad is not None]
+        return get_total_norm(found).item() if found else 0.0
+
+    def _note(self, report: GovernorReport | None) -> GovernorReport | None:
+        if report is not None:
+            self._epoch_sums.problems.append(report.reason)
+            for average in self._averages:
+                average.sync()
+        return report
+
+    def _agree(
+        self, train_loss: float | None, val_loss: float | None, score: float | None
+    ) -> tuple[float | None, float | None, float]:
+        """Return the losses and the score of the epoch, the mean over all ranks."""
+        if train_loss is None or not math.isfinite(train_loss):
+            train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
+        given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
+        numbers = {name: float(value) for name, value in given.items() if value is not None}
+        means = dict(zip(numbers, self.ranks.mean(list(numbers.values())), strict=True))
+        if "val_loss" not in means and "score" not in means:
+            raise GrowerError(
+                "end_epoch has neither score nor val_loss; the controller decides by how the model "
+                "does on data that it is not trained on, so give it one of them."
+            )
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise GrowerError(
+                    f"{name} is {value}; it must be finite. The model is as it was: end the epoch "
+                    "again with another value, or export it."
+                )
+        if "val_loss" in means and self._first_val_loss is None:
+            self._first_val_loss = means["val_loss"]
+        if "score" not in means:
+            first = cast(float, self._first_val_loss)
+            means["score"] = (first - means["val_loss"]) / max(abs(first), 1e-12)
+        return means.get("train_loss"), means.get("val_loss"), means["score"]
+
+    def _record(
+        self, growth: GrowingModel, train_loss: float | None, val_loss: float | None, score: float
+    ) -> float:
+        """Record the epoch for the controller; return the score as it sees it."""
+        records, sums = growth.records, self._epoch_sums
+        seen = np.array([min(1.0, max(-1.0, score))])
+        loss = np.array([val_loss if val_loss is not None else train_loss or 0.0])
+        if self.epoch == 1:
+            guess = self._first_loss if self._first_loss is not None else float(loss[0])
+            records.n_classes[0] = round(math.exp(min(max(guess, 0.7), math.log(MOST_CLASSES))))
+            records.n_samples[0] = max(1, sums.n_losses) * self._batch_size * self.ranks.count
+            records.start_scores([0], seen, loss)
+        records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
+        train = math.nan if train_loss is None else train_loss
+        norm = sums.mean_norm
+        records.add_epoch([0], seen, loss, np.array([train]), np.array([norm]))
+        records.seed_gradient_norm[0] = sums.mean_seed_norms(growth.slots)
+        records.was_restored[0] = bool(sums.problems)
+        growth.add_flops(int(records.n_samples[0]))
+        return score
+
+    def _measure(
+        self, growth: GrowingModel, score: float, validate: Callable[[], float] | None
+    ) -> dict[str, float]:
+        """Measure what each held seed contributes, if there is a way to."""
+        records, found = growth.records, dict[str, float]()
+        records.is_measured[0] = False
+        if validate is None:
+            return found
+        for number, (name, slot) in enumerate(growth.slots.items()):
+            if slot.stage == Stage.HOLDING:
+                with slot.switched_off():
+                    (without,) = self.ranks.mean([float(validate())])
+                found[name] = score - without
+                records.contribution[0, number] = found[name]
+                records.is_measured[0, number] = True
+        return found
+
+    def _decide(
+        self,
+        growth: GrowingModel,
+        train_loss: float | None,
+        val_loss: float | None,
+        score: float,
+        contributions: dict[str, float],
+    ) -> Decision:
+        op, action, why, odds = Op.WAIT, WAIT, "", dict[str, float]()
+        if self.epoch >= self.epochs:
+            why = "the budget is used up"
+        elif self.is_finished:
+            why = "the controller has ended the training"
+        else:
+            observation, masks = growth.observe()
+            choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
+            odds = op_probabilities(growth.controller)
+            action = decode_action(self.ranks.from_first(choices.tolist()), growth.slot_config)
+            growth.remember(observation)
+            outcome = growth.slots.apply(action)
+            op, why = (action.op, "") if outcome.was_done else (Op.WAIT, outcome.reason)
+            growth.records.last_op[0] = op
+            growth.records.was_refused[0] = not outcome.was_done
+            self.is_finished = op == Op.FINISH
+        if self._epoch_sums.problems:
+            why = f"the model was rolled back: {self._epoch_sums.problems[0]}"
+        growth.count_seeds()
+        acts = op not in (Op.WAIT, Op.FINISH)
+        lives = [(name, life) for name, life in growth.slots.lives.items()]
+        shown = {name: life for name, life in lives if life.stage != Stage.DORMANT}
+        return Decision(
+            epoch=self.epoch,
+            epochs=self.epochs,
+            train_loss=train_loss,
+            val_loss=val_loss,
+            score=score,
+            op=op.name.lower(),
+            slot=action.slot if acts else "",
+            blueprint=action.blueprint if op is Op.GERMINATE else "",
+            why=why,
+            probabilities=odds,
+            parameters=count_parameters(self._module),
+            seed_parameters=int(growth.records.seed_parameters.sum()),
+            flops=float(growth.records.paid_flops[0]),
+            stages={name: life.stage.name.lower() for name, life in shown.items()},
+            alphas={name: life.alpha for name, life in shown.items()},
+            contributions=contributions,
+        )
+
+    def _leave_seeds_to_us(self, growth: GrowingModel) -> None:
+        """Let DistributedDataParallel ignore seeds if the model is wrapped from now on."""
+        if self.ranks.count > 1:
+            grown = {id(parameter) for parameter in growth.grown_parameters()}
+            names = [n for n, p in self._module.named_parameters() if id(p) in grown]
+            self._module.__dict__["_ddp_params_and_buffers_to_ignore"] = names
+
+
+class _EpochSums:
+    """What the steps of an epoch add up to."""
+
+    def __init__(self) -> None:
+        self.n_losses = self.n_norms = 0
+        self._loss = self._norm = 0.0
+        self._seed_norms: dict[str, float] = {}
+        self.problems: list[str] = []
+        """Why the governor rolled the model back."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        return self._loss / self.n_losses if self.n_losses else None
+
+    @property
+    def mean_norm(self) -> float:
+        return self._norm / self.n_norms if self.n_norms else math.nan
+
+    def add_loss(self, loss: float) -> None:
+        self._loss += loss
+        self.n_losses += 1
+
+    def add_norms(self, norm: float, host_slots: HostSlots) -> None:
+        self._norm += norm
+        self.n_norms += 1
+        for name, slot in host_slots.items():
+            if slot.seed is not None:
+                grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
+                own = get_total_norm(grads).item() if grads else 0.0
+                self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
+
+    def mean_seed_norms(self, names: Iterable[str]) -> list[float]:
+        return [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
+
+
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _unscale(scaler: Any, optimizer: Optimizer) -> None:
+    """Undo the scaling of an optimizer's gradients, unless the loop has done so."""
+    try:
+        scaler.unscale_(optimizer)
+    except RuntimeError as error:
+        if "already been called" not in str(error):
+            raise
+
+
+def _require_dormant(host_slots: HostSlots) -> None:
+    busy = [name for name, slot in host_slots.items() if slot.is_in_use]
+    if busy:
+        raise GrowerError(
+            f"slot {busy[0]!r} holds a seed; load the state into a model without seeds, which are "
+            "rebuilt from it."
+        )

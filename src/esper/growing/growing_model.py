@@ -1,0 +1,181 @@
+"""A model that grows in a loop: what its controller sees, and what was spent on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.config.growth import Budget
+from esper.environment.records import EpisodeRecords
+from esper.errors import GrowerError
+from esper.growth.footprint import TrainingMeter
+from esper.growth.governor import Governor
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters
+from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.seed_slot import slot_size
+from esper.populations import SlotArrays
+from esper.tamiyo import Controller
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
+from esper.tamiyo.policy.observations import ObservationLayout
+
+
+class GrowingModel:
+    """A model with slots, its optimizers and governor, and the controller that steers it."""
+
+    controller: Controller
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        budget: Budget,
+    ) -> None:
+        self.model = model
+        self.budget = budget
+        self.slots = slots(model)
+        may_finish = budget.flop_price > 0.0
+        self.slot_config = replace(self.slots.slot_config, allow_finish=may_finish)
+        self.layout = ObservationLayout(self.slot_config)
+        self.keeper = OptimizerKeeper(model, optimizers, schedulers=schedulers)
+        self.governor = Governor(model, optimizers)
+        self.meter: TrainingMeter | None = None
+        n_slots = self.slot_config.max_slots
+        self.records = EpisodeRecords.blank(1, n_slots)
+        self.records.clear(0)
+        self.records.n_parameters[0] = count_parameters(model) - self.n_grown()
+        self.records.set_slot_sizes(0, [slot_size(slot) for slot in self.slots.values()])
+        self._history: list[list[np.ndarray]] = []
+        """What the controller saw: the observation and the state of the slots, by decision."""
+        self._places = [(site.modules[0], self.slots[site.name].block) for site in self.slots.sites]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the controller has not decided anything yet."""
+        return not self._history
+
+    def grown_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all seeds and fossils."""
+        return [p for slot in self.slots.values() for p in slot.grown_parameters()]
+
+    def grown_buffers(self) -> list[Tensor]:
+        """Return the buffers of all seeds and fossils."""
+        parts = [
+            part
+            for slot in self.slots.values()
+            for part in (slot.seed, slot.gate, slot.fossils)
+            if part is not None
+        ]
+        return [buffer for part in parts for buffer in part.buffers()]
+
+    def n_grown(self) -> int:
+        """Return the number of parameters of all seeds and fossils."""
+        return sum(parameter.numel() for parameter in self.grown_parameters())
+
+    def observe(self) -> tuple[np.ndarray, ActionMasks]:
+        """Return the observation of the model and its legal actions."""
+        self.count_seeds()
+        arrays = self._arrays()
+        hosts = self.records.host_facts(self.budget)
+        observation = self.layout.encode(hosts, self.records.slot_facts(arrays))
+        self._seen = [arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open]
+        return observation, self._masks(*self._seen)
+
+    def _masks(self, *states: np.ndarray) -> ActionMasks:
+        stage, age, at_rest, is_open = (torch.from_numpy(values) for values in states)
+        return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
+
+    def remember(self, observation: np.ndarray) -> None:
+        """Keep what the controller saw, to bring another one to the same memory."""
+        self._history.append([observation, *self._seen])
+
+    def history_dict(self) -> dict[str, Tensor]:
+        """Return what the controller saw in all decisions."""
+        columns = zip(*self._history, strict=True) if self._history else ()
+        names = ("observations", "stage", "age", "at_rest", "gate")
+        return {
+            name: torch.from_numpy(np.stack(column))
+            for name, column in zip(names, columns, strict=False)
+        }
+
+    def replay(self, history: Mapping[str, Tensor], seed: int) -> None:
+        """Bring the controller to the memory that it had, by showing it the same again."""
+        self.controller.start(1, seed=seed)
+        self._history = [
+            [part.numpy() for part in step] for step in zip(*history.values(), strict=True)
+        ]
+        for number, (observation, *states) in enumerate(self._history):
+            self.controller.act(observation, self._masks(*states), np.array([number == 0]))
+
+    def count_seeds(self) -> None:
+        """Record the parameters of each slot."""
+        for number, slot in enumerate(self.slots.values()):
+            sizes = [parameter.numel() for parameter in slot.grown_parameters()]
+            self.records.seed_parameters[0, number] = sum(sizes)
+            if slot.seed is None:
+                self.records.contribution[0, number] = 0.0
+
+    def add_flops(self, n_samples: int) -> None:
+        """Add the FLOPs of an epoch, relative to plain training for the whole budget."""
+        if self.meter is None:
+            share = count_parameters(self.model) / max(1, int(self.records.n_parameters[0]))
+            self.records.paid_flops[0] += share / self.budget.n_epochs
+            return
+        before = self.meter.total_flops
+        with torch.random.fork_rng(devices=[]):
+            self.meter.add_training(n_samples)
+        spent = self.meter.total_flops - before
+        if self.records.reference_flops[0] == 0.0:
+            self.records.reference_flops[0] = spent * self.budget.n_epochs
+        self.records.paid_flops[0] += spent / self.records.reference_flops[0]
+
+    def digest(self) -> int:
+        """Return a number that tells structures apart."""
+        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
+        text = json.dumps([self.slots.lives.to_json(), sizes])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+    def require_unchanged(self) -> None:
+        """Raise if blocks with slots were replaced, or the optimizers lost parameters.
+
+        Raises:
+            GrowerError: Naming the block or the parameter.
+        """
+        for name, block in self._places:
+            found: Any = self.model.get_submodule(name)
+            while found is not block and hasattr(found, "block"):
+                found = found.block
+            if found is not block:
+                raise GrowerError(
+                    f"block {name!r} of the model was replaced while it grows; make a new Grower "
+                    "after changing the model."
+                )
+        members = {
+            id(p) for each in self.keeper.optimizers for g in each.param_groups for p in g["params"]
+        }
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) not in members and id(parameter) in {
+                id(p) for p in self.grown_parameters()
+            }:
+                raise GrowerError(
+                    f"the optimizers lack {name!r}, which was grown; they were changed behind the "
+                    "Grower's back."
+                )
+
+    def _arrays(self) -> SlotArrays:
+        arrays = SlotArrays.blank(1, self.slot_config.max_slots)
+        lives = self.slots.lives
+        for number, (name, life) in enumerate(lives.items()):
+            arrays.write(0, name, life, self.slot_config, lives.growth_config)
+            fossils = self.slots[name].fossils
+            arrays.write_fossils((0, number), life, count_parameters(fossils))
+        return arrays
