@@ -17,8 +17,9 @@ from esper.evidence.evaluation import evaluate
 from esper.evidence.headroom import Headroom, headroom
 from esper.evidence.results import Arm, Evidence
 from esper.growing.decisions import Decision, Trace
-from esper.growing.grow import Grown, GrowthSummary, grow, save_grown
+from esper.growing.grow import grow
 from esper.growing.grower import Grower
+from esper.growing.grown import Grown, GrowthSummary, save_grown
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
 from esper.growth.footprint import TrainingMeter, footprint

@@ -10,7 +10,7 @@ import torch
 
 from esper.cli.grow import decision_text, fit, slot_texts
 from esper.cli.main import main
-from esper.growing.grow import TimelineStep
+from esper.growing.timeline import TimelineStep
 from esper.tamiyo import save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused

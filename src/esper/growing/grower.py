@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from esper.config.checks import require_number, require_seed
+from esper.config.checks import require_int, require_number, require_seed
 from esper.config.growth import Budget
 from esper.errors import ConfigError, GrowerError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
@@ -22,7 +22,6 @@ from esper.growing.growing_model import GrowingModel
 from esper.growing.slots import place_slots
 from esper.growth.dry_run import as_sample, batch_size_of, first_samples
 from esper.growth.export import export
-from esper.growth.footprint import TrainingMeter
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
 from esper.growth.modules import count_parameters
@@ -75,6 +74,7 @@ class Grower:
         ema: nn.Module | Sequence[nn.Module] | None = None,
         scaler: Any = None,
         seed: int = 0,
+        max_parameters: int | None = None,
     ) -> None:
         """Start growing a model.
 
@@ -95,6 +95,8 @@ class Grower:
             ema: An ``AveragedModel`` of the model, or several, that grow with it.
             scaler: A ``torch.amp.GradScaler``, if the loop scales its loss.
             seed: Seeds new weights and the controller.
+            max_parameters: Parameters that the model may have; seeds that would exceed it are
+                refused. None for no limit.
 
         Raises:
             ConfigError: If an argument is invalid.
@@ -105,6 +107,9 @@ class Grower:
             raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
         require_number("price", price, least=0.0)
         require_seed(seed)
+        if max_parameters is not None:
+            require_int("max_parameters", max_parameters, least=1)
+        self.max_parameters = max_parameters
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
         self._module = unwrapped(model)
@@ -263,6 +268,44 @@ class Grower:
         self.trace.append(decision)
         return decision
 
+    def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
+        """Let the controller decide before the first epoch too, as it does in its own training.
+
+        Optional. Give what validation says about the model as it is, as for :meth:`end_epoch`.
+
+        Raises:
+            GrowerError: If an epoch has been trained, or there is no score.
+        """
+        growth = self._ready()
+        if self.epoch or not growth.is_first:
+            raise GrowerError(
+                f"the training has begun, with {self.epoch} epochs; call begin() once and before "
+                "the first epoch."
+            )
+        _, val_loss, score = self._agree(None, val_loss, score)
+        seen = np.array([min(1.0, max(-1.0, score))])
+        self._describe_problem(growth, val_loss)
+        growth.records.start_scores([0], seen, np.array([val_loss or 0.0]))
+        decision = self._decide(growth, None, val_loss, score, {})
+        self.trace.append(decision)
+        return decision
+
+    def set_batch_size(self, n: int) -> None:
+        """Say how many samples a batch has, to count FLOPs, if that differs from the sample's."""
+        require_int("n", n, least=1)
+        self._batch_size = n
+
+    @property
+    def controller_name(self) -> str:
+        """The name of the controller."""
+        return self._ready().controller.name
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of training so far."""
+        records = self._ready().records
+        return float(records.paid_flops[0] * records.reference_flops[0])
+
     def export(self) -> nn.Module:
         """Return the model as a plain module, without anything of Esper.
 
@@ -365,7 +408,7 @@ class Grower:
             self._start_growth()
         assert self._growth is not None
         if self._growth.meter is None and self._sample is not None:
-            self._growth.meter = TrainingMeter(self._module, self._sample)
+            self._growth.start_meter(self._sample)
         if self._hook is not None and self._sample is not None:
             self._hook.remove()
             self._hook = None
@@ -475,19 +518,26 @@ class Grower:
         records, sums = growth.records, self._epoch_sums
         seen = np.array([min(1.0, max(-1.0, score))])
         loss = np.array([val_loss if val_loss is not None else train_loss or 0.0])
-        if self.epoch == 1:
-            guess = self._first_loss if self._first_loss is not None else float(loss[0])
-            records.n_classes[0] = round(math.exp(min(max(guess, 0.7), math.log(MOST_CLASSES))))
-            records.n_samples[0] = max(1, sums.n_losses) * self._batch_size * self.ranks.count
+        if growth.is_first and self.epoch == 1:
+            self._describe_problem(growth, float(loss[0]))
             records.start_scores([0], seen, loss)
+        n_samples = max(1, sums.n_losses) * self._batch_size * self.ranks.count
+        records.n_samples[0] = n_samples
         records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
         train = math.nan if train_loss is None else train_loss
         norm = sums.mean_norm
         records.add_epoch([0], seen, loss, np.array([train]), np.array([norm]))
         records.seed_gradient_norm[0] = sums.mean_seed_norms(growth.slots)
         records.was_restored[0] = bool(sums.problems)
-        growth.add_flops(int(records.n_samples[0]))
+        growth.add_flops(n_samples)
         return score
+
+    def _describe_problem(self, growth: GrowingModel, loss: float | None) -> None:
+        """Record what the first loss tells about the problem: an untrained model guesses."""
+        first = self._first_loss if self._first_loss is not None else loss
+        guess = min(max(first or 0.0, math.log(2.0)), math.log(MOST_CLASSES))
+        growth.records.n_classes[0] = round(math.exp(guess))
+        growth.records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
 
     def _measure(
         self, growth: GrowingModel, score: float, validate: Callable[[], float] | None
@@ -525,10 +575,13 @@ class Grower:
             odds = op_probabilities(growth.controller)
             action = decode_action(self.ranks.from_first(choices.tolist()), growth.slot_config)
             growth.remember(observation)
-            outcome = growth.slots.apply(action)
-            op, why = (action.op, "") if outcome.was_done else (Op.WAIT, outcome.reason)
+            why = growth.find_excess(action, self.max_parameters)
+            if not why:
+                outcome = growth.slots.apply(action)
+                why = outcome.reason
+            op = Op.WAIT if why else action.op
             growth.records.last_op[0] = op
-            growth.records.was_refused[0] = not outcome.was_done
+            growth.records.was_refused[0] = bool(why)
             self.is_finished = op == Op.FINISH
         if self._epoch_sums.problems:
             why = f"the model was rolled back: {self._epoch_sums.problems[0]}"

@@ -22,6 +22,7 @@ from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.seed_slot import slot_size
+from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
@@ -49,6 +50,8 @@ class GrowingModel:
         self.keeper = OptimizerKeeper(model, optimizers, schedulers=schedulers)
         self.governor = Governor(model, optimizers)
         self.meter: TrainingMeter | None = None
+        self._plain_flops = 0.0
+        """FLOPs of training the given model on one sample."""
         n_slots = self.slot_config.max_slots
         self.records = EpisodeRecords.blank(1, n_slots)
         self.records.clear(0)
@@ -116,6 +119,18 @@ class GrowingModel:
         for number, (observation, *states) in enumerate(self._history):
             self.controller.act(observation, self._masks(*states), np.array([number == 0]))
 
+    def find_excess(self, action: GrowthAction, max_parameters: int | None) -> str:
+        """Return why a seed would make the model too large; empty if it would not."""
+        if max_parameters is None or action.op != Op.GERMINATE:
+            return ""
+        size = count_parameters(self.model) + self.slots[action.slot].count_new(action.blueprint)
+        if size <= max_parameters:
+            return ""
+        return (
+            f"{action.blueprint} in {action.slot} would make {size:,} parameters, and "
+            f"max_parameters is {max_parameters:,}"
+        )
+
     def count_seeds(self) -> None:
         """Record the parameters of each slot."""
         for number, slot in enumerate(self.slots.values()):
@@ -130,13 +145,17 @@ class GrowingModel:
             share = count_parameters(self.model) / max(1, int(self.records.n_parameters[0]))
             self.records.paid_flops[0] += share / self.budget.n_epochs
             return
-        before = self.meter.total_flops
         with torch.random.fork_rng(devices=[]):
-            self.meter.add_training(n_samples)
-        spent = self.meter.total_flops - before
+            spent = n_samples * self.meter.training_flops()
         if self.records.reference_flops[0] == 0.0:
-            self.records.reference_flops[0] = spent * self.budget.n_epochs
-        self.records.paid_flops[0] += spent / self.records.reference_flops[0]
+            self.records.reference_flops[0] = n_samples * self._plain_flops * self.budget.n_epochs
+        self.records.paid_flops[0] += spent / max(1.0, float(self.records.reference_flops[0]))
+
+    def start_meter(self, sample: Any) -> None:
+        """Count FLOPs from now on, with a sample of the model's input."""
+        self.meter = TrainingMeter(self.model, sample)
+        with torch.random.fork_rng(devices=[]):
+            self._plain_flops = self.meter.training_flops()
 
     def digest(self) -> int:
         """Return a number that tells structures apart."""

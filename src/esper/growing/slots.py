@@ -104,14 +104,14 @@ def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     return True
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, without gradients.
+def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy of a model, without gradients; ``memo`` as in ``copy.deepcopy``.
 
     Raises:
         UnsupportedHostError: If it cannot be copied.
     """
     try:
-        twin = copy.deepcopy(unwrapped(model))
+        twin = copy.deepcopy(unwrapped(model), memo)
     # A user's model may raise anything.
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -142,6 +142,10 @@ class TrainingMeter:
         """Add the FLOPs of evaluating ``n_samples`` samples."""
         self.total_flops += n_samples * self._per_sample()[0]
 
+    def training_flops(self) -> float:
+        """Return the FLOPs of training the model as it is on one sample."""
+        return self._per_sample()[1]
+
     def _per_sample(self) -> tuple[float, float]:
         lives = slots(self.model).lives.items()
         key = [

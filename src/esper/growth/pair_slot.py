@@ -296,6 +296,11 @@ class PairSlot(SeedSlot):
         counts = [(slot.name, slot.committed_units) for slot in self.neighbours]
         return tuple((name, count) for name, count in counts if count)
 
+    def _new_site(self) -> SlotSite:
+        pairs = {slot.name: slot.pair for slot in self.neighbours}
+        site = self.site.widened(self.life.units)
+        return site.beside((pairs[name], count) for name, count in self.seen_units())
+
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's units, drawing their weights from torch's default generator."""
         self.life.neighbours = self.seen_units()

@@ -145,6 +145,18 @@ class SeedSlot(BlockWrapper):
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
         self._build(blueprint, style, self.life.units)
 
+    def count_new(self, blueprint: str) -> int:
+        """Return how many parameters a seed of a blueprint would add, without a gate."""
+        recipe = find_blueprint(blueprint)
+        block = copy_plain(self.block) if recipe.copies_block else None
+        with torch.random.fork_rng(devices=[]):
+            seed = recipe.build_seed(self._new_site(), block)
+        return sum(parameter.numel() for parameter in seed.parameters())
+
+    def _new_site(self) -> SlotSite:
+        """Return the site as a new seed would find it."""
+        return self.site.widened(self.life.units)
+
     def redraw(self, blueprint: str, lives: SlotLives) -> bool:
         """Turn a new seed into the one that planting the blueprint in another host would give.
 
