@@ -79,7 +79,7 @@ def test_every_form_gives_the_same_samples(n: int, shape: tuple[int, ...], size:
         Stream(inputs, targets),
         DataLoader(pairs, batch_size=size),
         DataLoader(Stream(inputs, targets), batch_size=size),
-        chunks if len(chunks) != 2 else DataLoader(pairs, batch_size=size),
+        chunks,
     ]
     for form in forms:
         found = batches(form)
@@ -146,6 +146,15 @@ def test_several_inputs_and_names_reach_the_model(batch: Any, args: int, kwargs:
     assert (len(found.args), list(found.kwargs), found.size) == (args, kwargs, 2)
     assert torch.equal(found.targets, torch.zeros(2))
     assert found.run(Named()).shape == (2, 2)
+
+
+def test_several_inputs_in_memory_are_cut_into_batches() -> None:
+    a, b = torch.randn(5, 3), torch.randn(5, 3)
+    for data in (((a, b), torch.arange(5)), ({"a": a, "b": b}, torch.arange(5))):
+        found = list(batches(data, Named(), batch_size=2))
+        assert [batch.size for batch in found] == [2, 2, 1]
+        outputs = torch.cat([batch.run(lambda a, b: a + b) for batch in found])  # type: ignore
+        assert torch.equal(outputs, a + b)
 
 
 def test_images_in_bytes_are_scaled_and_tokens_are_not() -> None:

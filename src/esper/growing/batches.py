@@ -90,10 +90,10 @@ class Batches:
         self._batch_size = batch_size
         self._source: Any = None
         """A loader or another iterable of batches ..."""
-        self._tensors: tuple[Tensor, Tensor] | None = None
-        """... or inputs and targets of all samples, which the user has in memory anyway."""
+        self._whole: Batch | None = None
+        """... or all samples, if the user has them in memory anyway."""
         if isinstance(data, (Samples, TensorDataset)) or _is_pair(data):
-            self._tensors = self._read_pair(data)
+            self._whole = self._read_whole(data)
         elif isinstance(data, DataLoader):
             self._source = data
         elif isinstance(data, Dataset):
@@ -116,11 +116,11 @@ class Batches:
     @property
     def all_targets(self) -> Tensor | None:
         """All targets, if they are in memory."""
-        return None if self._tensors is None else self._tensors[1]
+        return None if self._whole is None else self._whole.targets
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
-        batches = self._slices() if self._tensors is not None else self._stream()
+        batches = self._slices(self._whole) if self._whole is not None else self._stream()
         for number, batch in enumerate(batches):
             if self._limit is not None and number >= self._limit:
                 return
@@ -137,7 +137,7 @@ class Batches:
                 return batch
         raise BadDataError(f"{self.name} has no samples; it must be {FORMS}.")
 
-    def _read_pair(self, data: Any) -> tuple[Tensor, Tensor]:
+    def _read_whole(self, data: Any) -> Batch:
         parts: Sequence[Any]
         if isinstance(data, Samples):
             parts = (data.inputs, data.targets)
@@ -145,30 +145,34 @@ class Batches:
             parts = data.tensors if isinstance(data, TensorDataset) else cast(Sequence[Any], data)
         if len(parts) != 2:
             raise BadDataError(f"{self.name} contains a tuple of {len(parts)}; it must be {FORMS}.")
-        inputs = self._place.tensor(parts[0], self.name, "inputs")
-        targets = self._place.tensor(parts[1], self.name, "targets", is_target=True)
-        if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-            counts = [str(len(part)) if part.ndim else "no" for part in (inputs, targets)]
+        inputs, targets = parts
+        targets = self._place.tensor(targets, self.name, "targets", is_target=True)
+        if isinstance(inputs, (tuple, Mapping)) and _is_batch(inputs):
+            whole = self._read_batch((inputs, targets))
+        else:
+            found = self._place.tensor(inputs, self.name, "inputs")
+            whole = Batch((found,), {}, targets, len(found) if found.ndim else 0)
+        n_targets = len(targets) if targets.ndim else 0
+        if whole.size != n_targets:
             raise BadDataError(
-                f"{self.name}: there are {counts[0]} inputs but {counts[1]} targets; there must be "
-                "as many of each."
+                f"{self.name}: there are {whole.size} inputs but {n_targets} targets; there must "
+                "be as many of each."
             )
-        if len(inputs) < 2:
-            raise BadDataError(f"{self.name} has {len(inputs)} sample; it must have at least 2.")
-        return inputs, targets
+        if whole.size < 2:
+            raise BadDataError(f"{self.name} has {whole.size} sample; it must have at least 2.")
+        return whole
 
-    def _slices(self) -> Iterator[Batch]:
-        assert self._tensors is not None
-        inputs, targets = self._tensors
-        n, size = len(inputs), self._batch_size
-        order = torch.randperm(n).to(inputs.device) if self._shuffle else None
+    def _slices(self, whole: Batch) -> Iterator[Batch]:
+        n, size = whole.size, self._batch_size
+        order = torch.randperm(n) if self._shuffle else None
+        order = order if order is None else order.to(whole.targets.device)
         for start in range(0, n, size):
             if self._shuffle and start and n - start == 1:
                 return  # one sample has no batch statistics
             rows: Any = slice(start, start + size)
             rows = rows if order is None else order[rows]
-            taken = inputs[rows]
-            yield Batch((taken,), {}, targets[rows], len(taken))
+            args, kwargs = _taken(whole.args, rows), _taken(whole.kwargs, rows)
+            yield Batch(args, kwargs, whole.targets[rows], min(size, n - start))
 
     def _stream(self) -> Iterator[Batch]:
         for value in self._source:
@@ -264,15 +268,29 @@ def _is_pair(data: Any) -> bool:
     if not isinstance(data, (tuple, list)):
         return False
     parts = cast(Sequence[Any], data)
-    if len(parts) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in parts):
+    if len(parts) == 2 and isinstance(parts[1], (Tensor, np.ndarray)):
+        return True  # also if the inputs are several
+    return not any(_is_batch(part) for part in parts)
+
+
+def _is_batch(value: Any) -> bool:
+    """Return whether a value is a mapping, or a sequence with a tensor or array in it."""
+    if isinstance(value, Mapping):
         return True
-    is_nested = any(isinstance(part, (tuple, list, Mapping)) for part in parts)
-    if not parts or not is_nested:
-        return True  # of some other form, which is refused
-    # [[1.0, 2.0], [3.0, 4.0]], [0, 1]: lists of numbers
-    return len(parts) == 2 and not any(
-        isinstance(each, (Tensor, np.ndarray)) for part in parts for each in part
-    )
+    if not isinstance(value, (tuple, list)):
+        return False
+    return any(isinstance(each, (Tensor, np.ndarray)) for each in cast(Sequence[Any], value))
+
+
+def _taken(value: Any, rows: Any) -> Any:
+    """Return the given rows of every tensor in a value."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, Mapping):
+        return {key: _taken(each, rows) for key, each in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, tuple):
+        return tuple(_taken(each, rows) for each in cast(tuple[Any, ...], value))
+    return value
 
 
 def _arguments_of(model: nn.Module) -> frozenset[str]:

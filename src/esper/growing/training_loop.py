@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -162,7 +163,7 @@ class TrainingLoop:
             loss.backward()
             self.grower.step(loss)
             for scheduler in self._schedulers(per_batch=True):
-                scheduler.step()
+                _step(scheduler)
             self._on_batch()
             limit = self.limits.max_seconds
             if limit is not None and time.monotonic() - self._start > limit:
@@ -218,10 +219,7 @@ class TrainingLoop:
 
     def _step_scheduler(self, found: Evaluation) -> None:
         for scheduler in self._schedulers(per_batch=False):
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(found.loss)
-            else:
-                scheduler.step()
+            _step(scheduler, *([found.loss] if isinstance(scheduler, ReduceLROnPlateau) else []))
 
     def _check_limits(self) -> None:
         epoch, limits = self.grower.epoch, self.limits
@@ -281,6 +279,14 @@ class TrainingLoop:
         self.stopped, self.seconds = state["stopped"], float(state["seconds"])
         self.objective.first.update(cast(dict[str, Any], state["first"]))
         self._start = time.monotonic() - self.seconds
+
+
+def _step(scheduler: Any, *metrics: float) -> None:
+    """Step a scheduler."""
+    with warnings.catch_warnings():
+        # A scheduler marks its optimizer's step, and copies of both do not have the mark.
+        warnings.filterwarnings("ignore", r"Seems like `optimizer.step\(\)` has been overridden")
+        scheduler.step(*metrics)
 
 
 def _shown(found: Evaluation) -> dict[str, float]:
