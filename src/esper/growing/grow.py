@@ -400,7 +400,7 @@ class _Made:
         if isinstance(self.optimizer, Optimizer):
             optimizer: Any = copy.deepcopy(self.optimizer, memo)
         elif isinstance(self.optimizer, str):
-            optimizer = make_optimizer(model, settings, settings.learning_rate)
+            optimizer = make_optimizer(model, settings, settings.learning_rate, fused=True)
         else:
             optimizer = self.optimizer(model.parameters())
         if not isinstance(optimizer, Optimizer):

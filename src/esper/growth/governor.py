@@ -314,14 +314,14 @@ class Governor:
                 )
 
     def _find_gradient_problem(self) -> str | None:
-        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradients = [(n, g.coalesce().values() if g.is_sparse else g) for n, g in found]
-        if not gradients:
+        found = [_dense(p.grad) for p in self.model.parameters() if p.grad is not None]
+        if not found:
             return None
-        self.gradient_norm = get_total_norm([gradient for _, gradient in gradients]).item()
+        self.gradient_norm = get_total_norm(found).item()
         if math.isfinite(self.gradient_norm):
             return None
-        bad = [name for name, gradient in gradients if not bool(torch.isfinite(gradient).all())]
+        named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
+        bad = [name for name, grad in named if not bool(torch.isfinite(_dense(grad)).all())]
         return f"the gradient of {bad[0] if bad else 'the model'} is not finite"
 
     def _find_tensor_problem(self) -> str | None:
@@ -395,6 +395,11 @@ class Governor:
             optimizer.state.clear()
             for parameter, state in moments.items():
                 optimizer.state[parameter] = _copied(state)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return the values of a gradient, which may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, Any]]:
