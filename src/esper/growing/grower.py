@@ -26,7 +26,7 @@ from esper.growth.footprint import TrainingMeter
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
 from esper.growth.modules import count_parameters
-from esper.growth.optimizers import as_optimizers
+from esper.growth.optimizers import as_optimizers, require_vectors
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
@@ -110,6 +110,7 @@ class Grower:
         self._module = unwrapped(model)
         require_growable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
+        require_vectors(self.optimizers)
         self.schedulers = _as_tuple(scheduler)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.seed = seed
@@ -129,6 +130,8 @@ class Grower:
         self._first_loss: float | None = None
         self._first_val_loss: float | None = None
         self._n_micro = 0
+        self._max_grad_norm: float | None = None
+        """Where the last step clipped the norm of all gradients."""
         self._epoch_sums = _EpochSums()
         self._saved = find_saved(controller)  # an unknown controller fails here
         if sample_input is None:
@@ -166,7 +169,8 @@ class Grower:
         Args:
             loss: The loss of the batch.
             accumulate: Update only in every call of this number, with the sum of the gradients.
-            max_grad_norm: Clip the norm of all gradients before the update.
+            max_grad_norm: Clip the norm of all gradients before the update; seeds that train in
+                isolation are clipped by themselves, so that they do not affect the model.
 
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
@@ -174,9 +178,10 @@ class Grower:
         report = self.check_loss(loss)
         if report is None:
             self._n_micro += 1
+            self._max_grad_norm = max_grad_norm
             if self._n_micro % accumulate:
                 return None
-            report = self._update(max_grad_norm)
+            report = self._update()
         self._n_micro = 0
         return report
 
@@ -244,7 +249,7 @@ class Grower:
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
-            self._update(None)
+            self._update()
             self._n_micro = 0
         self.ranks.copy_from_first(growth.grown_buffers())
         self._note(growth.governor.check_parameters())
@@ -404,7 +409,7 @@ class Grower:
             average.follow(growth.slots)
         return growth
 
-    def _update(self, max_grad_norm: float | None) -> GovernorReport | None:
+    def _update(self) -> GovernorReport | None:
         if self.scaler is not None:
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
@@ -413,8 +418,9 @@ class Grower:
                 return None
         report = self.check_gradients()
         if report is None:
-            if max_grad_norm is not None:
-                clip_grad_norm_(self._module.parameters(), max_grad_norm)
+            if self._max_grad_norm is not None:
+                for parameters in self._ready().clipped_together():
+                    clip_grad_norm_(parameters, self._max_grad_norm)
             self.commit()
             self._step_optimizers()
         return report
