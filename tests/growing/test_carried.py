@@ -99,6 +99,7 @@ class Training:
         self.epoch = 0
         self.spoils = False
         """Whether the next batch overflows."""
+        self.steps_by_hand = False
         self.rates: list[list[float]] = []
         self.grower: esper.Grower | None = None
         if at is not None:
@@ -130,6 +131,11 @@ class Training:
             is_last = number == len(batches) - 1
             if self.grower is None:
                 self._step_plainly(is_due=(number + 1) % self.accumulate == 0 or is_last)
+            elif self.steps_by_hand:
+                assert self.grower.check_loss(loss) is None
+                assert self.grower.check_gradients() is None
+                self.grower.commit()
+                self._step_plainly(is_due=True)
             else:
                 limit = None if self.clips_by_hand else self.max_grad_norm
                 report = self.grower.step(loss, accumulate=self.accumulate, max_grad_norm=limit)
@@ -491,8 +497,10 @@ def test_precision_scaling_and_clipping(
     grown.live(BLOCK, "mlp_small", plain)
 
 
-def test_a_batch_that_overflows_lowers_the_scale_and_nothing_else() -> None:
+@pytest.mark.parametrize("steps_by_hand", [False, True])
+def test_a_batch_that_overflows_lowers_the_scale_and_nothing_else(steps_by_hand: bool) -> None:
     grown, plain = (Training(scaler=make_scaler, at=at) for at in ([BLOCK], None))
+    grown.steps_by_hand = steps_by_hand
     assert grown.scaler is not None
     grown.run_both(plain)
     before = grown.scaler.get_scale()
@@ -509,12 +517,14 @@ def test_clipping_by_hand_between_backward_and_step() -> None:
     training.live(BLOCK, "mlp_small")
 
 
-@pytest.mark.parametrize("max_grad_norm", [None, 0.3])
+@pytest.mark.parametrize(
+    ("max_grad_norm", "scaler"), [(None, None), (0.3, None), (0.3, make_scaler)]
+)
 def test_batches_left_over_when_accumulating_are_used_at_the_end_of_the_epoch(
-    max_grad_norm: float | None,
+    max_grad_norm: float | None, scaler: Any
 ) -> None:
     # Four batches by three: one is left over.
-    options: dict[str, Any] = {"accumulate": 3, "max_grad_norm": max_grad_norm}
+    options: dict[str, Any] = {"accumulate": 3, "max_grad_norm": max_grad_norm, "scaler": scaler}
     grown, plain = (Training(**options, at=at) for at in ([BLOCK], None))
     grown.live(BLOCK, "mlp_small", plain)
 

@@ -202,9 +202,15 @@ class Grower:
         return self._note(report)
 
     def check_gradients(self) -> GovernorReport | None:
-        """Average the gradients of seeds over all ranks, and roll back if one is not finite."""
+        """Average the gradients of seeds over all ranks, and roll back if one is not finite.
+
+        With a scaler, gradients that overflow are left to it: it skips the update and lowers its
+        scale.
+        """
         growth = self._ready()
         self.ranks.average_gradients(growth.grown_parameters())
+        if self.scaler is not None and not math.isfinite(self._gradient_norm()):
+            return None
         report = growth.governor.check_gradients()
         if report is None:
             self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
@@ -413,9 +419,6 @@ class Grower:
         if self.scaler is not None:
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
-            if not math.isfinite(self._gradient_norm()):
-                self._step_optimizers()  # the scaler skips the update and lowers its scale
-                return None
         report = self.check_gradients()
         if report is None:
             if self._max_grad_norm is not None:
