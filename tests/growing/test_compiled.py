@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import esper
 from esper.errors import SlotError
+from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import ResidualMLP
 
@@ -96,10 +97,10 @@ class Life:
         self.losses.append(loss)
         return -loss
 
-    def live(self, slot: str, blueprint: str) -> None:
+    def live(self, slot: str, blueprint: str, style: BlendStyle = BlendStyle.ADD_LINEAR) -> None:
         """Grow one seed from germination to one epoch after its fossilization."""
         place = self.grower.slots
-        assert place.germinate(slot, blueprint, tempo_epochs=3).was_done
+        assert place.germinate(slot, blueprint, style=style, tempo_epochs=3).was_done
         self.train_epoch()
         while place[slot].stage != Stage.HOLDING:
             place.advance(slot)
@@ -117,18 +118,20 @@ def assert_alike(first: Life, second: Life) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slot", "blueprint"),
+    ("slot", "blueprint", "style"),
     [
-        ("blocks.0", "widen_small"),
-        pytest.param(PAIR, "widen_small", marks=pytest.mark.slow),
-        pytest.param("blocks.0", "deepen", marks=pytest.mark.slow),
+        ("blocks.0", "widen_small", BlendStyle.ADD_LINEAR),
+        pytest.param(PAIR, "widen_small", BlendStyle.ADD_SIGMOID, marks=pytest.mark.slow),
+        pytest.param("blocks.0", "deepen", BlendStyle.ADD_LINEAR, marks=pytest.mark.slow),
+        pytest.param("blocks.1", "mlp_small", BlendStyle.LEARNED_GATE, marks=pytest.mark.slow),
+        pytest.param("stem", "low_rank", BlendStyle.MULTIPLY_LINEAR, marks=pytest.mark.slow),
     ],
 )
-def test_a_whole_life_costs_three_graphs(slot: str, blueprint: str) -> None:
+def test_a_whole_life_costs_three_graphs(slot: str, blueprint: str, style: BlendStyle) -> None:
     lives = [Life(compiled, slot) for compiled in (leave, compile_whole)]
     for life in lives:
         life.train_epoch()
-        life.live(slot, blueprint)
+        life.live(slot, blueprint, style)
     training, validation = lives[1].n_compiled[0::2], lives[1].n_compiled[1::2]
     assert training[0] == validation[0] == 1
     assert sum(training[1:]) <= 3
@@ -175,6 +178,23 @@ def test_a_block_wrapped_by_torch_compile_is_refused_at_once() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(SlotError, match=r"'blocks\.1'.*\.compile\(\)"):
         esper.Grower(model, optimizer, epochs=3)
+
+
+@pytest.mark.slow
+def test_a_seed_that_fades_out_leaves_the_model_as_it_was_compiled() -> None:
+    lives = [Life(compiled, "blocks.0") for compiled in (leave, compile_whole)]
+    for life in lives:
+        places = life.grower.slots
+        places.germinate("blocks.0", "widen_small", tempo_epochs=3)
+        for _ in range(4):
+            life.train_epoch()
+            places.advance("blocks.0")
+        places.prune("blocks.0", speed_epochs=3)
+        for _ in range(4):
+            life.train_epoch()
+        assert places["blocks.0"].seed is None
+    assert sum(lives[1].n_compiled[0::2]) == 4  # germinated, training, blending, without
+    assert_alike(*lives)
 
 
 @pytest.mark.slow
