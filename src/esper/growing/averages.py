@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, type_of
-from esper.growth.host_slots import HostSlots, unwrapped
-from esper.growth.modules import named_tensors
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.modules import named_modules, named_tensors
 
 
 class AverageKeeper:
-    """Gives an averaged copy of a model the same structure whenever the model changes.
+    """Gives an averaged copy of a model the same structure and alphas whenever the model changes.
 
     What both had keeps its average; what is new starts with the model's own value.
     """
@@ -46,11 +46,13 @@ class AverageKeeper:
         """Keep up with a model's slots from now on."""
         self.sync()
         host_slots.listeners.append(self.sync)
+        host_slots.action_listeners.append(self.sync)
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Give the copy the model's structure, if that has changed."""
+        """Give the copy the model's structure, if that has changed, and its alphas."""
         if self._is_alike():
+            self._copy_lives()
             return
         known = {id(tensor): average for tensor, average in self._values}
         twin = copy.deepcopy(self._model)
@@ -84,7 +86,17 @@ class AverageKeeper:
         self._values = [(ours[name], theirs[name]) for name in ours]
 
     def _is_alike(self) -> bool:
-        ours = list(named_tensors(self._model).values())
-        if len(ours) != len(self._values):
+        """Return whether the copy has the modules of the model, and the pairs are up to date."""
+        ours, theirs = named_modules(self._model), named_modules(self._copy)
+        if ours.keys() != theirs.keys() or ATTRIBUTE not in self._copy.__dict__:
             return False
-        return all(own is known for own, (known, _) in zip(ours, self._values, strict=True))
+        tensors = list(named_tensors(self._model).values())
+        if len(tensors) != len(self._values):
+            return False
+        return all(own is known for own, (known, _) in zip(tensors, self._values, strict=True))
+
+    def _copy_lives(self) -> None:
+        copied = slots(self._copy)
+        for name, life in slots(self._model).lives.items():
+            copied.lives.set_life(name, life.copied())
+        copied.refresh()

@@ -25,7 +25,7 @@ from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
 from esper.growth.modules import count_parameters
-from esper.growth.optimizers import as_optimizers
+from esper.growth.optimizers import as_optimizers, require_vectors
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
@@ -115,6 +115,7 @@ class Grower:
         self._module = unwrapped(model)
         require_growable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
+        require_vectors(self.optimizers)
         self.schedulers = _as_tuple(scheduler)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.seed = seed
@@ -134,6 +135,8 @@ class Grower:
         self._first_loss: float | None = None
         self._first_val_loss: float | None = None
         self._n_micro = 0
+        self._max_grad_norm: float | None = None
+        """Where the last step clipped the norm of all gradients."""
         self._epoch_sums = _EpochSums()
         self._saved = find_saved(controller)  # an unknown controller fails here
         if sample_input is None:
@@ -171,7 +174,8 @@ class Grower:
         Args:
             loss: The loss of the batch.
             accumulate: Update only in every call of this number, with the sum of the gradients.
-            max_grad_norm: Clip the norm of all gradients before the update.
+            max_grad_norm: Clip the norm of all gradients before the update; seeds that train in
+                isolation are clipped by themselves, so that they do not affect the model.
 
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
@@ -179,9 +183,10 @@ class Grower:
         report = self.check_loss(loss)
         if report is None:
             self._n_micro += 1
+            self._max_grad_norm = max_grad_norm
             if self._n_micro % accumulate:
                 return None
-            report = self._update(max_grad_norm)
+            report = self._update()
         self._n_micro = 0
         return report
 
@@ -202,9 +207,15 @@ class Grower:
         return self._note(report)
 
     def check_gradients(self) -> GovernorReport | None:
-        """Average the gradients of seeds over all ranks, and roll back if one is not finite."""
+        """Average the gradients of seeds over all ranks, and roll back if one is not finite.
+
+        With a scaler, gradients that overflow are left to it: it skips the update and lowers its
+        scale.
+        """
         growth = self._ready()
         self.ranks.average_gradients(growth.grown_parameters())
+        if self.scaler is not None and not math.isfinite(self._gradient_norm()):
+            return None
         report = growth.governor.check_gradients()
         if report is None:
             self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
@@ -249,7 +260,7 @@ class Grower:
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
-            self._update(None)
+            self._update()
             self._n_micro = 0
         self.ranks.copy_from_first(growth.grown_buffers())
         self._note(growth.governor.check_parameters())
@@ -447,17 +458,15 @@ class Grower:
             average.follow(growth.slots)
         return growth
 
-    def _update(self, max_grad_norm: float | None) -> GovernorReport | None:
+    def _update(self) -> GovernorReport | None:
         if self.scaler is not None:
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
-            if not math.isfinite(self._gradient_norm()):
-                self._step_optimizers()  # the scaler skips the update and lowers its scale
-                return None
         report = self.check_gradients()
         if report is None:
-            if max_grad_norm is not None:
-                clip_grad_norm_(self._module.parameters(), max_grad_norm)
+            if self._max_grad_norm is not None:
+                for parameters in self._ready().clipped_together():
+                    clip_grad_norm_(parameters, self._max_grad_norm)
             self.commit()
             self._step_optimizers()
         return report

@@ -23,6 +23,7 @@ from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.seed_slot import slot_size
 from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
@@ -79,6 +80,15 @@ class GrowingModel:
             if part is not None
         ]
         return [buffer for part in parts for buffer in part.buffers()]
+
+    def clipped_together(self) -> list[list[nn.Parameter]]:
+        """Return the parameters by whose gradients' norm each is clipped.
+
+        A seed that trains in isolation is apart, because it must not change how the host learns.
+        """
+        apart = [s.seed_parameters() for s in self.slots.values() if s.stage == Stage.TRAINING]
+        isolated = {id(parameter) for part in apart for parameter in part}
+        return [[p for p in self.model.parameters() if id(p) not in isolated], *apart]
 
     def n_grown(self) -> int:
         """Return the number of parameters of all seeds and fossils."""

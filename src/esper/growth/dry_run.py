@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from esper.growth.modules import uncompiled
 from esper.modes import evaluation_mode
 
 
@@ -32,12 +33,16 @@ class Call:
 
 
 def call_model(model: nn.Module, sample_input: Any) -> Any:
-    """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments."""
-    if isinstance(sample_input, Mapping):
-        return model(**sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
-    return model(sample_input)
+    """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    What ``torch.compile`` has compiled of it runs uncompiled, so that hooks see every call.
+    """
+    with uncompiled():
+        if isinstance(sample_input, Mapping):
+            return model(**sample_input)
+        if isinstance(sample_input, (tuple, list)):
+            return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
+        return model(sample_input)
 
 
 def as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from esper.growth.blueprints import (
     blueprint_names,
     fitting_blueprints,
 )
-from esper.growth.modules import seeded
+from esper.growth.modules import forget_graphs, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
 from esper.growth.sites import SlotSite
@@ -222,6 +222,7 @@ class HostSlots(Mapping[str, SeedSlot]):
             SlotError: If the slot holds no committed seed.
         """
         self.lives.absorb(slot, self)
+        self.refresh()
         for listener in self.action_listeners:
             listener()
 
@@ -234,7 +235,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
             action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
-        self.pairs.refresh()
+        self.refresh()
         if outcome.was_done:
             for listener in self.action_listeners:
                 listener()
@@ -243,7 +244,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def tick(self) -> None:
         """Advance all slots by one epoch."""
         self.lives.tick(self)
-        self.pairs.refresh()
+        self.refresh()
 
     def abandon_growing(self) -> list[str]:
         """Prune every uncommitted seed immediately and return the names of their slots."""
@@ -269,18 +270,18 @@ class HostSlots(Mapping[str, SeedSlot]):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
         self.insert(slot)
-        self._notify()
+        self._notify(slot)
 
     def remove_seed(self, slot: str) -> None:
         """Remove the seed, and take the slot out of the model if nothing else is in it."""
         self[slot].clear()
         self._place(slot)
-        self._notify()
+        self._notify(slot)
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one; remove it otherwise."""
         self[slot].restyle(style)
-        self._notify()
+        self._notify(slot)
 
     def commit_seed(self, slot: str) -> None:
         """Notify listeners that the seed is now part of the host."""
@@ -289,7 +290,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def absorb_seed(self, slot: str) -> int:
         """Make a committed seed part of its block; return the hidden units that it added."""
         n_units = self[slot].absorb()
-        self._notify()
+        self._notify(slot)
         return n_units
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -323,10 +324,12 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Restore an earlier state of a slot, with the modules that it held."""
         self.lives.set_life(slot, replace(state.life))
         place = self[slot]
+        has_changed = place.seed is not state.seed or place.gate is not state.gate
+        has_changed |= tuple(place.absorbed) != state.fossils
         place.seed, place.gate, place.form = state.seed, state.gate, state.form
         place.set_fossils(state.fossils)
         self._place(slot)
-        self._notify()
+        self._notify(slot if has_changed else None)
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each uncommitted seed, by slot."""
@@ -351,8 +354,17 @@ class HostSlots(Mapping[str, SeedSlot]):
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 
-    def _notify(self) -> None:
+    def refresh(self) -> None:
+        """Tell what runs the model, such as a compiled graph, that lives may have changed."""
         self.pairs.refresh()
+        for slot in self._slots.values():
+            slot.refresh()
+
+    def _notify(self, changed: str | None = None) -> None:
+        """Tell everybody that parameters may have changed, and which slot's modules did."""
+        self.refresh()
+        for place in () if changed is None else self[changed].site.modules:
+            forget_graphs(self.model, place)
         for listener in self.listeners:
             listener()
 

@@ -62,7 +62,7 @@ class _Group:
 
     def takes(self, parameter: Tensor) -> bool:
         """Return whether the optimizer can update a parameter of this shape."""
-        return parameter.ndim == 2 or type(self.optimizer).__name__ != MUON
+        return parameter.ndim == 2 or not _is_muon(self.optimizer)
 
 
 class OptimizerKeeper:
@@ -97,6 +97,7 @@ class OptimizerKeeper:
         """
         require_number("seed_lr_factor", seed_lr_factor, above=0.0)
         self.optimizers = as_optimizers(optimizer, model)
+        require_vectors(self.optimizers)
         self.slots = slots(model)
         self._host_groups = [
             _Group(each, index)
@@ -201,12 +202,6 @@ class OptimizerKeeper:
         kind = ParameterKind.of(names.get(id(parameter), ""), parameter)
         wanted = {id(p) for p in home if ParameterKind.of(names.get(id(p), ""), p) is kind}
         able = [i for i, group in enumerate(self._host_groups) if group.takes(parameter)]
-        if not able:
-            raise SlotError(
-                f"no optimizer can update a new parameter of shape {list(parameter.shape)}: Muon "
-                "takes matrices alone. Give the Grower or OptimizerKeeper a second optimizer, such "
-                "as AdamW, for biases and norms."
-            )
         for index in able:
             if any(id(member) in wanted for member in self._host_groups[index].members):
                 return index
@@ -269,6 +264,19 @@ def as_optimizers(
     for each in found:
         require_optimizer(each, model)
     return found
+
+
+def _is_muon(optimizer: Optimizer) -> bool:
+    return type(optimizer).__name__ == MUON
+
+
+def require_vectors(optimizers: Sequence[Optimizer]) -> None:
+    """Raise if no optimizer can update the biases, norms and convolutions that seeds may have."""
+    if all(map(_is_muon, optimizers)):
+        raise SlotError(
+            f"the optimizer is {MUON}, which takes matrices alone, but seeds also have biases, "
+            "norms or convolutions; give a list with a second optimizer for these, such as AdamW."
+        )
 
 
 def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from esper.errors import ShapeError
 from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
-from esper.growth.seed_slot import BlockWrapper, SeedSlot
+from esper.growth.seed_slot import BlockWrapper, SeedEffect, SeedSlot
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import Neighbours, SlotLives
 from esper.growth.unit_layers import fans_of
@@ -44,8 +44,8 @@ class UnitGroup:
     """New units of a slot that were planted together."""
 
     seed: PairSeed
-    alpha: float
-    is_committed: bool
+    alpha: float | Tensor
+    """A tensor in a graph of ``torch.compile``."""
     is_isolated: bool
     """Whether they train without changing the model's output."""
     neighbours: dict[str, int]
@@ -117,15 +117,11 @@ class Wiring:
             outputs.append(chunk)
         return torch.cat(outputs, dim=self.layer.unit_axis)
 
-    def sizes(self, is_counted: Callable[[UnitGroup], bool]) -> tuple[int, int]:
+    def sizes(self, count_units: Callable[[PairSlot], int]) -> tuple[int, int]:
         """Return the numbers of inputs and outputs of the layer with some of the new units."""
-        n_in, n_out = self.layer.n_in, self.layer.n_out
-        for source in self.sources:
-            groups = filter(is_counted, source.slot.unit_groups)
-            n_in += source.count(sum(group.n_units for group in groups))
-        if self.own is not None:
-            n_out += sum(group.n_units for group in filter(is_counted, self.own.unit_groups))
-        return n_in, n_out
+        n_in = self.layer.n_in
+        n_in += sum(source.count(count_units(source.slot)) for source in self.sources)
+        return n_in, self.layer.n_out + (0 if self.own is None else count_units(self.own))
 
     def new_parts(self) -> list[nn.Module]:
         """Return the rows and columns that seeds add to the layer."""
@@ -243,18 +239,17 @@ class PairSlot(SeedSlot):
             UnitGroup(
                 seed=cast(PairSeed, part.seed),
                 alpha=fossil.alpha,
-                is_committed=True,
                 is_isolated=False,
                 neighbours=dict(fossil.neighbours),
             )
             for part, fossil in zip(self.absorbed, life.fossils, strict=True)
         ]
         if self.seed is not None:
+            effect, alpha = self.current_effect()
             live = UnitGroup(
                 seed=cast(PairSeed, self.seed),
-                alpha=life.alpha,
-                is_committed=life.stage == Stage.FOSSILIZED,
-                is_isolated=life.stage == Stage.TRAINING,
+                alpha=alpha,
+                is_isolated=effect is SeedEffect.ISOLATED,
                 neighbours=dict(life.neighbours),
             )
             found.append(live)
@@ -267,10 +262,14 @@ class PairSlot(SeedSlot):
             group for group in self.unit_groups if self.shows_live or group.seed is not self.seed
         ]
 
+    def is_committed(self, group: UnitGroup) -> bool:
+        """Return whether new units of this slot can no longer be pruned."""
+        return group.seed is not self.seed or self.stage == Stage.FOSSILIZED
+
     @property
     def committed_units(self) -> int:
         """Number of new units that can no longer be pruned."""
-        return sum(group.n_units for group in self.unit_groups if group.is_committed)
+        return sum(group.n_units for group in self.unit_groups if self.is_committed(group))
 
     @property
     def neighbours(self) -> list[PairSlot]:
@@ -281,15 +280,8 @@ class PairSlot(SeedSlot):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the producer's output together with the new units."""
-        self.shows_live = self._does_show_live()
+        self.shows_live = self.current_effect()[0] is not SeedEffect.NONE
         return self.wiring.run(_input_of(args, kwargs))
-
-    def _does_show_live(self) -> bool:
-        if self.seed is None or self.is_off or self.stage == Stage.GERMINATED:
-            return False
-        if self.stage == Stage.TRAINING:
-            return torch.is_grad_enabled()
-        return self.alpha > 0.0
 
     def seen_units(self) -> Neighbours:
         """Return the committed units of other slots that a new seed would read or feed."""
@@ -364,10 +356,8 @@ class PairSlot(SeedSlot):
             [self.wiring, *self.consumer_wirings], [seed.rows, *seed.columns], strict=True
         ):
             module = wiring.module
-            sizes = wiring.sizes(lambda group: group.is_committed and group.seed is not seed)
-            before = fans_of(module, *sizes)
-            sizes = wiring.sizes(lambda group: group.is_committed or group.seed is seed)
-            after = fans_of(module, *sizes)
+            before = fans_of(module, *wiring.sizes(lambda slot: _count(slot, without=seed)))
+            after = fans_of(module, *wiring.sizes(lambda slot: _count(slot, including=seed)))
             for name in ("weight", "bias"):
                 old = cast(Tensor | None, getattr(module, name, None))
                 if old is None:
@@ -386,6 +376,18 @@ class PairSlot(SeedSlot):
             return
         for columns in seed.columns:
             cast(Tensor, columns.weight).div_(self.alpha)
+
+
+def _count(
+    slot: PairSlot, *, without: PairSeed | None = None, including: PairSeed | None = None
+) -> int:
+    """Return the number of a slot's committed units, without or including those of a seed."""
+    counted = [
+        group
+        for group in slot.unit_groups
+        if group.seed is including or (slot.is_committed(group) and group.seed is not without)
+    ]
+    return sum(group.n_units for group in counted)
 
 
 def _input_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

@@ -195,6 +195,12 @@ def require_growable(model: object) -> None:
             f"model is {type_of(model)} with TorchScript in it; a slot cannot be put into "
             "compiled code. Pass the module it was made from."
         )
+    for name, module in named_modules(unwrapped(model)).items():
+        if "_orig_mod" in module.__dict__.get("_modules", {}):
+            raise SlotError(
+                f"{name!r} of this {type(unwrapped(model)).__name__} is wrapped by torch.compile, "
+                "and nothing can be replaced inside it; compile it in place with .compile()."
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise SlotError(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
@@ -57,6 +58,15 @@ class BlockWrapper(nn.Module):
             return getattr(self.block, name)
 
 
+class SeedEffect(Enum):
+    """What a slot does with its seed in a forward pass."""
+
+    NONE = "none"
+    ISOLATED = "isolated"
+    """The seed gets gradients without changing the output."""
+    BLENDED = "blended"
+
+
 class SeedSlot(BlockWrapper):
     """A block, the seeds that have become part of it, and the seed that grows on both.
 
@@ -79,6 +89,8 @@ class SeedSlot(BlockWrapper):
         self.is_off = False
         """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
+        self._traced = ((SeedEffect.NONE, SeedEffect.NONE), 0.0, torch.zeros((), device=_CPU))
+        """What compiled graphs read: effects without and with gradients, and alpha twice."""
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
@@ -121,25 +133,53 @@ class SeedSlot(BlockWrapper):
         for part, fossil in zip(self.absorbed, life.fossils, strict=True):
             change = self._change(part, fossil, y, args, kwargs)
             y = blend(y, change, fossil.alpha)
-        if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
-            return y
-        if life.stage == Stage.TRAINING:
-            if not torch.is_grad_enabled():
-                return y
+        effect, alpha = self.current_effect()
+        if effect is SeedEffect.BLENDED:
+            return blend(y, self._change(self, life, y, args, kwargs), alpha)
+        if effect is SeedEffect.ISOLATED:
             change = self._change(self, life, y.detach(), args, kwargs, is_isolated=True)
             return straight_through(y, change)
-        if life.alpha == 0.0:
-            return y
-        return blend(y, self._change(self, life, y, args, kwargs), life.alpha)
+        return y
+
+    def current_effect(self) -> tuple[SeedEffect, float | Tensor]:
+        """Return what the seed does in this forward pass, and its alpha.
+
+        In a graph of ``torch.compile`` alpha is a tensor, so that a graph serves for all epochs of
+        a ramp, and for all stages in which the effect is the same.
+        """
+        needs_grad = torch.is_grad_enabled()
+        if torch.compiler.is_compiling():
+            effects, _, alpha = self._traced
+            return effects[needs_grad], alpha
+        return self._find_effects()[needs_grad], self.life.alpha
+
+    def _find_effects(self) -> tuple[SeedEffect, SeedEffect]:
+        """Return what the seed does in a forward pass without gradients, and in one with them."""
+        if self.seed is None or self.is_off:
+            return SeedEffect.NONE, SeedEffect.NONE
+        if self.stage == Stage.TRAINING:
+            return SeedEffect.NONE, SeedEffect.ISOLATED
+        if self.stage == Stage.GERMINATED or self.alpha == 0.0:
+            return SeedEffect.NONE, SeedEffect.NONE
+        return SeedEffect.BLENDED, SeedEffect.BLENDED
+
+    def refresh(self) -> None:
+        """Tell compiled graphs what the life says; called whenever that may have changed."""
+        effects, alpha = self._find_effects(), self.alpha
+        if (effects, alpha) != self._traced[:2]:
+            device = self._tensor_options().get("device", _CPU)
+            self._traced = (effects, alpha, torch.tensor(alpha, device=device))
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
         """Disable the seed inside the context."""
         was_off, self.is_off = self.is_off, True
+        self.refresh()
         try:
             yield
         finally:
             self.is_off = was_off
+            self.refresh()
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
@@ -387,6 +427,8 @@ class SeedSlot(BlockWrapper):
                 return part.seed(source)
             if not is_isolated:
                 return part.seed(source, args, kwargs)
+            if torch.compiler.is_compiling():  # a graph cannot save and restore generators
+                return part.seed(source, *_detached((args, kwargs)))
             # The dropout of a copied block must not change what the host draws after it.
             with _forked_generators(source):
                 return part.seed(source, *_detached((args, kwargs)))

@@ -200,7 +200,7 @@ def _is_part(slot: PairSlot, group: UnitGroup, *, committed_only: bool) -> bool:
     # Units that are germinated or train in isolation have alpha 0.
     if group.alpha == 0.0 or (slot.is_off and group.seed is slot.seed):
         return False
-    return group.is_committed or not committed_only
+    return slot.is_committed(group) or not committed_only
 
 
 class _Exporter:
