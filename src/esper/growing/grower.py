@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from esper.config.checks import require_number, require_seed
 from esper.config.growth import Budget
-from esper.errors import ConfigError, GrowerError, TensorError, type_of
+from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import GrowingModel
@@ -24,11 +24,11 @@ from esper.growth.dry_run import as_sample, batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import TrainingMeter
 from esper.growth.governor import Governor, GovernorReport
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import as_optimizers
 from esper.growth.placement import require_growable
-from esper.growth.ranks import Ranks
+from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.lifecycle.factored_actions import WAIT, Op, decode_action
 from esper.lifecycle.stages import Stage
@@ -107,8 +107,8 @@ class Grower:
         require_seed(seed)
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
+        require_growable(model)
         self._module = unwrapped(model)
-        require_growable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
         self.schedulers = _as_tuple(scheduler)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -119,7 +119,8 @@ class Grower:
         """The decision after each epoch."""
         self.is_finished = False
         """Whether the controller has ended the training."""
-        self.ranks = Ranks(next(iter(self._module.parameters())).device)
+        self.ranks = Ranks(model)
+        """The processes that train the model."""
         self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
         self._at, self._controller_name = at, controller
         self._sample = sample_input
@@ -189,18 +190,20 @@ class Grower:
         growth = self._ready()
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
-        (value,) = self.ranks.mean([float(loss.detach() if isinstance(loss, Tensor) else loss)])
-        report = growth.governor.check_loss(value)
+        report = growth.governor.check_loss(loss)
         if report is None:
+            value = growth.governor.loss
             self._epoch_sums.add_loss(value)
             self._first_loss = value if self._first_loss is None else self._first_loss
         return self._note(report)
 
     def check_gradients(self) -> GovernorReport | None:
         """Average the gradients of seeds over all ranks, and roll back if one is not finite."""
+        return self._check_gradients()
+
+    def _check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         growth = self._ready()
-        self.ranks.average_gradients(growth.grown_parameters())
-        report = growth.governor.check_gradients()
+        report = growth.governor.check_gradients(is_synced=is_synced)
         if report is None:
             self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
         return self._note(report)
@@ -219,7 +222,8 @@ class Grower:
     ) -> Decision:
         """End an epoch: observe the model, let the controller decide, and act.
 
-        With several processes, the mean of what they give counts.
+        With several processes, which all call it, the mean of what they give counts; a rank that
+        has no score gives none.
 
         Args:
             train_loss: The mean training loss; None for the mean of the losses that were checked.
@@ -244,9 +248,8 @@ class Grower:
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
-            self._update(None)
+            self._update(None, is_synced=False)
             self._n_micro = 0
-        self.ranks.copy_from_first(growth.grown_buffers())
         self._note(growth.governor.check_parameters())
         self.epoch += 1
         found = self._record(growth, train_loss, val_loss, score)
@@ -257,8 +260,6 @@ class Grower:
         decision = self._decide(growth, train_loss, val_loss, found, contributions)
         for average in self._averages:
             average.sync()
-        self._leave_seeds_to_us(growth)
-        self.ranks.require_same("the structure of the model", growth.digest())
         self._epoch_sums = _EpochSums()
         self.trace.append(decision)
         return decision
@@ -340,7 +341,6 @@ class Grower:
         growth.governor.load_state_dict(state["governor"])
         if state["rank"] == self.ranks.number:
             torch.set_rng_state(state["random"])
-        self._leave_seeds_to_us(growth)
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
         for kind, own in (("schedulers", self.schedulers), ("averages", self._averages)):
@@ -378,20 +378,40 @@ class Grower:
             self._sample = first_samples(whole)
 
     def _start_growth(self) -> None:
-        growth_config = None if self._saved is None else self._saved.growth
+        for name, value in (("seed", self.seed), ("epochs", self.epochs)):
+            advice = f"give every Grower the same {name}"
+            self.ranks.require_same(Call.START, name, [float(value)], advice)
         if ATTRIBUTE not in self._module.__dict__ or self._at is not None:
-            with torch.random.fork_rng(devices=[]):
-                place_slots(
-                    self._module,
-                    self._at,
-                    self._sample,
-                    growth_config=growth_config,
-                    seed=self.seed,
-                )
+            self._place_slots()
         self._growth = self._make_growth()
 
+    def _place_slots(self) -> None:
+        """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
+        values: dict[str, Any] = {}
+        if self.ranks.number == 0:
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    place_slots(
+                        self._module,
+                        self._at,
+                        self._sample,
+                        growth_config=None if self._saved is None else self._saved.growth,
+                        seed=self.seed,
+                    )
+                values = describe_slots(slots(self._module))
+            except EsperError as error:
+                self.ranks.text_from_first(Call.START, json.dumps({"error": str(error)}))
+                raise
+        values = json.loads(self.ranks.text_from_first(Call.START, json.dumps(values)))
+        if "error" in values:
+            raise SlotError(f"rank 0: {values['error']}")
+        if self.ranks.number > 0:
+            restore_slots(self._module, values)
+
     def _make_growth(self) -> GrowingModel:
-        growth = GrowingModel(self._module, self.optimizers, self.schedulers, self.budget)
+        growth = GrowingModel(
+            self._module, self.optimizers, self.schedulers, self.budget, self.ranks
+        )
         saved, given = self._saved, self._controller_name
         if saved is not None:
             growth.controller = saved.make(growth.slot_config)
@@ -404,14 +424,18 @@ class Grower:
             average.follow(growth.slots)
         return growth
 
-    def _update(self, max_grad_norm: float | None) -> GovernorReport | None:
+    def _update(
+        self, max_grad_norm: float | None, *, is_synced: bool = True
+    ) -> GovernorReport | None:
         if self.scaler is not None:
+            # Before the scaler looks for infinite gradients, so that all ranks see the same.
+            self._ready().governor.average_gradients(is_synced=is_synced)
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
             if not math.isfinite(self._gradient_norm()):
                 self._step_optimizers()  # the scaler skips the update and lowers its scale
                 return None
-        report = self.check_gradients()
+        report = self._check_gradients(is_synced=is_synced)
         if report is None:
             if max_grad_norm is not None:
                 clip_grad_norm_(self._module.parameters(), max_grad_norm)
@@ -448,8 +472,8 @@ class Grower:
         if train_loss is None or not math.isfinite(train_loss):
             train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
         given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
-        numbers = {name: float(value) for name, value in given.items() if value is not None}
-        means = dict(zip(numbers, self.ranks.mean(list(numbers.values())), strict=True))
+        agreed = self.ranks.mean(Call.END_EPOCH, list(given.values()))
+        means = {n: value for n, value in zip(given, agreed, strict=True) if value is not None}
         if "val_loss" not in means and "score" not in means:
             raise GrowerError(
                 "end_epoch has neither score nor val_loss; the controller decides by how the model "
@@ -478,7 +502,9 @@ class Grower:
         if self.epoch == 1:
             guess = self._first_loss if self._first_loss is not None else float(loss[0])
             records.n_classes[0] = round(math.exp(min(max(guess, 0.7), math.log(MOST_CLASSES))))
-            records.n_samples[0] = max(1, sums.n_losses) * self._batch_size * self.ranks.count
+            (size,) = self.ranks.mean(Call.END_EPOCH, [self._batch_size])
+            size = cast(float, size) * self.ranks.count
+            records.n_samples[0] = round(max(1, sums.n_losses) * size)
             records.start_scores([0], seen, loss)
         records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
         train = math.nan if train_loss is None else train_loss
@@ -495,13 +521,14 @@ class Grower:
         """Measure what each held seed contributes, if there is a way to."""
         records, found = growth.records, dict[str, float]()
         records.is_measured[0] = False
-        if validate is None:
+        if not any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
             return found
         for number, (name, slot) in enumerate(growth.slots.items()):
             if slot.stage == Stage.HOLDING:
                 with slot.switched_off():
-                    (without,) = self.ranks.mean([float(validate())])
-                found[name] = score - without
+                    own = None if validate is None else float(validate())
+                    (without,) = self.ranks.mean(Call.VALIDATE, [own])
+                found[name] = score - cast(float, without)
                 records.contribution[0, number] = found[name]
                 records.is_measured[0, number] = True
         return found
@@ -523,7 +550,9 @@ class Grower:
             observation, masks = growth.observe()
             choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
             odds = op_probabilities(growth.controller)
-            action = decode_action(self.ranks.from_first(choices.tolist()), growth.slot_config)
+            action = decode_action(
+                self.ranks.from_first(Call.DECIDE, choices.tolist()), growth.slot_config
+            )
             growth.remember(observation)
             outcome = growth.slots.apply(action)
             op, why = (action.op, "") if outcome.was_done else (Op.WAIT, outcome.reason)
@@ -554,13 +583,6 @@ class Grower:
             alphas={name: life.alpha for name, life in shown.items()},
             contributions=contributions,
         )
-
-    def _leave_seeds_to_us(self, growth: GrowingModel) -> None:
-        """Let DistributedDataParallel ignore seeds if the model is wrapped from now on."""
-        if self.ranks.count > 1:
-            grown = {id(parameter) for parameter in growth.grown_parameters()}
-            names = [n for n, p in self._module.named_parameters() if id(p) in grown]
-            self._module.__dict__["_ddp_params_and_buffers_to_ignore"] = names
 
 
 class _EpochSums:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +19,7 @@ from esper.growth.governor import Governor
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.ranks import Ranks
 from esper.growth.seed_slot import slot_size
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
@@ -39,6 +38,7 @@ class GrowingModel:
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[Any],
         budget: Budget,
+        ranks: Ranks,
     ) -> None:
         self.model = model
         self.budget = budget
@@ -47,7 +47,7 @@ class GrowingModel:
         self.slot_config = replace(self.slots.slot_config, allow_finish=may_finish)
         self.layout = ObservationLayout(self.slot_config)
         self.keeper = OptimizerKeeper(model, optimizers, schedulers=schedulers)
-        self.governor = Governor(model, optimizers)
+        self.governor = Governor(model, optimizers, ranks=ranks)
         self.meter: TrainingMeter | None = None
         n_slots = self.slot_config.max_slots
         self.records = EpisodeRecords.blank(1, n_slots)
@@ -65,17 +65,7 @@ class GrowingModel:
 
     def grown_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all seeds and fossils."""
-        return [p for slot in self.slots.values() for p in slot.grown_parameters()]
-
-    def grown_buffers(self) -> list[Tensor]:
-        """Return the buffers of all seeds and fossils."""
-        parts = [
-            part
-            for slot in self.slots.values()
-            for part in (slot.seed, slot.gate, slot.fossils)
-            if part is not None
-        ]
-        return [buffer for part in parts for buffer in part.buffers()]
+        return self.slots.grown_parameters()
 
     def n_grown(self) -> int:
         """Return the number of parameters of all seeds and fossils."""
@@ -137,12 +127,6 @@ class GrowingModel:
         if self.records.reference_flops[0] == 0.0:
             self.records.reference_flops[0] = spent * self.budget.n_epochs
         self.records.paid_flops[0] += spent / self.records.reference_flops[0]
-
-    def digest(self) -> int:
-        """Return a number that tells structures apart."""
-        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
-        text = json.dumps([self.slots.lives.to_json(), sizes])
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
     def require_unchanged(self) -> None:
         """Raise if blocks with slots were replaced, or the optimizers lost parameters.

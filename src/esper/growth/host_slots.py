@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.config.checks import require_int, require_seed
@@ -21,7 +23,7 @@ from esper.growth.blueprints import (
     blueprint_names,
     fitting_blueprints,
 )
-from esper.growth.modules import seeded
+from esper.growth.modules import named_tensors, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
 from esper.growth.sites import SlotSite
@@ -34,6 +36,9 @@ ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
 _LISTENERS = ("listeners", "action_listeners")
+
+DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
+"""The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Called after parameters were added or removed."""
         self.action_listeners: list[Callable[[], None]] = []
         """Called after an action was carried out."""
+        self._hidden: set[str] = set()
+        """Names of grown tensors that DistributedDataParallel would leave alone."""
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
@@ -336,6 +343,26 @@ class HostSlots(Mapping[str, SeedSlot]):
             if slot.seed is not None and slot.stage != Stage.FOSSILIZED
         }
 
+    def grown_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all seeds and fossils."""
+        return [p for slot in self._slots.values() for p in slot.grown_parameters()]
+
+    def grown_buffers(self) -> list[Tensor]:
+        """Return the buffers of all seeds and fossils."""
+        parts = [
+            part
+            for slot in self._slots.values()
+            for part in (slot.seed, slot.gate, slot.fossils)
+            if part is not None
+        ]
+        return [buffer for part in parts for buffer in part.buffers()]
+
+    def digest(self) -> int:
+        """Return a number that tells structures apart, exact as a float."""
+        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
+        text = json.dumps([list(self), self.lives.to_json(), sizes])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
     def _place(self, slot: str) -> None:
         """Put a slot into the model if it is in use, or its block otherwise."""
         if self[slot].is_in_use:
@@ -353,8 +380,24 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def _notify(self) -> None:
         self.pairs.refresh()
+        self.hide_from_ddp((*self.grown_parameters(), *self.grown_buffers()))
         for listener in self.listeners:
             listener()
+
+    def hide_from_ddp(self, tensors: Iterable[Tensor]) -> None:
+        """Let DistributedDataParallel leave only these alone if it wraps the model from now on.
+
+        It could not follow seeds that are pruned, and fails on those that do not train yet, so the
+        governor averages the gradients and copies the buffers of everything that was grown.
+        """
+        ids = {id(tensor) for tensor in tensors}
+        names = {name for name, t in named_tensors(self.model).items() if id(t) in ids}
+        others = set(getattr(self.model, DDP_IGNORES, ())) - self._hidden
+        self._hidden = names
+        if names or others:
+            setattr(self.model, DDP_IGNORES, sorted(names | others))
+        else:
+            self.model.__dict__.pop(DDP_IGNORES, None)
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:

@@ -182,11 +182,19 @@ def _have_equal_tensors(a: Any, b: Any) -> bool:
     )
 
 
+UNSUPPORTED_WRAPPERS = {
+    "DataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "FullyShardedDataParallel": "torch.distributed.fsdp.fully_shard (FSDP2)",
+}
+"""Wrappers that copy or flatten the parameters that a model has when it is wrapped."""
+
+
 def require_growable(model: object) -> None:
     """Reject what cannot be run with hooks: anything but a module that PyTorch runs in Python.
 
     Raises:
-        SlotError: If it is no module, is compiled, or has parameters without memory.
+        SlotError: If it is no module, is compiled, is wrapped by DataParallel or FSDP1, or has
+            parameters without memory.
     """
     if not isinstance(model, nn.Module):
         raise SlotError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
@@ -195,6 +203,12 @@ def require_growable(model: object) -> None:
             f"model is {type_of(model)} with TorchScript in it; a slot cannot be put into "
             "compiled code. Pass the module it was made from."
         )
+    for module in model.modules():
+        if (kind := type(module).__name__) in UNSUPPORTED_WRAPPERS:
+            raise SlotError(
+                f"model is {type_of(model)} with {kind} in it, which does not support growing "
+                f"models; use {UNSUPPORTED_WRAPPERS[kind]} instead."
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise SlotError(

@@ -187,6 +187,7 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     for module in list(twin.modules()):
         found = module.__dict__.pop(ATTRIBUTE, None)
         if isinstance(found, HostSlots):
+            found.hide_from_ddp(())
             merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
     exporter = _Exporter(twin, committed_only=committed_only)
     plain = exporter.convert(twin, "")
