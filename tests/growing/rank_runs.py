@@ -25,7 +25,7 @@ from esper.growth.placement import add_slots
 
 EPOCHS = 14
 N_TRAIN, BATCH = 48, 12
-TIMEOUT = 8.0
+TIMEOUT = 120.0
 """Seconds that a rank waits for the others."""
 
 
@@ -349,14 +349,16 @@ ALIKE = (
 """Scenarios that give the same in one process with the same global batches."""
 
 
-def _run_rank(number: int, size: int, folder: str, scenarios: Sequence[Callable[[], Any]]) -> None:
+def _run_rank(
+    number: int, size: int, folder: str, scenarios: Sequence[Callable[[], Any]], timeout: float
+) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=number,
         world_size=size,
-        timeout=datetime.timedelta(seconds=TIMEOUT),
+        timeout=datetime.timedelta(seconds=timeout),
     )
     found = {scenario.__name__: scenario() for scenario in scenarios}
     torch.save(found, f"{folder}/rank-{number}.pt")
@@ -364,10 +366,11 @@ def _run_rank(number: int, size: int, folder: str, scenarios: Sequence[Callable[
 
 
 def run_ranks(
-    size: int, scenarios: Sequence[Callable[[], Any]], folder: Path
+    size: int, scenarios: Sequence[Callable[[], Any]], folder: Path, timeout: float = TIMEOUT
 ) -> list[dict[str, Any]]:
     """Run scenarios in several processes, one after another; return what each rank found."""
-    multiprocessing.spawn(_run_rank, (size, str(folder), tuple(scenarios)), nprocs=size)
+    arguments = (size, str(folder), tuple(scenarios), timeout)
+    multiprocessing.spawn(_run_rank, arguments, nprocs=size)
     return [torch.load(folder / f"rank-{number}.pt") for number in range(size)]
 
 

@@ -53,7 +53,7 @@ def test_all_ranks_resume_alike(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_ranks_with_another_number_of_batches_fail_when_they_time_out(tmp_path: Path) -> None:
-    _, second = rank_runs.run_ranks(2, [rank_runs.disagree_on_batches], tmp_path)
+    _, second = rank_runs.run_ranks(2, [rank_runs.disagree_on_batches], tmp_path, timeout=15.0)
     error = second["disagree_on_batches"]["error"]
     assert error.startswith("RanksDisagreeError: rank 1 is in end_epoch")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from esper.config.checks import require_number, require_seed
@@ -30,6 +30,7 @@ from esper.growth.optimizers import as_optimizers
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
+from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
 from esper.lifecycle.factored_actions import WAIT, Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
@@ -119,6 +120,10 @@ class Grower:
         """The decision after each epoch."""
         self.is_finished = False
         """Whether the controller has ended the training."""
+        if ATTRIBUTE not in self._module.__dict__:
+            require_whole(self._module)
+        if ema is not None and find_mesh(self._module) is not None:
+            raise ConfigError("ema does not work with a sharded model; leave it out.")
         self.ranks = Ranks(model)
         """The processes that train the model."""
         self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
@@ -245,6 +250,7 @@ class Grower:
             )
         if score is None and validate is not None:
             score = float(validate())
+        reshard(self._module)
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
@@ -279,6 +285,7 @@ class Grower:
         the controller's memory and the state of torch's default generator.
         """
         growth = self._ready()
+        reshard(self._module)
         return {
             "format": FORMAT,
             "epoch": self.epoch,
@@ -456,7 +463,7 @@ class Grower:
 
     def _gradient_norm(self) -> float:
         found = [p.grad for p in self._module.parameters() if p.grad is not None]
-        return get_total_norm(found).item() if found else 0.0
+        return total_norm(found) if found else 0.0
 
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
@@ -613,7 +620,7 @@ class _EpochSums:
         for name, slot in host_slots.items():
             if slot.seed is not None:
                 grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
-                own = get_total_norm(grads).item() if grads else 0.0
+                own = total_norm(grads) if grads else 0.0
                 self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
 
     def mean_seed_norms(self, names: Iterable[str]) -> list[float]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.arrays import Floats
@@ -21,7 +20,7 @@ from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers
 from esper.growth.ranks import Call, Ranks
-from esper.growth.sharding import is_sharded, local_values
+from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -192,6 +191,7 @@ class Governor:
         model = unwrapped(model)
         self.model = model
         self.slots: HostSlots = slots(model)
+        self.slots.require_free_blocks()
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
@@ -325,6 +325,7 @@ class Governor:
 
     def keep(self) -> None:
         """Take a snapshot of the current state."""
+        reshard(self.model)
         self._require_seeds()
         self._seen.clear()
         self._latest = self._take_snapshot()
@@ -370,6 +371,7 @@ class Governor:
 
     def restore(self, reason: str) -> GovernorReport:
         """Roll back to the last good state, then prune the uncommitted seeds."""
+        reshard(self.model)
         self._load_snapshot(self._latest)
         if self._good is not self._latest:
             self._load_values(self._good)
@@ -390,30 +392,22 @@ class Governor:
                 )
 
     def _find_gradient_problem(self) -> str | None:
+        reshard(self.model)
         found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         if self.ranks.count == 1 and not found:
             return None
-        whole = [local_values(g) for _, g in found if not is_sharded(g)]
-        shards = [local_values(g) for _, g in found if is_sharded(g)]
-        norm = get_total_norm(whole).item() if whole else 0.0
-        norms = [norm, get_total_norm(shards).item() if shards else 0.0]
-        rows = self.ranks.exchange(Call.CHECK_GRADIENTS, [*norms, self._first_bad(found, norms)])
-        self.gradient_norm = math.hypot(max(row[0] for row in rows), *(row[1] for row in rows))
-        bad = [int(row[2]) for row in rows if row[2] >= 0]
+        norm = total_norm(gradient for _, gradient in found)
+        rows = self.ranks.exchange(Call.CHECK_GRADIENTS, [norm, _first_bad(found, norm)])
+        self.gradient_norm = max(row[0] for row in rows)
+        bad = [int(row[1]) for row in rows if row[1] >= 0]
         if math.isfinite(self.gradient_norm) and not bad:
             return None
         name = found[min(bad)][0] if bad and min(bad) < len(found) else "the model"
         return f"the gradient of {name} is not finite"
 
-    def _first_bad(self, found: list[tuple[str, Tensor]], norms: Sequence[float]) -> int:
-        """Return the index of the first gradient that is not finite; -1 for none."""
-        if all(map(math.isfinite, norms)):
-            return -1
-        checks = (bool(torch.isfinite(local_values(gradient)).all()) for _, gradient in found)
-        return next((index for index, is_finite in enumerate(checks) if not is_finite), -1)
-
     def _find_tensor_problem(self) -> str | None:
         """Return which tensor is non-finite, on some rank, where the last snapshot was finite."""
+        reshard(self.model)
         known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
@@ -496,6 +490,14 @@ def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]
         for prefix, module in named_modules(model).items()
         for name, buffer in module.named_buffers(recurse=False)
     ]
+
+
+def _first_bad(found: list[tuple[str, Tensor]], norm: float) -> int:
+    """Return the index of the first gradient that is not finite; -1 for none."""
+    if math.isfinite(norm):
+        return -1
+    checks = (bool(torch.isfinite(local_values(gradient)).all()) for _, gradient in found)
+    return next((index for index, is_finite in enumerate(checks) if not is_finite), -1)
 
 
 def _has_become_infinite(tensor: Tensor, before: Tensor | None) -> bool:

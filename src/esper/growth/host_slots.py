@@ -23,9 +23,10 @@ from esper.growth.blueprints import (
     blueprint_names,
     fitting_blueprints,
 )
-from esper.growth.modules import named_tensors, seeded
+from esper.growth.modules import named_modules, named_tensors, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
-from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
+from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
+from esper.growth.sharding import is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
@@ -238,6 +239,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
+        reshard(self.model)
         if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
             action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
@@ -249,6 +251,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def tick(self) -> None:
         """Advance all slots by one epoch."""
+        reshard(self.model)
         self.lives.tick(self)
         self.pairs.refresh()
 
@@ -275,6 +278,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
+        shard(self[slot].called_parts(), self.model)
         self.insert(slot)
         self._notify()
 
@@ -287,6 +291,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one; remove it otherwise."""
         self[slot].restyle(style)
+        shard(self[slot].called_parts(), self.model)
         self._notify()
 
     def commit_seed(self, slot: str) -> None:
@@ -323,6 +328,7 @@ class HostSlots(Mapping[str, SeedSlot]):
             if life.has_seed or life.fossils:
                 with seeded(0):
                     self[name].rebuild()
+                shard(self[name].called_parts(), self.model)
                 self.insert(name)
         self._notify()
 
@@ -356,6 +362,19 @@ class HostSlots(Mapping[str, SeedSlot]):
             if part is not None
         ]
         return [buffer for part in parts for buffer in part.buffers()]
+
+    def require_free_blocks(self) -> None:
+        """Reject slots that are sharded together with their block, which has to run without them.
+
+        Raises:
+            SlotError: Naming the slot.
+        """
+        for name, module in named_modules(self.model).items():
+            if isinstance(module, BlockWrapper) and is_shard_root(module):
+                raise SlotError(
+                    f"fully_shard was called on {name!r}, which is a slot; call it before seeds "
+                    f"germinate, or on the block in it, {name + '.block'!r}."
+                )
 
     def digest(self) -> int:
         """Return a number that tells structures apart, exact as a float."""

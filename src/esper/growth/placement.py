@@ -26,6 +26,7 @@ from esper.growth.modules import (
 )
 from esper.growth.pairs import PairFinder, is_pair_name
 from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
+from esper.growth.sharding import require_one_mesh_axis, require_whole
 from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
@@ -66,6 +67,7 @@ def add_slots(
     if growth_config is not None and not isinstance(growth_config, GrowthConfig):
         raise ConfigError(f"growth_config is {growth_config!r}; it must be a GrowthConfig.")
     require_growable(model)
+    require_whole(model)
     model_given, model = model, unwrapped(model)
     if ATTRIBUTE in model.__dict__:
         present = ", ".join(slots(model))
@@ -209,6 +211,7 @@ def require_growable(model: object) -> None:
                 f"model is {type_of(model)} with {kind} in it, which does not support growing "
                 f"models; use {UNSUPPORTED_WRAPPERS[kind]} instead."
             )
+    require_one_mesh_axis(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise SlotError(
