@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import esper
 from esper.errors import SlotError
+from esper.growth.blueprints import Blueprint, SeedForm, registry
 from esper.growth.host_slots import DDP_IGNORES, slots
 from esper.growth.placement import add_slots
+from esper.growth.sites import SlotSite, TensorKind
 from tests.growing import rank_runs
 
 SCENARIOS = (
@@ -106,6 +109,41 @@ def test_an_export_hides_nothing_from_ddp() -> None:
     slots(model).start_wider("2", "mlp_small")
     assert hasattr(model, DDP_IGNORES)
     assert not hasattr(esper.export(model), DDP_IGNORES)
+
+
+def test_batch_norms_of_seeds_are_synced_if_those_of_the_host_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(site: SlotSite) -> nn.Module:
+        layer = nn.Linear(site.width, site.width)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return nn.Sequential(nn.BatchNorm1d(site.width), layer)
+
+    kinds = frozenset(TensorKind)
+    blueprint = Blueprint(
+        name="normed", kinds=kinds, form=SeedForm.SERIAL, build=build, summary="a norm, a layer"
+    )
+    monkeypatch.setitem(registry._REGISTRY, "normed", blueprint)
+    trained = []
+    for is_synced in (False, True):
+        model: nn.Module = rank_runs.make_norm_model()
+        if is_synced:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        add_slots(model, ["3"], rank_runs.X[:2])
+        slots(model).germinate("3", "normed")
+        slots(model).tick()
+        slots(model).advance("3")
+        optimizer = rank_runs.make_optimizer(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            cross_entropy(model(rank_runs.X), rank_runs.Y).backward()
+            optimizer.step()
+        norms = {type(module) for module in model.modules() if "Norm" in type(module).__name__}
+        assert norms == {nn.SyncBatchNorm if is_synced else nn.BatchNorm1d}
+        trained.append(dict(model.state_dict()))
+    assert any("seed" in name and "running_mean" in name for name in trained[0])
+    assert_close(trained[1], trained[0], atol=0.0)  # there are no other processes here
 
 
 def test_data_parallel_is_rejected_at_construction() -> None:

@@ -117,7 +117,7 @@ class Ranks:
         data = data if self.number == 0 else bytearray(size)
         sent = torch.frombuffer(data, dtype=torch.uint8).to(self.device)
         self.copy_from_first([sent])
-        return bytes(sent.tolist()).decode()
+        return bytes(cast(list[int], sent.tolist())).decode()
 
     def require_same(self, call: Call, what: str, numbers: Sequence[float], advice: str) -> None:
         """Raise on every rank if numbers of some rank are not those of rank 0, up to rounding.
@@ -152,7 +152,7 @@ class Ranks:
         )
         distributed.all_reduce(has_gradient, distributed.ReduceOp.MAX, group=self._group)
         gradients: list[Tensor] = []
-        for parameter, is_used in zip(own, has_gradient.tolist(), strict=True):
+        for parameter, is_used in zip(own, cast(list[int], has_gradient.tolist()), strict=True):
             if is_used:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -190,7 +190,7 @@ def _make_group(model: nn.Module, device: torch.device) -> Any:
     parent: Any = distributed.group.WORLD
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            parent = module.process_group
+            parent = cast(Any, module.process_group)
     options = getattr(parent._get_backend(device), "options", None)
     timeout = getattr(options, "_timeout", None)
     if parent is distributed.group.WORLD:

@@ -166,12 +166,22 @@ class SeedSlot(BlockWrapper):
         block = copy_plain(self.block) if recipe.copies_block else None
         seed = recipe.build_seed(self.site.widened(units), block)
         # Layers of a copied block keep their own dtypes.
-        self.seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        self.seed = self._synced(seed)
         self.form = recipe.form
         if isinstance(seed, BlockCopy):
             self._start_copy(seed)
         self.seed.train(self.block.training)
         self.restyle(style)
+
+    def _synced(self, seed: nn.Module) -> nn.Module:
+        """Return a seed whose batch norms see the batches of all processes if the host's do."""
+        model = self._model[0]
+        for module in () if model is None else model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                group = module.process_group
+                return cast(Any, nn.SyncBatchNorm.convert_sync_batchnorm(seed, group))
+        return seed
 
     def _start_copy(self, seed: BlockCopy) -> None:
         """Choose the first weights of a copied block and what it has to share with others."""

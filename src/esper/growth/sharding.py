@@ -130,7 +130,7 @@ def gathered_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mo
         state = module._get_fsdp_state()
         memo[id(state)] = _NoState()
         kept.append(state)
-    kinds = [type(module) for module in sharded]
+    kinds: list[Any] = [type(module) for module in sharded]
     try:
         for module, kind in zip(sharded, kinds, strict=True):
             module.__class__ = kind.__bases__[1]  # FSDPModule comes first
@@ -138,11 +138,8 @@ def gathered_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mo
     finally:
         for module, kind in zip(sharded, kinds, strict=True):
             module.__class__ = kind
-    if sharded:
-        for module in sharded:
-            _forget_fsdp(cast(Any, memo[id(module)]))
-        for module in model.modules():
-            _forget_fsdp(cast(Any, memo.get(id(module), twin)))
+    for module in model.modules() if sharded else ():
+        _forget_fsdp(memo.get(id(module), twin))
     return twin
 
 
