@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from esper.config.checks import require_int, require_number, require_seed
 from esper.config.growth import Budget
-from esper.errors import ConfigError, GrowerError, TensorError, type_of
+from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import GrowingModel
@@ -23,12 +23,13 @@ from esper.growing.slots import place_slots
 from esper.growth.dry_run import as_sample, batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, unwrapped
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import as_optimizers, require_vectors
 from esper.growth.placement import require_growable
-from esper.growth.ranks import Ranks
+from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
+from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
 from esper.lifecycle.factored_actions import WAIT, Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
@@ -112,8 +113,8 @@ class Grower:
         self.max_parameters = max_parameters
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
+        require_growable(model)
         self._module = unwrapped(model)
-        require_growable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
         self.schedulers = _as_tuple(scheduler)
@@ -125,7 +126,12 @@ class Grower:
         """The decision after each epoch."""
         self.is_finished = False
         """Whether the controller has ended the training."""
-        self.ranks = Ranks(next(iter(self._module.parameters())).device)
+        if ATTRIBUTE not in self._module.__dict__:
+            require_whole(self._module)
+        if ema is not None and find_mesh(self._module) is not None:
+            raise ConfigError("ema does not work with a sharded model; leave it out.")
+        self.ranks = Ranks(model)
+        """The processes that train the model."""
         self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
         self._at, self._controller_name = at, controller
         self._sample = sample_input
@@ -199,9 +205,9 @@ class Grower:
         growth = self._ready()
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
-        (value,) = self.ranks.mean([float(loss.detach() if isinstance(loss, Tensor) else loss)])
-        report = growth.governor.check_loss(value)
+        report = growth.governor.check_loss(loss)
         if report is None:
+            value = growth.governor.loss
             self._epoch_sums.add_loss(value)
             self._first_loss = value if self._first_loss is None else self._first_loss
         return self._note(report)
@@ -212,11 +218,15 @@ class Grower:
         With a scaler, gradients that overflow are left to it: it skips the update and lowers its
         scale.
         """
+        return self._check_gradients()
+
+    def _check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         growth = self._ready()
-        self.ranks.average_gradients(growth.grown_parameters())
-        if self.scaler is not None and not math.isfinite(self._gradient_norm()):
-            return None
-        report = growth.governor.check_gradients()
+        if self.scaler is not None:
+            growth.governor.average_gradients(is_synced=is_synced)
+            if not math.isfinite(self._gradient_norm()):
+                return None
+        report = growth.governor.check_gradients(is_synced=is_synced)
         if report is None:
             self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
         return self._note(report)
@@ -235,7 +245,8 @@ class Grower:
     ) -> Decision:
         """End an epoch: observe the model, let the controller decide, and act.
 
-        With several processes, the mean of what they give counts.
+        With several processes, which all call it, the mean of what they give counts; a rank that
+        has no score gives none.
 
         Args:
             train_loss: The mean training loss; None for the mean of the losses that were checked.
@@ -257,12 +268,12 @@ class Grower:
             )
         if score is None and validate is not None:
             score = float(validate())
+        reshard(self._module)
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
-            self._update()
+            self._update(is_synced=False)
             self._n_micro = 0
-        self.ranks.copy_from_first(growth.grown_buffers())
         self._note(growth.governor.check_parameters())
         self.epoch += 1
         found = self._record(growth, train_loss, val_loss, score)
@@ -273,8 +284,6 @@ class Grower:
         decision = self._decide(growth, train_loss, val_loss, found, contributions)
         for average in self._averages:
             average.sync()
-        self._leave_seeds_to_us(growth)
-        self.ranks.require_same("the structure of the model", growth.digest())
         self._epoch_sums = _EpochSums()
         self.trace.append(decision)
         return decision
@@ -332,6 +341,7 @@ class Grower:
         the controller's memory and the state of torch's default generator.
         """
         growth = self._ready()
+        reshard(self._module)
         return {
             "format": FORMAT,
             "epoch": self.epoch,
@@ -394,7 +404,6 @@ class Grower:
         growth.governor.load_state_dict(state["governor"])
         if state["rank"] == self.ranks.number:
             torch.set_rng_state(state["random"])
-        self._leave_seeds_to_us(growth)
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
         for kind, own in (("schedulers", self.schedulers), ("averages", self._averages)):
@@ -432,20 +441,40 @@ class Grower:
             self._sample = first_samples(whole)
 
     def _start_growth(self) -> None:
-        growth_config = None if self._saved is None else self._saved.growth
+        for name, value in (("seed", self.seed), ("epochs", self.epochs)):
+            advice = f"give every Grower the same {name}"
+            self.ranks.require_same(Call.START, name, [float(value)], advice)
         if ATTRIBUTE not in self._module.__dict__ or self._at is not None:
-            with torch.random.fork_rng(devices=[]):
-                place_slots(
-                    self._module,
-                    self._at,
-                    self._sample,
-                    growth_config=growth_config,
-                    seed=self.seed,
-                )
+            self._place_slots()
         self._growth = self._make_growth()
 
+    def _place_slots(self) -> None:
+        """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
+        values: dict[str, Any] = {}
+        if self.ranks.number == 0:
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    place_slots(
+                        self._module,
+                        self._at,
+                        self._sample,
+                        growth_config=None if self._saved is None else self._saved.growth,
+                        seed=self.seed,
+                    )
+                values = describe_slots(slots(self._module))
+            except EsperError as error:
+                self.ranks.text_from_first(Call.START, json.dumps({"error": str(error)}))
+                raise
+        values = json.loads(self.ranks.text_from_first(Call.START, json.dumps(values)))
+        if "error" in values:
+            raise SlotError(f"rank 0: {values['error']}")
+        if self.ranks.number > 0:
+            restore_slots(self._module, values)
+
     def _make_growth(self) -> GrowingModel:
-        growth = GrowingModel(self._module, self.optimizers, self.schedulers, self.budget)
+        growth = GrowingModel(
+            self._module, self.optimizers, self.schedulers, self.budget, self.ranks
+        )
         saved, given = self._saved, self._controller_name
         if saved is not None:
             growth.controller = saved.make(growth.slot_config)
@@ -458,11 +487,13 @@ class Grower:
             average.follow(growth.slots)
         return growth
 
-    def _update(self) -> GovernorReport | None:
+    def _update(self, *, is_synced: bool = True) -> GovernorReport | None:
         if self.scaler is not None:
+            # Before the scaler looks for infinite gradients, so that all ranks see the same.
+            self._ready().governor.average_gradients(is_synced=is_synced)
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
-        report = self.check_gradients()
+        report = self._check_gradients(is_synced=is_synced)
         if report is None:
             if self._max_grad_norm is not None:
                 for parameters in self._ready().clipped_together():
@@ -484,7 +515,7 @@ class Grower:
 
     def _gradient_norm(self) -> float:
         found = [p.grad for p in self._module.parameters() if p.grad is not None]
-        return get_total_norm(found).item() if found else 0.0
+        return total_norm(found) if found else 0.0
 
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
@@ -500,8 +531,8 @@ class Grower:
         if train_loss is None or not math.isfinite(train_loss):
             train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
         given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
-        numbers = {name: float(value) for name, value in given.items() if value is not None}
-        means = dict(zip(numbers, self.ranks.mean(list(numbers.values())), strict=True))
+        agreed = self.ranks.mean(Call.END_EPOCH, list(given.values()))
+        means = {n: value for n, value in zip(given, agreed, strict=True) if value is not None}
         if "val_loss" not in means and "score" not in means:
             raise GrowerError(
                 "end_epoch has neither score nor val_loss; the controller decides by how the model "
@@ -530,7 +561,8 @@ class Grower:
         if growth.is_first and self.epoch == 1:
             self._describe_problem(growth, float(loss[0]))
             records.start_scores([0], seen, loss)
-        n_samples = max(1, sums.n_losses) * self._batch_size * self.ranks.count
+        (size,) = self.ranks.mean(Call.END_EPOCH, [self._batch_size])
+        n_samples = round(max(1, sums.n_losses) * cast(float, size) * self.ranks.count)
         records.n_samples[0] = n_samples
         records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
         train = math.nan if train_loss is None else train_loss
@@ -554,13 +586,14 @@ class Grower:
         """Measure what each held seed contributes, if there is a way to."""
         records, found = growth.records, dict[str, float]()
         records.is_measured[0] = False
-        if validate is None:
+        if not any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
             return found
         for number, (name, slot) in enumerate(growth.slots.items()):
             if slot.stage == Stage.HOLDING:
                 with slot.switched_off():
-                    (without,) = self.ranks.mean([float(validate())])
-                found[name] = score - without
+                    own = None if validate is None else float(validate())
+                    (without,) = self.ranks.mean(Call.VALIDATE, [own])
+                found[name] = score - cast(float, without)
                 records.contribution[0, number] = found[name]
                 records.is_measured[0, number] = True
         return found
@@ -582,7 +615,9 @@ class Grower:
             observation, masks = growth.observe()
             choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
             odds = op_probabilities(growth.controller)
-            action = decode_action(self.ranks.from_first(choices.tolist()), growth.slot_config)
+            action = decode_action(
+                self.ranks.from_first(Call.DECIDE, choices.tolist()), growth.slot_config
+            )
             growth.remember(observation)
             why = growth.find_excess(action, self.max_parameters)
             if not why:
@@ -617,13 +652,6 @@ class Grower:
             contributions=contributions,
         )
 
-    def _leave_seeds_to_us(self, growth: GrowingModel) -> None:
-        """Let DistributedDataParallel ignore seeds if the model is wrapped from now on."""
-        if self.ranks.count > 1:
-            grown = {id(parameter) for parameter in growth.grown_parameters()}
-            names = [n for n, p in self._module.named_parameters() if id(p) in grown]
-            self._module.__dict__["_ddp_params_and_buffers_to_ignore"] = names
-
 
 class _EpochSums:
     """What the steps of an epoch add up to."""
@@ -653,7 +681,7 @@ class _EpochSums:
         for name, slot in host_slots.items():
             if slot.seed is not None:
                 grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
-                own = get_total_norm(grads).item() if grads else 0.0
+                own = total_norm(grads) if grads else 0.0
                 self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
 
     def mean_seed_norms(self, names: Iterable[str]) -> list[float]:

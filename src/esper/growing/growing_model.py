@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +19,7 @@ from esper.growth.governor import Governor
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.ranks import Ranks
 from esper.growth.seed_slot import slot_size
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
@@ -41,6 +40,7 @@ class GrowingModel:
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[Any],
         budget: Budget,
+        ranks: Ranks,
     ) -> None:
         self.model = model
         self.budget = budget
@@ -49,7 +49,7 @@ class GrowingModel:
         self.slot_config = replace(self.slots.slot_config, allow_finish=may_finish)
         self.layout = ObservationLayout(self.slot_config)
         self.keeper = OptimizerKeeper(model, optimizers, schedulers=schedulers)
-        self.governor = Governor(model, optimizers)
+        self.governor = Governor(model, optimizers, ranks=ranks)
         self.meter: TrainingMeter | None = None
         self._plain_flops = 0.0
         """FLOPs of training the given model on one sample."""
@@ -69,17 +69,7 @@ class GrowingModel:
 
     def grown_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all seeds and fossils."""
-        return [p for slot in self.slots.values() for p in slot.grown_parameters()]
-
-    def grown_buffers(self) -> list[Tensor]:
-        """Return the buffers of all seeds and fossils."""
-        parts = [
-            part
-            for slot in self.slots.values()
-            for part in (slot.seed, slot.gate, slot.fossils)
-            if part is not None
-        ]
-        return [buffer for part in parts for buffer in part.buffers()]
+        return self.slots.grown_parameters()
 
     def clipped_together(self) -> list[list[nn.Parameter]]:
         """Return the parameters by whose gradients' norm each is clipped.
@@ -166,12 +156,6 @@ class GrowingModel:
         self.meter = TrainingMeter(self.model, sample)
         with torch.random.fork_rng(devices=[]):
             self._plain_flops = self.meter.training_flops()
-
-    def digest(self) -> int:
-        """Return a number that tells structures apart."""
-        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
-        text = json.dumps([self.slots.lives.to_json(), sizes])
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
     def require_unchanged(self) -> None:
         """Raise if blocks with slots were replaced, or the optimizers lost parameters.

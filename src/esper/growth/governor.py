@@ -11,7 +11,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.arrays import Floats
@@ -20,6 +19,8 @@ from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers
+from esper.growth.ranks import Call, Ranks
+from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -162,6 +163,10 @@ class Governor:
     A snapshot is taken at the end of each epoch and after each growth action. It counts as good
     once a loss has been seen on it; until then the good one before it is kept too. If a rollback
     has to skip a snapshot, growth actions are kept and all values are those of the good one.
+
+    With several processes, each loss is the mean of theirs, all of them roll back if one has to,
+    and the model, seeds included, starts on all of them as on rank 0. Gradients of what was grown
+    are averaged in :meth:`check_gradients`, the others by DistributedDataParallel.
     """
 
     def __init__(
@@ -169,21 +174,38 @@ class Governor:
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
         config: GovernorConfig | None = None,
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
+        """Start watching.
+
+        Args:
+            model: A model with slots.
+            optimizer: The optimizer of its parameters, or several that share them.
+            config: What counts as an outlier.
+            ranks: The processes that train the model; None for all, if torch.distributed is
+                initialized.
+        """
         self.optimizers = as_optimizers(optimizer, model)
+        self.ranks = Ranks(model) if ranks is None else ranks
         model = unwrapped(model)
         self.model = model
         self.slots: HostSlots = slots(model)
+        self.slots.require_free_blocks()
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
+        self.loss = math.nan
+        """The last loss that was checked, the mean over all processes."""
+        self._require_same_structure(Call.START)
+        self.ranks.copy_from_first((*model.parameters(), *model.buffers()))
         self._latest = self._good = self._take_snapshot()
         """The last snapshot, and the last one whose loss was good."""
         self._is_proven = True
         """Whether the parameters are those of a good state: the given one counts as good."""
         self._seen: list[float] = []
         """Good losses since the last update."""
-        self.slots.action_listeners.append(self.keep_if_finite)
+        self.slots.action_listeners.append(self._on_action)
 
     def step(
         self, loss: Tensor, *, before_update: Callable[[], object] | None = None
@@ -235,13 +257,22 @@ class Governor:
         return report
 
     def check_parameters(self) -> GovernorReport | None:
-        """Roll the model back if a parameter or buffer has become non-finite."""
+        """Roll the model back if a parameter or buffer has become non-finite.
+
+        With several processes, all get the buffers of rank 0.
+        """
+        self.ranks.copy_from_first(self.model.buffers())
         problem = self._find_tensor_problem()
-        return None if problem is None else self.restore(problem)
+        if problem is not None:
+            return self.restore(problem)
+        self.require_same_values()
+        return None
 
     def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
         """Roll the model back if a loss of its current state is bad; else the state is good."""
         value = loss.item() if isinstance(loss, Tensor) else float(loss)
+        (mean,) = self.ranks.mean(Call.CHECK_LOSS, [value])
+        self.loss = value = cast(float, mean)
         problem = self.watch.judge(value)
         if problem is not None:
             return self.restore(problem)
@@ -249,10 +280,22 @@ class Governor:
         self._is_proven = True
         return None
 
-    def check_gradients(self) -> GovernorReport | None:
-        """Roll the model back if a gradient is not finite."""
+    def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
+        """Roll the model back if a gradient is not finite.
+
+        Args:
+            is_synced: Whether DistributedDataParallel has averaged the gradients that it knows;
+                not after ``no_sync()``.
+        """
+        self.average_gradients(is_synced=is_synced)
         problem = self._find_gradient_problem()
         return None if problem is None else self.restore(problem)
+
+    def average_gradients(self, *, is_synced: bool = True) -> None:
+        """Average the gradients of what was grown over all processes; or all gradients."""
+        self.ranks.average_gradients(
+            self.slots.grown_parameters() if is_synced else self.model.parameters()
+        )
 
     def commit(self) -> None:
         """Note that the parameters are updated, after the losses and gradients were good."""
@@ -277,10 +320,12 @@ class Governor:
         """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
         self.watch.set_state(state["losses"])
         self._is_proven = True
+        self.require_same_values()
         self.keep()
 
     def keep(self) -> None:
         """Take a snapshot of the current state."""
+        reshard(self.model)
         self._require_seeds()
         self._seen.clear()
         self._latest = self._take_snapshot()
@@ -288,12 +333,45 @@ class Governor:
             self._good = self._latest
 
     def keep_if_finite(self) -> None:
-        """Take a snapshot if all parameters and buffers are finite; called after growth actions."""
+        """Take a snapshot if all parameters and buffers are finite."""
         if self._find_tensor_problem() is None:
             self.keep()
 
+    def _on_action(self) -> None:
+        """Take a snapshot after a growth action, the same on all ranks."""
+        self._require_same_structure(Call.GROWTH_ACTION)
+        self.ranks.copy_from_first((*self.slots.grown_parameters(), *self.slots.grown_buffers()))
+        self.keep_if_finite()
+
+    def _require_same_structure(self, call: Call) -> None:
+        if self.ranks.count > 1:
+            advice = "every rank must build the same model and act on the same slots"
+            digest = self.slots.digest()
+            # In two numbers, because numbers that are close count as the same.
+            self.ranks.require_same(call, "structure", divmod(digest, 1 << 24), advice)
+
+    def require_same_values(self) -> None:
+        """Raise on every rank if the structures or parameters of the ranks differ.
+
+        Raises:
+            RanksDisagreeError: Naming the ranks that differ from rank 0.
+        """
+        if self.ranks.count == 1:
+            return
+        self._require_same_structure(Call.CHECK_PARAMETERS)
+        whole = [p.detach().double() for p in self.model.parameters() if not is_sharded(p)]
+        size = sum(float(p.abs().sum()) for p in whole)
+        # The size is added because a sum that cancels is a matter of rounding.
+        sums = [sum(float(p.sum()) for p in whole) + 2.0 * size, size]
+        advice = (
+            "wrap the model in DistributedDataParallel, and clip gradients only by max_grad_norm "
+            "of the Grower or after check_gradients()"
+        )
+        self.ranks.require_same(Call.CHECK_PARAMETERS, "parameters", sums, advice)
+
     def restore(self, reason: str) -> GovernorReport:
         """Roll back to the last good state, then prune the uncommitted seeds."""
+        reshard(self.model)
         self._load_snapshot(self._latest)
         if self._good is not self._latest:
             self._load_values(self._good)
@@ -314,32 +392,34 @@ class Governor:
                 )
 
     def _find_gradient_problem(self) -> str | None:
-        found = [_dense(p.grad) for p in self.model.parameters() if p.grad is not None]
-        if not found:
+        reshard(self.model)
+        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        if self.ranks.count == 1 and not found:
             return None
-        self.gradient_norm = get_total_norm(found).item()
-        if math.isfinite(self.gradient_norm):
+        norm = total_norm(gradient for _, gradient in found)
+        rows = self.ranks.exchange(Call.CHECK_GRADIENTS, [norm, _first_bad(found, norm)])
+        self.gradient_norm = max(row[0] for row in rows)
+        bad = [int(row[1]) for row in rows if row[1] >= 0]
+        if math.isfinite(self.gradient_norm) and not bad:
             return None
-        named = [(n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None]
-        bad = [name for name, grad in named if not bool(torch.isfinite(_dense(grad)).all())]
-        return f"the gradient of {bad[0] if bad else 'the model'} is not finite"
+        name = found[min(bad)][0] if bad and min(bad) < len(found) else "the model"
+        return f"the gradient of {name} is not finite"
 
     def _find_tensor_problem(self) -> str | None:
-        """Return which tensor is non-finite where the last snapshot was finite."""
+        """Return which tensor is non-finite, on some rank, where the last snapshot was finite."""
+        reshard(self.model)
         known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
         tensors += [(name, key, buffer) for name, key, buffer in _named_buffers(self.model)]
-        for name, key, tensor in tensors:
-            if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
-                continue
-            before = known.get(key)
-            # Infinite entries that the snapshot has too, such as an attention mask, are fine.
-            if before is None or before.shape != tensor.shape:
-                return f"{name} is not finite"
-            if bool((torch.isfinite(before) & ~torch.isfinite(tensor)).any()):
-                return f"{name} is not finite"
-        return None
+        bad = (
+            index
+            for index, (_, key, tensor) in enumerate(tensors)
+            if _has_become_infinite(tensor, known.get(key))
+        )
+        rows = self.ranks.exchange(Call.CHECK_PARAMETERS, [next(bad, -1)])
+        found = [int(row[0]) for row in rows if row[0] >= 0]
+        return f"{tensors[min(found)][0]} is not finite" if found else None
 
     def _take_snapshot(self) -> _Snapshot:
         return _Snapshot(
@@ -415,6 +495,27 @@ def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]
         for prefix, module in named_modules(model).items()
         for name, buffer in module.named_buffers(recurse=False)
     ]
+
+
+def _first_bad(found: list[tuple[str, Tensor]], norm: float) -> int:
+    """Return the index of the first gradient that is not finite; -1 for none."""
+    if math.isfinite(norm):
+        return -1
+    checks = (bool(torch.isfinite(local_values(gradient)).all()) for _, gradient in found)
+    return next((index for index, is_finite in enumerate(checks) if not is_finite), -1)
+
+
+def _has_become_infinite(tensor: Tensor, before: Tensor | None) -> bool:
+    """Return whether a tensor has an entry that is not finite, but was in an earlier copy."""
+    if not tensor.is_floating_point():
+        return False
+    finite = torch.isfinite(local_values(tensor))
+    if bool(finite.all()):
+        return False
+    # Infinite entries that the snapshot has too, such as an attention mask, are fine.
+    if before is None or before.shape != tensor.shape:
+        return True
+    return bool((torch.isfinite(local_values(before)) & ~finite).any())
 
 
 def _load_tensors(snapshot: _Snapshot) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.config.checks import require_int, require_seed
@@ -21,9 +23,10 @@ from esper.growth.blueprints import (
     blueprint_names,
     fitting_blueprints,
 )
-from esper.growth.modules import forget_graphs, seeded
+from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
-from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
+from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
+from esper.growth.sharding import is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
@@ -34,6 +37,9 @@ ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
 _LISTENERS = ("listeners", "action_listeners")
+
+DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
+"""The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Called after parameters were added or removed."""
         self.action_listeners: list[Callable[[], None]] = []
         """Called after an action was carried out."""
+        self._hidden: set[str] = set()
+        """Names of grown tensors that DistributedDataParallel would leave alone."""
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
@@ -232,6 +240,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
+        reshard(self.model)
         if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
             action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
@@ -243,6 +252,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def tick(self) -> None:
         """Advance all slots by one epoch."""
+        reshard(self.model)
         self.lives.tick(self)
         self.refresh()
 
@@ -269,6 +279,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
+        shard(self[slot].called_parts(), self.model)
         self.insert(slot)
         self._notify(slot)
 
@@ -281,6 +292,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one; remove it otherwise."""
         self[slot].restyle(style)
+        shard(self[slot].called_parts(), self.model)
         self._notify(slot)
 
     def commit_seed(self, slot: str) -> None:
@@ -317,6 +329,7 @@ class HostSlots(Mapping[str, SeedSlot]):
             if life.has_seed or life.fossils:
                 with seeded(0):
                     self[name].rebuild()
+                shard(self[name].called_parts(), self.model)
                 self.insert(name)
         self._notify()
 
@@ -338,6 +351,39 @@ class HostSlots(Mapping[str, SeedSlot]):
             for name, slot in self._slots.items()
             if slot.seed is not None and slot.stage != Stage.FOSSILIZED
         }
+
+    def grown_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all seeds and fossils."""
+        return [p for slot in self._slots.values() for p in slot.grown_parameters()]
+
+    def grown_buffers(self) -> list[Tensor]:
+        """Return the buffers of all seeds and fossils."""
+        parts = [
+            part
+            for slot in self._slots.values()
+            for part in (slot.seed, slot.gate, slot.fossils)
+            if part is not None
+        ]
+        return [buffer for part in parts for buffer in part.buffers()]
+
+    def require_free_blocks(self) -> None:
+        """Reject slots that are sharded together with their block, which has to run without them.
+
+        Raises:
+            SlotError: Naming the slot.
+        """
+        for name, module in named_modules(self.model).items():
+            if isinstance(module, BlockWrapper) and is_shard_root(module):
+                raise SlotError(
+                    f"fully_shard was called on {name!r}, which is a slot; call it before seeds "
+                    f"germinate, or on the block in it, {name + '.block'!r}."
+                )
+
+    def digest(self) -> int:
+        """Return a number that tells structures apart, exact as a float."""
+        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
+        text = json.dumps([list(self), self.lives.to_json(), sizes])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     def _place(self, slot: str) -> None:
         """Put a slot into the model if it is in use, or its block otherwise."""
@@ -365,8 +411,24 @@ class HostSlots(Mapping[str, SeedSlot]):
         self.refresh()
         for place in () if changed is None else self[changed].site.modules:
             forget_graphs(self.model, place)
+        self.hide_from_ddp((*self.grown_parameters(), *self.grown_buffers()))
         for listener in self.listeners:
             listener()
+
+    def hide_from_ddp(self, tensors: Iterable[Tensor]) -> None:
+        """Let DistributedDataParallel leave only these alone if it wraps the model from now on.
+
+        It could not follow seeds that are pruned, and fails on those that do not train yet, so the
+        governor averages the gradients and copies the buffers of everything that was grown.
+        """
+        ids = {id(tensor) for tensor in tensors}
+        names = {name for name, t in named_tensors(self.model).items() if id(t) in ids}
+        others = set(getattr(self.model, DDP_IGNORES, ())) - self._hidden
+        self._hidden = names
+        if names or others:
+            setattr(self.model, DDP_IGNORES, sorted(names | others))
+        else:
+            self.model.__dict__.pop(DDP_IGNORES, None)
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:

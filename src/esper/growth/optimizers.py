@@ -26,6 +26,9 @@ SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_moment
 MUON = "Muon"
 """The optimizer that takes matrices alone; PyTorch has it since 2.9."""
 
+SHARDED_OPTIMIZER = "ZeroRedundancyOptimizer"
+"""The optimizer that shares out the parameters that it starts with among processes."""
+
 
 class ParameterKind(Enum):
     """What a parameter is, which decides its group where groups differ by kind."""
@@ -281,8 +284,11 @@ def require_vectors(optimizers: Sequence[Optimizer]) -> None:
 
 def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if an optimizer has none of the model's parameters, or cannot drop any."""
-    if isinstance(optimizer, LBFGS):
-        raise SlotError("LBFGS does not support growing models; use another torch.optim optimizer.")
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, LBFGS) or kind == SHARDED_OPTIMIZER:
+        raise SlotError(
+            f"{kind} does not support growing models; use another torch.optim optimizer."
+        )
     present = {id(parameter) for parameter in model.parameters()}
     members = [member for group in optimizer.param_groups for member in group["params"]]
     if not any(id(member) in present for member in members):

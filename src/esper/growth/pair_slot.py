@@ -25,6 +25,7 @@ from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
 from esper.growth.seed_slot import BlockWrapper, SeedEffect, SeedSlot
+from esper.growth.sharding import local_values, whole_values
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import Neighbours, SlotLives
 from esper.growth.unit_layers import fans_of
@@ -310,6 +311,16 @@ class PairSlot(SeedSlot):
         self.seed = seed.to(**self._tensor_options())
         self.seed.train(self.block.training)
 
+    def called_parts(self) -> list[nn.Module]:
+        """Return the layers of the fossils and the seed, which are called one by one."""
+        seeds = [group.seed for group in self.unit_groups]
+        return [
+            layer
+            for seed in seeds
+            for layer in seed.modules()
+            if any(True for _ in layer.parameters(recurse=False))
+        ]
+
     def absorb(self) -> int:
         """Make the seed part of the pair; return the number of its units."""
         n_units = cast(PairSeed, self.seed).n_units
@@ -322,7 +333,7 @@ class PairSlot(SeedSlot):
     def find_start_problem(self) -> str | None:
         """Return why the new units would change the host's output, or None if they would not."""
         seed = cast(PairSeed, self.seed)
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in seed.parameters()):
+        if not all(bool(torch.isfinite(local_values(p)).all()) for p in seed.parameters()):
             return "the weights of the new units are not finite"
         if not seed.is_new:
             return "the new units do not cancel, so they would change the host's output"
@@ -362,7 +373,7 @@ class PairSlot(SeedSlot):
                 old = cast(Tensor | None, getattr(module, name, None))
                 if old is None:
                     continue
-                law = WeightLaw.of(old, *before)
+                law = WeightLaw.of(whole_values(old), *before)
                 if is_start:
                     parts = [old, *(getattr(each, name, None) for each in wiring.new_parts())]
                     for tensor in parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +18,7 @@ from esper.growth.blending import ADD_STYLES, blend, effective_change, straight_
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.sharding import find_mesh, gathered_copy
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
@@ -218,12 +218,22 @@ class SeedSlot(BlockWrapper):
         block = copy_plain(self.block) if recipe.copies_block else None
         seed = recipe.build_seed(self.site.widened(units), block)
         # Layers of a copied block keep their own dtypes.
-        self.seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        self.seed = self._synced(seed)
         self.form = recipe.form
         if isinstance(seed, BlockCopy):
             self._start_copy(seed)
         self.seed.train(self.block.training)
         self.restyle(style)
+
+    def _synced(self, seed: nn.Module) -> nn.Module:
+        """Return a seed whose batch norms see the batches of all processes if the host's do."""
+        model = self._model[0]
+        for module in () if model is None else model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                group = module.process_group
+                return cast(Any, nn.SyncBatchNorm.convert_sync_batchnorm(seed, group))
+        return seed
 
     def _start_copy(self, seed: BlockCopy) -> None:
         """Choose the first weights of a copied block and what it has to share with others."""
@@ -346,6 +356,11 @@ class SeedSlot(BlockWrapper):
         absorbed = [] if self.fossils is None else list(self.fossils.parameters())
         return [*absorbed, *self.seed_parameters()]
 
+    def called_parts(self) -> list[nn.Module]:
+        """Return the modules of the fossils, the seed and its gate that are called."""
+        parts = [*((part.seed, part.gate) for part in self.absorbed), (self.seed, self.gate)]
+        return [module for part in parts for module in part if module is not None]
+
     def seen_units(self) -> Neighbours:
         """Return the committed units of other slots that a new seed would read or feed: none."""
         return ()
@@ -373,13 +388,17 @@ class SeedSlot(BlockWrapper):
         if isinstance(self.seed, BlockCopy):
             return self._find_copy_problem(self.seed)
         probe = _draw_probe(self.seed_input_shape).to(**self._tensor_options())
-        is_training = self.seed.training
+        part, seed = self, self.seed
+        if find_mesh(seed) is not None:  # outside of the model, only a gathered seed can run
+            seed = gathered_copy(seed)
+            part = AbsorbedSeed(seed, None, self.form)
+        is_training = seed.training
         if is_training:
-            self.seed.eval()
+            seed.eval()
         with torch.no_grad():
-            change = self._run_seed(self, self.life, probe)
+            change = self._run_seed(part, self.life, probe)
         if is_training:
-            self.seed.train()
+            seed.train()
         return find_change_problem(change, self.site.output_shape)
 
     def explain_misfit(self, blueprint: str) -> str:
@@ -465,8 +484,8 @@ def copy_plain(block: nn.Module) -> nn.Module:
             memo[id(config)] = config
     for part in reversed(parts):
         if isinstance(part, BlockWrapper):
-            memo[id(part)] = copy.deepcopy(part.block, memo)
-    return copy.deepcopy(block, memo)
+            memo[id(part)] = gathered_copy(part.block, memo)
+    return gathered_copy(block, memo)
 
 
 def _forked_generators(tensor: Tensor) -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -24,6 +23,7 @@ from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
 from esper.growth.pair_slot import PairSlot, UnitGroup
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sharding import gathered_copy
 from esper.lifecycle.stages import Stage
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
@@ -175,6 +175,7 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     seeds in one slot are added in the order in which they grew. The model itself is not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
+    A model that is sharded (FSDP2) is gathered, so every rank must call this.
 
     Args:
         model: Any module, with or without slots.
@@ -183,10 +184,11 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     Raises:
         UnsupportedHostError: If part of the model cannot be converted; the message names it.
     """
-    twin = copy.deepcopy(model)
+    twin = gathered_copy(model)
     for module in list(twin.modules()):
         found = module.__dict__.pop(ATTRIBUTE, None)
         if isinstance(found, HostSlots):
+            found.hide_from_ddp(())
             merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
     exporter = _Exporter(twin, committed_only=committed_only)
     plain = exporter.convert(twin, "")
