@@ -393,16 +393,17 @@ class Governor:
 
     def _find_gradient_problem(self) -> str | None:
         reshard(self.model)
-        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.ranks.count == 1 and not found:
             return None
-        norm = total_norm(gradient for _, gradient in found)
+        norm = total_norm(found)
         rows = self.ranks.exchange(Call.CHECK_GRADIENTS, [norm, _first_bad(found, norm)])
         self.gradient_norm = max(row[0] for row in rows)
         bad = [int(row[1]) for row in rows if row[1] >= 0]
         if math.isfinite(self.gradient_norm) and not bad:
             return None
-        name = found[min(bad)][0] if bad and min(bad) < len(found) else "the model"
+        names = [name for name, p in self.model.named_parameters() if p.grad is not None]
+        name = names[min(bad)] if bad and min(bad) < len(names) else "the model"
         return f"the gradient of {name} is not finite"
 
     def _find_tensor_problem(self) -> str | None:
@@ -497,11 +498,11 @@ def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]
     ]
 
 
-def _first_bad(found: list[tuple[str, Tensor]], norm: float) -> int:
+def _first_bad(found: list[Tensor], norm: float) -> int:
     """Return the index of the first gradient that is not finite; -1 for none."""
     if math.isfinite(norm):
         return -1
-    checks = (bool(torch.isfinite(local_values(gradient)).all()) for _, gradient in found)
+    checks = (bool(torch.isfinite(local_values(gradient)).all()) for gradient in found)
     return next((index for index, is_finite in enumerate(checks) if not is_finite), -1)
 
 

@@ -96,6 +96,8 @@ class Ranks:
 
     def mean(self, call: Call, values: Sequence[float | None]) -> list[float | None]:
         """Return the mean of each value over the ranks that have it; NaN if one of them has NaN."""
+        if self.count == 1:
+            return list(values)
         sent = [0.0 if value is None else float(value) for value in values]
         rows = self.exchange(call, [*sent, *(float(value is not None) for value in values)])
         found: list[float | None] = []
