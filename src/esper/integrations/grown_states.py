@@ -37,12 +37,17 @@ def find_grown(state: Mapping[str, Any]) -> list[str]:
     return [name.rpartition(".")[0] for name in names]
 
 
+def state_without_weights(grower: Grower) -> dict[str, Any]:
+    """Return the state of a Grower, without the weights, which the library saves."""
+    return {name: value for name, value in grower.state_dict().items() if name != "model"}
+
+
 class GrownState:
     """The hooks of one model, and the weights of a grown one that waits for its Grower.
 
     A Grower resumes on a model without seeds, because optimizers and data-parallel wrappers are
     made for such a model. So while ``is_waiting``, a grown state dict is loaded and kept, and the
-    seeds are removed again; :meth:`resume` hands the weights to the Grower.
+    seeds are removed again; the Grower gets the weights from :meth:`take_weights`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,15 +67,11 @@ class GrownState:
         """Whether the weights of a grown model wait for a Grower."""
         return self._weights is not None
 
-    def state_of(self, grower: Grower) -> dict[str, Any]:
-        """Return the state of a Grower, without the weights that the library saves."""
-        return {name: value for name, value in grower.state_dict().items() if name != "model"}
-
-    def resume(self, grower: Grower, state: Mapping[str, Any]) -> None:
-        """Load into a new Grower what :meth:`state_of` returned, and the weights that wait.
+    def take_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the grown model that was loaded, and forget them.
 
         Raises:
-            GrowerError: If no weights of a grown model were loaded.
+            GrowerError: If none was loaded.
         """
         if self._weights is None:
             raise GrowerError(
@@ -78,14 +79,18 @@ class GrownState:
                 "resume from a checkpoint that was saved whole."
             )
         weights, self._weights = self._weights, None
-        grower.load_state_dict({**state, "model": weights})
+        return weights
+
+    def resume(self, grower: Grower, state: Mapping[str, Any]) -> None:
+        """Load into a new Grower what :func:`state_without_weights` returned, and the weights."""
+        grower.load_state_dict({**state, "model": self.take_weights()})
 
     def _rebuild(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         stored = state.pop(prefix + KEY, None)
         if stored is None:
             return
         try:
-            structure = json.loads(bytes(cast(Tensor, stored).tolist()))
+            structure = json.loads(bytes(cast("list[int]", stored.tolist())))
             own = module.__dict__.get(ATTRIBUTE)
             if isinstance(own, HostSlots):
                 if json.loads(json.dumps(describe_slots(own))) == structure:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from esper.errors import ConfigError
 from esper.growing.grower import Grower
-from esper.integrations.grown_states import GrownState, find_grown, rebuild_on_load
-from esper.integrations.options import import_library, metrics_of, read_metric, require_options
+from esper.integrations.adapters import (
+    MetricNames,
+    drop_overflow,
+    import_library,
+    metrics_of,
+    require_options,
+)
+from esper.integrations.grown_states import (
+    GrownState,
+    find_grown,
+    rebuild_on_load,
+    state_without_weights,
+)
 
 _lightning = import_library("lightning.pytorch", "lightning")
 _callbacks = import_library("lightning.pytorch.callbacks", "lightning")
@@ -56,9 +65,8 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
                 ``price``, ``ema`` and ``seed``.
         """
         require_options(options)
-        if score is None and val_loss is None:
-            raise ConfigError("score and val_loss are both None; name a metric that is logged.")
-        self.score, self.val_loss, self.module, self.validate = score, val_loss, module, validate
+        self.names = MetricNames(score, val_loss)
+        self.module, self.validate = module, validate
         self._options = options
         self._state: GrownState | None = None
         self._saved: dict[str, Any] = {}
@@ -103,20 +111,18 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Check the gradients before they are clipped."""
-        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        if has_scaler and not math.isfinite(get_total_norm(gradients).item()):
-            return  # the scaler skips the update and lowers its scale
-        if gradients and self.grower.check_gradients() is None:
+        has_gradients = any(p.grad is not None for p in pl_module.parameters())
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if not has_gradients or drop_overflow(self.grower, scaler):
+            return
+        if self.grower.check_gradients() is None:
             self.grower.commit()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Let the controller decide, and log what growth has come to."""
-        metrics: Mapping[str, Any] = trainer.callback_metrics
         validate = self.validate
         decision = self.grower.end_epoch(
-            val_loss=read_metric(metrics, self.val_loss, is_needed=self.score is None),
-            score=read_metric(metrics, self.score, is_needed=self.score is not None),
+            **self.names.read(trainer.callback_metrics),
             validate=None if validate is None else lambda: validate(pl_module),
         )
         pl_module.log_dict(metrics_of(decision), sync_dist=trainer.world_size > 1)
@@ -124,9 +130,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the Grower; the weights are in the checkpoint already."""
-        if self._state is None or not hasattr(self, "grower"):
-            return {}
-        return self._state.state_of(self.grower)
+        return state_without_weights(self.grower) if hasattr(self, "grower") else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of the Grower until ``fit`` starts."""

@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from esper.errors import ConfigError, SavedModelError
 from esper.growing.grower import Grower
-from esper.integrations.grown_states import GrownState, find_grown, rebuild_on_load
-from esper.integrations.options import import_library, metrics_of, read_metric, require_options
+from esper.integrations.adapters import (
+    MetricNames,
+    drop_overflow,
+    full_precision,
+    import_library,
+    metrics_of,
+    require_options,
+)
+from esper.integrations.grown_states import (
+    GrownState,
+    find_grown,
+    rebuild_on_load,
+    state_without_weights,
+)
 from esper.storage.files import write_atomic
 
 _transformers = import_library("transformers", "transformers")
@@ -60,9 +71,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
                 ``price``, ``ema`` and ``seed``.
         """
         require_options(options)
-        if score is None and val_loss is None:
-            raise ConfigError("score and val_loss are both None; name a metric of the evaluation.")
-        self.score, self.val_loss, self.resume_from = score, val_loss, resume_from
+        self.names, self.resume_from = MetricNames(score, val_loss), resume_from
         self._options = options
         self._trainer: Any = None
         self._losses: list[Tensor] = []
@@ -107,16 +116,18 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         """Forget the losses of other calls than those of the training step that begins."""
         self._losses.clear()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Check the losses and gradients; a rollback drops them, so that nothing is updated."""
         losses, self._losses = self._losses, []
+        with full_precision(self._trainer.model):
+            _ = self.grower.slots  # the first step finds them
         if losses and self.grower.check_loss(torch.stack(losses).sum()) is not None:
             return
         accelerator, parameters = self._trainer.accelerator, list(self._trainer.model.parameters())
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if accelerator.scaler is not None and not math.isfinite(get_total_norm(gradients).item()):
-            return  # the scaler skips the update and lowers its scale
-        if gradients and self.grower.check_gradients() is None:
+        has_gradients = any(parameter.grad is not None for parameter in parameters)
+        if not has_gradients or drop_overflow(self.grower, accelerator.scaler):
+            return
+        if self.grower.check_gradients() is None:
             if self._clip:
                 accelerator.clip_grad_norm_(parameters, self._clip)
             self.grower.commit()
@@ -130,10 +141,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         if not self._is_epoch_over:
             return
         self._is_epoch_over = False
-        decision = self.grower.end_epoch(
-            val_loss=read_metric(metrics, self.val_loss, is_needed=self.score is None),
-            score=read_metric(metrics, self.score, is_needed=self.score is not None),
-        )
+        decision = self.grower.end_epoch(**self.names.read(metrics))
         self._trainer.log(metrics_of(decision))
         control.should_training_stop |= decision.op == "finish"
 
@@ -141,7 +149,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         """Replace the optimizer's file, which goes by order, by the Grower's, which is by name."""
         if args.should_save and not args.save_only_model:
             file = io.BytesIO()
-            torch.save(self._state.state_of(self.grower), file)
+            torch.save(state_without_weights(self.grower), file)
             write_atomic(_folder(args, state) / STATE_FILE, file.getvalue())
             (_folder(args, state) / "optimizer.pt").unlink(missing_ok=True)
 
