@@ -291,21 +291,27 @@ sys.path.insert(0, sys.argv[1])
 from tests.slow.test_lightning import *
 pl.seed_everything(1, verbose=False)
 model, growth = DigitNet(), callback()
-trainer = make(sys.argv[2], growth, devices=2, strategy="ddp", enable_checkpointing=False)
+saver = make_saver(Path(sys.argv[2]))
+trainer = make(sys.argv[2], growth, saver, devices=2, strategy="ddp")
 trainer.fit(model, *loaders())
-print(growth.grower.trace[-1])
 torch.save(tensors(model), f"{sys.argv[2]}/rank{trainer.global_rank}.pt")
+model, growth, saver = DigitNet(), callback(), make_saver(Path(sys.argv[2]))
+trainer = make(sys.argv[2], growth, saver, devices=2, strategy="ddp")
+trainer.fit(model, *loaders(), ckpt_path=sys.argv[2] + "/saved/epoch=4.ckpt")
+assert growth.grower.epoch == EPOCHS
+torch.save(tensors(model), f"{sys.argv[2]}/again{trainer.global_rank}.pt")
 """
 
 
-def test_two_processes_grow_the_same_model(tmp_path: Path) -> None:
+def test_two_processes_grow_the_same_model_and_resume(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text(SCRIPT)
     root = str(Path(__file__).parents[2])
     command = [sys.executable, str(tmp_path / "ddp.py"), root, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=root)
     assert done.returncode == 0, done.stderr
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
-    assert any(".seed." in name or ".fossils." in name for name in first)
-    for name, tensor in first.items():
-        if "running" not in name and "num_batches" not in name:  # of each rank's own batches
-            assert torch.equal(tensor, second[name]), name
+    for kind in ("rank", "again"):
+        first, second = (torch.load(tmp_path / f"{kind}{rank}.pt") for rank in range(2))
+        assert any(".seed." in name or ".fossils." in name for name in first)
+        for name, tensor in first.items():
+            if "running" not in name and "num_batches" not in name:  # of each rank's own batches
+                assert torch.equal(tensor, second[name]), name
