@@ -133,6 +133,7 @@ def test_growth_runs_a_whole_life_and_its_metrics_are_logged(whole: Any) -> None
     assert [row["growth/parameters"] for row in logged] == [
         each.parameters for each in growth.grower.trace
     ]
+    assert not trainer.model._forward_hooks
     plain, tokens = growth.grower.export().eval(), Tokens(8, 1, is_classified=False).tokens
     trainer.model.eval()
     torch.testing.assert_close(
@@ -285,6 +286,7 @@ from tests.slow.test_transformers import *
 trainer, growth = make("gpt2", Path(sys.argv[2]), growth={}, per_device_train_batch_size=8,
                        ddp_backend="gloo")
 trainer.train(resume_from_checkpoint=sys.argv[3] if len(sys.argv) > 3 else None)
+assert trainer.args.max_grad_norm == 1.0
 torch.save(tensors(trainer.model), f"{sys.argv[2]}/rank{trainer.args.process_index}.pt")
 """
 

@@ -110,7 +110,13 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         # Gradients of seeds are averaged here, which has to come before clipping.
         if args.world_size > 1 and self._clip is None:
             self._clip, args.max_grad_norm = args.max_grad_norm, 0.0
-        trainer.model.register_forward_hook(self._catch_loss, with_kwargs=True)
+        self._hook = trainer.model.register_forward_hook(self._catch_loss, with_kwargs=True)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave the model and the arguments as they were."""
+        self._hook.remove()
+        if self._clip is not None:
+            args.max_grad_norm, self._clip = self._clip, None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the losses of other calls than those of the training step that begins."""
