@@ -215,3 +215,29 @@ def test_the_model_must_have_been_run() -> None:
     loop = Loop()
     with pytest.raises(GrowerError, match="sample_input"):
         loop.grower.end_epoch(score=0.5)
+
+
+def test_a_validation_in_inference_mode_before_training_does_no_harm() -> None:
+    loop = Loop(epochs=2)
+    with torch.inference_mode():
+        loop.model(X[VALIDATION])
+    assert loop.run_epoch().flops > 0.0
+
+
+def test_a_call_with_the_arguments_of_another_method_is_not_taken_as_a_sample() -> None:
+    class Parallel(nn.Sequential):
+        """Runs a training step through its own call, as Lightning does."""
+
+        def run_step(self, batch: Any, number: int) -> Tensor:
+            self.forward = lambda batch, number: nn.Sequential.forward(self, batch[0])
+            try:
+                return self(batch, number)
+            finally:
+                del self.forward
+
+    model = Parallel(*make_model())
+    grower = esper.Grower(model, make_optimizer(model), epochs=1, controller="wait")
+    model.run_step((X, Y), 0)
+    cross_entropy(model(X), Y).backward()
+    grower.step(cross_entropy(model(X), Y).detach())
+    assert grower.end_epoch(score=0.5).flops > 0.0

@@ -20,7 +20,7 @@ from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import GrowingModel
 from esper.growing.slots import place_slots
-from esper.growth.dry_run import as_sample, batch_size_of, first_samples
+from esper.growth.dry_run import as_sample, batch_size_of, first_samples, is_call_of
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
@@ -435,7 +435,12 @@ class Grower:
         return self._growth
 
     def _catch_sample(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._sample is None:
+        # A tensor of inference mode, such as in a first validation, cannot be trained with.
+        if (
+            self._sample is None
+            and not torch.is_inference_mode_enabled()
+            and is_call_of(self._module, args, kwargs)
+        ):
             whole = as_sample(self._module, args, kwargs)
             self._batch_size = batch_size_of(whole)
             self._sample = first_samples(whole)

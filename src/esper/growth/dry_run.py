@@ -52,6 +52,18 @@ def as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return kwargs or args
 
 
+def is_call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether arguments are those of a model's own ``forward``, with a tensor among them.
+
+    Lightning calls a module that it trains in parallel with the arguments of ``training_step``.
+    """
+    try:
+        inspect.signature(type(model).forward).bind(model, *args, **kwargs)
+    except TypeError:
+        return False
+    return any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+
+
 def first_samples(whole: Any, n: int = 2) -> Any:
     """Return the first samples of a batch; the whole batch if its tensors differ in length."""
     is_named = isinstance(whole, Mapping)

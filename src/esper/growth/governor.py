@@ -205,6 +205,8 @@ class Governor:
         """Whether the parameters are those of a good state: the given one counts as good."""
         self._seen: list[float] = []
         """Good losses since the last update."""
+        self._parameters = list(model.parameters())
+        self.slots.listeners.append(self._on_change)
         self.slots.action_listeners.append(self._on_action)
 
     def step(
@@ -332,6 +334,10 @@ class Governor:
         if self._is_proven:
             self._good = self._latest
 
+    def _on_change(self) -> None:
+        """Note the parameters that the model has; looking for them takes long in every step."""
+        self._parameters = list(self.model.parameters())
+
     def keep_if_finite(self) -> None:
         """Take a snapshot if all parameters and buffers are finite."""
         if self._find_tensor_problem() is None:
@@ -393,7 +399,7 @@ class Governor:
 
     def _find_gradient_problem(self) -> str | None:
         reshard(self.model)
-        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        found = [p.grad for p in self._parameters if p.grad is not None]
         if self.ranks.count == 1 and not found:
             return None
         norm = total_norm(found)

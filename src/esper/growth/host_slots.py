@@ -344,6 +344,12 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._place(slot)
         self._notify(slot if has_changed else None)
 
+    def remove_all(self) -> None:
+        """Remove every seed, committed ones included, so that the model is as before growth."""
+        for name in reversed(list(self)):
+            self.restore_slot(name, SlotState(SlotLife(), None, None, SeedForm.SERIAL, ()))
+        self.n_germinated = 0
+
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each uncommitted seed, by slot."""
         return {

@@ -190,11 +190,24 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
         if isinstance(found, HostSlots):
             found.hide_from_ddp(())
             merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
+        _drop_our_hooks(module)
     exporter = _Exporter(twin, committed_only=committed_only)
     plain = exporter.convert(twin, "")
     exporter.insert_copies()
     require_plain(plain)
     return plain
+
+
+def _drop_our_hooks(module: nn.Module) -> None:
+    """Remove the hooks of adapters and of a Grower that waits for its first batch."""
+    for name in _STATE:
+        hooks = module.__dict__.get(name)
+        if isinstance(hooks, dict):
+            table = cast(dict[int, Any], hooks)
+            # Torch wraps hooks of load_state_dict.
+            ours = [n for n, hook in table.items() if comes_from_esper(getattr(hook, "hook", hook))]
+            for number in ours:
+                del table[number]
 
 
 def _is_part(slot: PairSlot, group: UnitGroup, *, committed_only: bool) -> bool:
