@@ -171,8 +171,9 @@ class Batches:
                 return  # one sample has no batch statistics
             rows: Any = slice(start, start + size)
             rows = rows if order is None else order[rows]
-            args, kwargs = _taken(whole.args, rows), _taken(whole.kwargs, rows)
-            yield Batch(args, kwargs, whole.targets[rows], min(size, n - start))
+            args = tuple(_taken(each, rows) for each in whole.args)
+            kwargs = {key: _taken(each, rows) for key, each in whole.kwargs.items()}
+            yield Batch(args, kwargs, _taken(whole.targets, rows), min(size, n - start))
 
     def _stream(self) -> Iterator[Batch]:
         for value in self._source:
@@ -285,7 +286,7 @@ def _is_batch(value: Any) -> bool:
 def _taken(value: Any, rows: Any) -> Any:
     """Return the given rows of every tensor in a value."""
     if isinstance(value, Tensor):
-        return value[rows]
+        return value.index_select(0, rows) if isinstance(rows, Tensor) else value[rows]
     if isinstance(value, Mapping):
         return {key: _taken(each, rows) for key, each in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, tuple):

@@ -484,11 +484,6 @@ class Governor:
                 optimizer.state[parameter] = _copied(state)
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    """Return the values of a gradient, which may be sparse."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
 def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, Any]]:
     """Return the parameters of a group, and a copy of its settings."""
     settings = {key: value for key, value in group.items() if key != "params"}
