@@ -67,7 +67,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 
 # Nothing here replaces a package that `make test` uses, so one environment serves both.
 $(SLOW_READY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,browser,models,onnx,parquet,ray,sb3,tensorboard,trackio,wandb]" tensorboard
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,accelerate,browser,lightning,models,onnx,parquet,ray,sb3,tensorboard,trackio,transformers,wandb]" tensorboard
 	touch $@
 
 # Debian's browser, where it can be had without a question; without it the tests that need it are

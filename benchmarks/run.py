@@ -42,6 +42,7 @@ GROUPS = (
     "training",
     "host_epochs",
     "gpt_host",
+    "grower",
 )
 PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib", "torchrl", "tianshou", "numba")
 RESULTS = Path(__file__).parent / "results"

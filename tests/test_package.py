@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
         "esper.simic.policy",
         "esper.simic.rollout",
         "esper.environment",
+        "esper.integrations",
         "esper.tamiyo",
         "esper.tasks",
         "esper.telemetry",

@@ -16,7 +16,10 @@ from esper.evidence.compare import compare
 from esper.evidence.evaluation import evaluate
 from esper.evidence.headroom import Headroom, headroom
 from esper.evidence.results import Arm, Evidence
-from esper.growing.grow import Grown, GrowthSummary, grow, save_grown
+from esper.growing.decisions import Decision, Trace
+from esper.growing.grow import grow
+from esper.growing.grower import Grower
+from esper.growing.grown import Grown, GrowthSummary, save_grown
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
 from esper.growth.footprint import TrainingMeter, footprint
@@ -68,11 +71,13 @@ __all__ = [
     "Blueprint",
     "Budget",
     "CNNHostConfig",
+    "Decision",
     "EpisodeResults",
     "Evidence",
     "GPTHostConfig",
     "Governor",
     "GovernorConfig",
+    "Grower",
     "Grown",
     "GrowthAction",
     "GrowthConfig",
@@ -103,6 +108,7 @@ __all__ = [
     "TaskData",
     "TaskDraw",
     "TensorKind",
+    "Trace",
     "TrainingMeter",
     "add_slots",
     "blueprint_names",

@@ -11,6 +11,8 @@
     ├── SlotError                    a slot, stage or blueprint is invalid or cannot be used
     │   ├── UnknownSlotError         no slot or blueprint has this name
     │   └── IllegalActionError       the host's state does not allow the action
+    ├── GrowerError                  a training loop uses its Grower in a way that cannot work
+    │   └── RanksDisagreeError       the processes of a distributed training differ
     ├── SavedModelError              a saved model is missing, damaged or of another design
     ├── ControllerError              a saved controller is missing, damaged or incompatible
     ├── UnsupportedHostError         a population or an export cannot handle the model
@@ -121,6 +123,14 @@ class UnknownSlotError(SlotError, KeyError):
 
 class IllegalActionError(SlotError):
     """The host's state does not allow the action."""
+
+
+class GrowerError(EsperError):
+    """A training loop uses its Grower in a way that cannot work."""
+
+
+class RanksDisagreeError(GrowerError):
+    """The processes of a distributed training differ."""
 
 
 class SavedModelError(EsperError):

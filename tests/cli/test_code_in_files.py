@@ -118,7 +118,7 @@ def test_commands_that_a_run_prints_allow_its_own_code(
     assert main(["train", *words, "--run-dir", "own"]) == 0
     assert "grow --controller own --allow-code" in capsys.readouterr().out
     assert esper.load_run("own").resume_command.endswith("resume own --allow-code")
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     assert "own_task:make(batches_per_epoch=1)" in refused(["grow", "--controller", "own"], capsys)
     assert main(["grow", "--controller", "own", "--allow-code"]) == 0
 

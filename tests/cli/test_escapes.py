@@ -75,7 +75,7 @@ def test_a_runs_strings_are_shown_escaped(run: Path, capsys: pytest.CaptureFixtu
 def test_a_controllers_strings_are_shown_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     origin = {"task": "spirals", "task_options": {"batches_per_epoch": 1}, "comparison": [EVIL]}
     evil = replace(fresh_controller(n_epochs=2), name=EVIL, origin=origin)
     folder = str(save_controller(evil, tmp_path / "evil"))

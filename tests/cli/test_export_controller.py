@@ -21,7 +21,7 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     assert main(["export-controller", str(finished_run), "--out", "kept"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [

@@ -10,7 +10,7 @@ import torch
 
 from esper.cli.grow import decision_text, fit, slot_texts
 from esper.cli.main import main
-from esper.growing.grow import TimelineStep
+from esper.growing.timeline import TimelineStep
 from esper.tamiyo import save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused
@@ -41,7 +41,7 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
 def test_json_has_the_content_of_the_saved_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     words = ["grow", "--task", "spirals", "--controller", "wait", "--json"]
     assert main(words) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -54,7 +54,7 @@ def test_json_has_the_content_of_the_saved_timeline(
 def test_the_default_task_is_the_one_the_controller_was_trained_on(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     words = ["grow", "--controller", str(finished_run), "--json"]
     found = []
     for more in (["--task", "digits"], [], ["--task", "spirals"]):
@@ -68,7 +68,7 @@ def test_the_default_task_is_the_one_the_controller_was_trained_on(
 def test_the_shipped_controller_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "shipped")
     assert "shipped" in refused(["grow"], capsys)
     save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")

@@ -113,3 +113,24 @@ def test_a_bad_argument_is_reported_in_one_line(
         run_example(name, *arguments)
     assert stopped.value.code == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the libraries, about this machine
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("grow_in_lightning.py", "lightning"),
+        ("grow_in_transformers.py", "transformers"),
+        ("grow_in_accelerate.py", "accelerate"),
+    ],
+)
+def test_growth_in_the_loops_of_other_libraries(
+    name: str, library: str, run_example: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip(library)
+    printed, _ = run_example(name, "--epochs", "3", "--out", str(tmp_path / "out"))
+    assert re.findall(r"^epoch (\d)/3  ", printed, flags=re.MULTILINE) == ["1", "2", "3"]
+    assert re.search(r"[\d,]+ parameters$", printed)
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 60

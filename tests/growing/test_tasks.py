@@ -14,7 +14,9 @@ import torch
 import esper
 from esper.environment.draws import draw_seed
 from esper.errors import ConfigError, RunError, SavedModelError, StorageError
-from esper.growing.grow import TimelineStep, grow, grow_best_host, save_grown
+from esper.growing.grow import grow, grow_best_host
+from esper.growing.grown import save_grown
+from esper.growing.timeline import TimelineStep
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import WaitController
 from esper.tasks import ACCURACY, make_task
@@ -102,7 +104,7 @@ def test_a_saved_model_runs_without_esper_for_any_batch_size(tmp_path: Path) -> 
 def test_loading_a_grown_model_as_a_growing_one_says_what_to_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.growing.grow._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     folder = save_grown(grow("spirals", controller="wait", n_epochs=1), tmp_path / "grown")
     call = re.escape(f"torch.export.load({str(folder / 'model.pt2')!r}).module()")
     with pytest.raises(SavedModelError, match=rf"{folder} .*save_grown; .*{call}"):

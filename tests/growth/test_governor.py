@@ -372,18 +372,18 @@ def test_optimizer_state_in_lists_and_frozen_parameters_are_rolled_back() -> Non
     frozen.requires_grad_(False)
 
     def step(scale: float) -> GovernorReport | None:
-        governor.optimizer.zero_grad()
+        governor.optimizers[0].zero_grad()
         return governor.step(scale * nn.functional.cross_entropy(model(X), Y))
 
     assert step(1.0) is None
     assert governor.end_epoch() is None
-    good = copy.deepcopy(governor.optimizer.state[weight])
+    good = copy.deepcopy(governor.optimizers[0].state[weight])
     assert step(1.0) is None
     assert step(1.0) is None
     frozen.requires_grad_(True)
     weight.requires_grad_(False)
     assert step(torch.nan) is not None
-    assert_identical(governor.optimizer.state[weight], good)
+    assert_identical(governor.optimizers[0].state[weight], good)
     assert weight.requires_grad
     assert not frozen.requires_grad
 

@@ -19,7 +19,8 @@ from esper.cli.parsing import Switch, UsageError, optional, parse
 from esper.config.checks import require_trusted_task
 
 if TYPE_CHECKING:
-    from esper.growing.grow import Grown, TimelineStep
+    from esper.growing.grown import Grown
+    from esper.growing.timeline import TimelineStep
     from esper.tamiyo import SavedController
     from esper.tasks import Task
 
@@ -65,7 +66,7 @@ def run_grow(args: Sequence[str]) -> int:
         raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
     require_writable(Path(options.out))
     grown = _grow(options, _Printer(quiet=options.json))
-    from esper.growing.grow import save_grown
+    from esper.growing.grown import save_grown
 
     place = save_grown(grown, options.out)
     if options.json:
@@ -94,7 +95,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
         controller=options.controller if saved is None else saved,
         target=_read_target(options.target),
         fractions=options.fractions or None,
-        budget=options.epochs,
+        epochs=options.epochs,
         seed=options.seed,
         on_step=printer,
     )

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
 
 import numpy as np
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.optim import Optimizer
 
-from esper.config.growth import Budget, GrowthConfig, PopulationConfig
+from esper.config.checks import require_seed
+from esper.config.growth import OPTIMIZERS, Budget, GrowthConfig, PopulationConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
-from esper.errors import ConfigError, RunError, StorageError, did_you_mean, type_of
-from esper.growing.data import (
-    batch_size_of,
-    copy_modes,
-    is_above,
-    measure,
-    read_samples,
-    require_finite,
-    require_fit,
-)
-from esper.growing.slots import copy_model, copy_with_slots
+from esper.errors import ConfigError, RunError, did_you_mean, type_of
+from esper.growing.batches import Batch, Batches
+from esper.growing.grower import Grower
+from esper.growing.grown import Grown, GrowthSummary
+from esper.growing.measuring import copy_modes, measure, require_finite
+from esper.growing.objectives import LossFunction, MetricFunction, Objective, make_objective
+from esper.growing.progress import shown_progress
+from esper.growing.slots import copy_model, place_slots
 from esper.growing.timeline import OnStep, TimelineStep, run_episode
+from esper.growing.training_loop import Limits, TrainingLoop
+from esper.growth.dry_run import first_samples
 from esper.growth.export import export
-from esper.growth.modules import count_parameters
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters, seeded
 from esper.growth.placement import require_growable
-from esper.lifecycle.factored_actions import HEAD_NAMES
-from esper.storage.files import replacing, write_atomic
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.populations.host_models import make_optimizer
+from esper.populations.sequential import EVALUATION_BATCH
+from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo import Controller, Replay
-from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, make_task
-from esper.tasks.data import check_samples
+from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tasks import Metric, Task, make_task
 from esper.training.lookup import (
     PROGRESSIVE,
     AnyController,
     find_controller,
+    find_progressive,
     find_saved,
     require_progressive,
 )
@@ -50,154 +51,67 @@ from esper.training.run import Run
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.trials import TRIAL_SEED, trial_parts
 
-MOST_PERCENT = 10.0
-"""Costs from this multiple on are shown as a multiple."""
-
 PROGRESSIVE_GROWTH = GrowthConfig(commits_at_once=True, embargo_epochs=1)
 """Growth to a target size: new seeds are part of the model at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrowthSummary:
-    """The outcome of growing a model. Printing it gives sentences."""
-
-    metric: str
-    """The name of the metric."""
-    split: str
-    """The data that the metric is measured on: ``validation``, or ``test`` for a task."""
-    before: float
-    """The metric of the initial model."""
-    after: float
-    """The metric of the returned model."""
-    grown: float
-    """The metric of the model after its best validated epoch, returned or not."""
-    parameters_before: int
-    parameters_after: int
-    """Parameters of the returned model."""
-    flops: float
-    """FLOPs spent, relative to training the initial model for the whole budget."""
-    n_epochs: int
-    """Epochs trained."""
-    best_epoch: int
-    """The epoch that counts, the first with the best validation score."""
-    budget_epochs: int
-    """Epochs of the budget."""
-    seeds: tuple[tuple[str, str], ...]
-    """The slot and the blueprint of each seed in the returned model."""
-    was_kept: bool
-    """Whether the trained model is returned; if not, it is no better and the given one is."""
-    controller: str
-    """The name of the controller."""
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The result, the growth and the cost, in one sentence each."""
-        return (self._result(), self._growth(), self._cost())
-
-    def __str__(self) -> str:
-        return "\n".join(self.sentences)
-
-    def _result(self) -> str:
-        if not self.was_kept:
-            return (
-                f"The given model is returned unchanged: its {self.split} {self.metric} is "
-                f"{self.before:.4g}, and no epoch of training and growing it gave a better one."
-            )
-        return (
-            f"{self.split.capitalize()} {self.metric} went from {self.before:.4g} to "
-            f"{self.after:.4g}."
-        )
-
-    def _growth(self) -> str:
-        if not self.was_kept:
-            return f"It has {self.parameters_after:,} parameters, as before."
-        if not self.seeds:
-            return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
-        counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
-        listed = ", ".join(f"{n} x {seed}" if n > 1 else seed for seed, n in counts.items())
-        added = self.parameters_after - self.parameters_before
-        return (
-            f"Grown: {listed}; {self.parameters_before:,} parameters became "
-            f"{self.parameters_after:,} ({added:+,})."
-        )
-
-    def _cost(self) -> str:
-        spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
-        return (
-            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, of "
-            f"which epoch {self.best_epoch} was the best and counts, and {spent} the FLOPs of "
-            "training the initial model for all of them."
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Grown:
-    """A grown model and how it got there."""
-
-    model: nn.Module
-    """A plain module without anything of Esper."""
-    timeline: tuple[TimelineStep, ...]
-    """Each epoch: the decision and its effect."""
-    summary: GrowthSummary
-    """The outcome; printing it gives sentences."""
-    results: EpisodeResults
-    """The score, the return and the costs of the episode, of one host."""
-    sample: Tensor
-    """A few inputs of the model."""
-
-    def __repr__(self) -> str:
-        return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the score, the return, the costs and the timeline as JSON values."""
-        return {
-            "score": float(self.results.scores[0]),
-            "return": float(self.results.returns[0]),
-            "flops": float(self.results.flops[0]),
-            "host_parameters": int(self.results.host_parameters[0]),
-            "seed_parameters": int(self.results.seed_parameters[0]),
-            "timeline": [asdict(step) for step in self.timeline],
-        }
 
 
 def grow(
     model: nn.Module | Task | str,
     train_data: Any = None,
     val_data: Any = None,
-    budget: Budget | int | None = None,
+    epochs: int | Budget | None = None,
     *,
+    loss: LossFunction | None = None,
+    metric: str | Metric | MetricFunction | None = None,
+    class_weights: Any = None,
+    price: float = 0.0,
     controller: AnyController = "shipped",
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] | None = None,
     at: Sequence[str] | None = None,
-    metric: Metric | None = None,
+    optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
+    scheduler: Any = None,
+    max_parameters: int | None = None,
+    max_flops: float | None = None,
+    max_seconds: float | None = None,
+    patience: int | None = None,
+    baseline: bool = False,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool | Literal["auto"] = "auto",
     seed: int = 0,
-    on_step: OnStep = lambda _: None,
+    on_step: OnStep | None = None,
+    budget: Budget | int | None = None,
     **options: Any,
 ) -> Grown:
     """Train a model while a controller grows it, and return a plain module.
 
-    A copy is trained and grown; the given model, its gradients and its modes do not change. The
-    controller sees its score on one half of the validation data after each epoch. The epoch with
-    the best score counts: seeds that were blended in by then are kept if the score with them is at
-    least as good as without them. The result is compared with the given model on all of the
-    validation data, in evaluation mode. The better one is returned, or a copy of the given model
-    if they are equal: the result is never worse on validation than the given model.
+    A copy is trained and grown; the given model, its gradients and its modes do not change. After
+    each epoch the model is validated, and the epoch with the best metric counts: seeds that were
+    blended in by then are kept if the metric with them is at least as good as without them. The
+    given model is returned if no epoch was better, so the result is never worse on validation.
     Because the validation data decide, an unbiased estimate needs separate test data.
+
+    Data are iterated anew in every epoch and never read into memory as a whole. Ctrl-C ends the
+    training and returns the best so far. Torch's default generator is left unchanged.
 
     Given a task instead of a model, one host of the task is grown on the task's data, and measured
     on its test split.
 
-    Torch's default generator is left unchanged.
-
     Args:
-        model: A module that maps inputs to logits ``[n, classes]`` or ``[n, T, classes]``; its
-            slots, if it has any, must be empty. Or a task, or the name of one.
-        train_data: The training data: a pair (inputs, targets) of tensors or arrays, a Dataset or
-            a DataLoader. It is read into memory once; inputs get the model's dtype and device.
-        val_data: The validation data in the same forms; at least 4 samples.
-        budget: The number of epochs, or an :class:`esper.Budget` that also has prices; None for
-            the budget that the controller was trained with, or that of the task.
+        model: Any module; its slots, if it has any, must be empty. Or a task, or the name of one.
+        train_data: The training data: a pair (inputs, targets) of tensors or arrays, or a Dataset,
+            DataLoader or other iterable of such pairs or of mappings with ``labels``; inputs get
+            the model's dtype and device, images in bytes are scaled to [0, 1].
+        val_data: The validation data in the same forms.
+        epochs: Epochs to train, all of which are used unless a limit ends it; None for the number
+            that the controller was trained with. An :class:`esper.Budget` also has the price.
+        loss: A function of outputs and targets; None for the model's own loss if it returns one,
+            cross-entropy for whole targets, or the squared error for others.
+        metric: ``"accuracy"``, ``"mse"``, ``"r2"``, ``"loss"``, an :class:`esper.Metric`, or a
+            function of outputs and targets where more is better; None for the one that fits.
+        class_weights: A weight for each class, for the default loss.
+        price: Price of the FLOPs of plain training, in score, that the controller is told. At 0 it
+            never ends the training early.
         controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
             a simple controller, or a controller.
         target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
@@ -205,12 +119,25 @@ def grow(
         fractions: The fractions of the budget at which it grows.
         at: Names of the blocks and pairs of layers that get slots; None for up to 12 that
             :func:`esper.find_slots` finds (see :func:`~esper.growing.slots.choose_slots`).
-        metric: The metric; accuracy by default.
+        optimizer: ``"adamw"``, ``"adam"``, ``"sgd"``, an optimizer of the given model, which is
+            copied with it, or a function of parameters that returns one.
+        scheduler: A scheduler of that optimizer, or a function of an optimizer that returns one. It
+            is stepped after each epoch, OneCycleLR and CyclicLR after each batch.
+        max_parameters: Parameters that the model may have.
+        max_flops: FLOPs of training after which it ends.
+        max_seconds: Seconds after which it ends.
+        patience: Epochs without a better one after which it ends.
+        baseline: Whether to train the given model without growth as well, with the same seeds, and
+            say which was better.
+        resume: A folder to save the training in after each epoch, and to go on from if it holds
+            one.
+        progress: Whether to show a bar; by default in terminals and notebooks.
         seed: Seeds the order of batches, the weights of seeds and the controller; for a task also
             the host and its data.
         on_step: Called after each epoch.
-        options: Settings of :class:`~esper.PopulationConfig`: ``learning_rate`` (1e-3),
-            ``batch_size`` (the loader's, or 32), ``optimizer`` ("adamw"), ``weight_decay``, ...
+        budget: Another name for ``epochs``.
+        options: ``learning_rate`` (1e-3), ``batch_size`` (32; for data that do not come in
+            batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`.
             For the name of a task, its options.
 
     Raises:
@@ -220,54 +147,292 @@ def grow(
         ConfigError: If a setting is invalid.
         ControllerError: If there is no such controller.
     """
-    if not callable(on_step):
+    if on_step is not None and not callable(on_step):
         raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")
+    if epochs is not None and budget is not None:
+        raise ConfigError(f"epochs is {epochs!r} and budget is {budget!r}; give one of them.")
+    epochs = budget if epochs is None else epochs
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
-        _require_none(train_data=train_data, val_data=val_data, at=at, metric=metric)
+        _require_none(
+            train_data=train_data,
+            val_data=val_data,
+            at=at,
+            metric=metric,
+            loss=loss,
+            class_weights=class_weights,
+            scheduler=scheduler,
+            max_parameters=max_parameters,
+            max_flops=max_flops,
+            max_seconds=max_seconds,
+            patience=patience,
+            resume=resume,
+            baseline=baseline or None,
+        )
         task = _task_of(model, options)
         growth = PROGRESSIVE_GROWTH if controller == PROGRESSIVE else task.growth
-        task = replace(task, budget=_find_budget(budget, task.budget), growth=growth)
+        task = replace(task, budget=_find_budget(epochs, task.budget), growth=growth)
         envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
         decider = find_controller(controller, envs, target=target, fractions=fractions)
-        return _grow_host(envs, decider, seed, on_step, largest_counts=target is not None)
-    given = _copy(model)
-    metric = ACCURACY if metric is None else metric
-    train, validation = _read(given, train_data, val_data, metric)
+        return _grow_host(
+            envs, decider, seed, on_step or _ignore, largest_counts=target is not None
+        )
+    require_seed(seed)
     saved = find_saved(controller)
-    settings = _settings(options, batch_size_of(train_data))
-    wants_depth = isinstance(target, Mapping) and "depth" in target
-    slotted = copy_with_slots(given, at, train.inputs[:2], for_depth=wants_depth)
-    given = export(given)  # a model that cannot be exported fails here, before training
-    task = Task(
-        name="own-model",
-        make_host=lambda _: copy.deepcopy(slotted),
-        # A task must have a test split, but nothing here reads it.
-        data=TaskData(train=train, validation=validation, test=validation),
-        metric=metric,
-        budget=_find_budget(budget, Budget() if saved is None else saved.budget),
-        training=settings,
-        growth=PROGRESSIVE_GROWTH if controller == PROGRESSIVE else saved and saved.growth,
-        needs_all_classes=False,
+    plan = _find_budget(
+        epochs, replace(Budget() if saved is None else saved.budget, flop_price=price)
     )
-    envs = GrowthVectorEnv(task, 1, purpose="evaluation", autoreset=False)
-    decider = find_controller(
-        controller if saved is None else saved, envs, target=target, fractions=fractions
+    settings = _settings(options, optimizer)
+    given, made = _copy_all(model, optimizer, scheduler)
+    train = Batches(
+        train_data,
+        "train_data",
+        given,
+        batch_size=settings.batch_size,
+        shuffle=True,
+        limit=settings.batches_per_epoch,
     )
-    timeline, results = run_episode(envs, decider, seed, on_step, largest_counts=target is not None)
-    grown = _export_host(envs)
-    copy_modes(given, grown)
-    before, after = (measure(one, validation, metric) for one in (given, grown))
-    is_better = is_above(metric.score(after), metric.score(before))
-    kept = grown if is_better else given
-    summary = _summarize(envs, results, decider, before=before, after=after, given=given, kept=kept)
-    return Grown(
-        model=kept,
-        timeline=timeline,
-        summary=replace(summary, split="validation"),
-        results=results,
-        sample=validation.inputs[:4].clone(),
+    validation = Batches(val_data, "val_data", given, batch_size=EVALUATION_BATCH, shuffle=False)
+    first = train.first()
+    objective, _ = (  # validation data that do not fit fail here, before training
+        make_objective(
+            given,
+            batch,
+            batches.name,
+            loss=loss,
+            metric=metric,
+            class_weights=class_weights,
+            all_targets=batches.all_targets,
+        )
+        for batches, batch in ((train, first), (validation, validation.first()))
     )
+    require_finite(given, validation)
+    limits = Limits(
+        epochs=plan.n_epochs, max_flops=max_flops, max_seconds=max_seconds, patience=patience
+    )
+    work = _Work(
+        given=given,
+        made=made,
+        settings=settings,
+        plan=plan,
+        objective=objective,
+        train=train,
+        validation=validation,
+        first=first,
+        limits=limits,
+        at=at,
+        max_parameters=max_parameters,
+        seed=seed,
+    )
+    grown, loop = work.run(
+        controller if saved is None else saved,
+        target=target,
+        fractions=fractions,
+        on_step=on_step or _ignore,
+        resume=resume,
+        progress=progress,
+    )
+    if baseline:
+        _, plain = work.run("wait", on_step=_ignore, resume=None, progress=progress)
+        value = plain.kept.evaluation.value
+        summary = replace(
+            grown.summary,
+            baseline=value,
+            is_above_baseline=objective.is_better(loop.kept.evaluation.value, value),
+        )
+        return replace(grown, summary=summary)
+    return grown
+
+
+def _ignore(_: TimelineStep) -> None:
+    """Do nothing after an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """A model, its data and its training settings, which can be trained several times."""
+
+    given: nn.Module
+    made: _Made
+    settings: PopulationConfig
+    plan: Budget
+    objective: Objective
+    train: Batches
+    validation: Batches
+    first: Batch
+    limits: Limits
+    at: Sequence[str] | None
+    max_parameters: int | None
+    seed: int
+
+    def run(
+        self,
+        controller: AnyController,
+        *,
+        target: Mapping[str, int] | None = None,
+        fractions: Sequence[float] | None = None,
+        on_step: OnStep,
+        resume: str | os.PathLike[str] | None,
+        progress: bool | Literal["auto"],
+    ) -> tuple[Grown, TrainingLoop]:
+        """Train a copy of the model with a controller."""
+        memo: dict[int, Any] = {}
+        model = copy.deepcopy(self.given, memo)
+        if not self.given.training:
+            model.train()
+        sample = first_samples(self.first.sample)
+        is_progressive = controller == PROGRESSIVE
+        saved = find_saved(controller)
+        place_slots(
+            model,
+            self.at,
+            sample,
+            for_depth=isinstance(target, Mapping) and "depth" in target,
+            growth_config=PROGRESSIVE_GROWTH if is_progressive else saved and saved.growth,
+            seed=self.seed,
+        )
+        template = export(self.given)  # a model that cannot be exported fails here
+        if is_progressive:
+            layout = ObservationLayout(
+                replace(slots(model).slot_config, allow_finish=self.plan.flop_price > 0.0)
+            )
+            controller = find_progressive(
+                layout, copy.deepcopy(model), self.plan.n_epochs, target, fractions
+            )
+        optimizer, scheduler = self.made.bind(model, memo, self.settings)
+        with seeded(self.seed):
+            grower = Grower(
+                model,
+                optimizer,
+                epochs=self.plan.n_epochs,
+                controller=controller,
+                sample_input=sample,
+                price=self.plan.flop_price,
+                scheduler=scheduler,
+                seed=self.seed,
+                max_parameters=self.max_parameters,
+            )
+            grower.set_batch_size(self.first.size)
+            with shown_progress(progress, grower, self.objective) as bar:
+                loop = TrainingLoop(
+                    grower,
+                    self.objective,
+                    self.train,
+                    self.validation,
+                    self.limits,
+                    on_step=bar.wrap(on_step),
+                    on_batch=bar.on_batch,
+                    largest_counts=target is not None,
+                    checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
+                )
+                loop.run()
+        return self._result(loop, template), loop
+
+    def _result(self, loop: TrainingLoop, template: nn.Module) -> Grown:
+        grower, kept = loop.grower, loop.kept
+        before = self.objective.evaluate(self.given, self.validation)
+        was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
+        model = kept.rebuild(self.given) if was_kept else template
+        copy_modes(self.given, model)
+        for parameter in model.parameters():
+            parameter.grad = None
+        summary = GrowthSummary(
+            metric=self.objective.metric,
+            split="validation",
+            before=before.value,
+            after=kept.evaluation.value if was_kept else before.value,
+            grown=kept.evaluation.value,
+            parameters_before=count_parameters(self.given),
+            parameters_after=count_parameters(model),
+            flops=float(grower.trace[-1].flops),
+            n_epochs=grower.epoch,
+            best_epoch=kept.epoch,
+            budget_epochs=self.plan.n_epochs,
+            seeds=kept.seeds(self.given) if was_kept else (),
+            was_kept=was_kept,
+            controller=grower.controller_name,
+            seconds=loop.seconds,
+            total_flops=grower.flops,
+            stopped=loop.stopped,
+        )
+        return Grown(
+            model=model,
+            timeline=tuple(loop.timeline),
+            summary=summary,
+            results=self._episode(loop, summary),
+            sample=self._sample(),
+            trace=grower.trace,
+        )
+
+    def _sample(self) -> Any:
+        found: Any = first_samples(self.validation.first().sample, 4)
+        is_single = isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 1
+        return cast(Any, found)[0] if is_single else cast(Any, found)
+
+    def _episode(self, loop: TrainingLoop, summary: GrowthSummary) -> EpisodeResults:
+        """Return the outcome in the form of a host's episode."""
+        ops = Counter(step.op for step in loop.timeline)
+        score = loop.kept.evaluation.score
+        return EpisodeResults(
+            returns=np.array([score - self.plan.flop_price * summary.flops]),
+            scores=np.array([score]),
+            flops=np.array([summary.flops]),
+            n_epochs=np.array([summary.n_epochs]),
+            host_parameters=np.array([summary.parameters_before]),
+            seed_parameters=np.array([summary.parameters_after - summary.parameters_before]),
+            op_counts=np.array([[ops[op.name.lower()] for op in Op]]),
+            n_illegal=np.zeros(1, np.int64),
+            draw_seeds=np.array([self.seed]),
+        )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The optimizer and the scheduler as the user gave them, copied with the model if bound."""
+
+    optimizer: Any
+    scheduler: Any
+
+    def bind(
+        self, model: nn.Module, memo: dict[int, Any], settings: PopulationConfig
+    ) -> tuple[Optimizer, Any]:
+        """Return them for a copy of the model that ``copy.deepcopy`` made with this memo."""
+        if isinstance(self.optimizer, Optimizer):
+            optimizer: Any = copy.deepcopy(self.optimizer, memo)
+        elif isinstance(self.optimizer, str):
+            optimizer = make_optimizer(model, settings, settings.learning_rate, fused=True)
+        else:
+            optimizer = self.optimizer(model.parameters())
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer returned {type_of(optimizer)}; it must return a torch.optim optimizer."
+            )
+        if self.scheduler is None:
+            return optimizer, None
+        if callable(self.scheduler) and not hasattr(self.scheduler, "step"):
+            return optimizer, self.scheduler(optimizer)
+        return optimizer, copy.deepcopy(self.scheduler, memo)
+
+
+def _copy_all(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Module, _Made]:
+    """Return copies of a model and of the optimizer and scheduler that belong to it."""
+    is_known = isinstance(optimizer, (str, Optimizer)) or callable(optimizer)
+    if not is_known or (isinstance(optimizer, str) and optimizer not in OPTIMIZERS):
+        raise ConfigError(
+            f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}, an optimizer "
+            "of the model, or a function of parameters that returns one."
+        )
+    if hasattr(scheduler, "step") and not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            "scheduler belongs to an optimizer; give that too, or give a function of an optimizer "
+            "that returns the scheduler."
+        )
+    memo: dict[int, Any] = {}
+    given = _copy(model, memo)
+    if isinstance(optimizer, Optimizer):
+        optimizer = copy.deepcopy(optimizer, memo)
+        scheduler = copy.deepcopy(scheduler, memo) if hasattr(scheduler, "step") else scheduler
+    return given, _Made(optimizer, scheduler)
 
 
 def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
@@ -376,34 +541,18 @@ def _summarize(
     )
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Return a copy of a model; reject one without trainable parameters."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module, or a task.")
     require_growable(model)
-    twin = copy_model(model)
+    twin = copy_model(model, memo)
     if not any(parameter.requires_grad for parameter in twin.parameters()):
         raise ConfigError(
             f"this {type(twin).__name__} has no trainable parameter; at least one must have "
             "requires_grad."
         )
     return twin
-
-
-def _read(
-    model: nn.Module, train_data: Any, val_data: Any, metric: Metric
-) -> tuple[Samples, Samples]:
-    """Return the training and validation samples; reject data that do not fit the model."""
-    if not isinstance(metric, Metric):
-        raise ConfigError(f"metric is {type_of(metric)}; it must be an esper.Metric.")
-    like = next((p for p in model.parameters() if p.is_floating_point()), None)
-    train = read_samples(train_data, "train_data", like=like)
-    validation = read_samples(val_data, "val_data", like=like)
-    for name, samples in (("train_data", train), ("val_data", validation)):
-        check_samples(samples, like=train, what=name)
-        require_fit(model, samples, name, metric)
-    require_finite(model, validation, "val_data")
-    return train, validation
 
 
 def _require_none(**arguments: object) -> None:
@@ -420,11 +569,11 @@ def _find_budget(budget: Any, default: Budget) -> Budget:
     if isinstance(budget, int) and not isinstance(budget, bool):
         return replace(default, n_epochs=budget)
     raise ConfigError(
-        f"budget is {budget!r}; it must be an esper.Budget, a number of epochs, or None."
+        f"epochs is {budget!r}; it must be a number of epochs, an esper.Budget, or None."
     )
 
 
-def _settings(options: dict[str, Any], batch_size: int | None) -> PopulationConfig:
+def _settings(options: dict[str, Any], optimizer: Any) -> PopulationConfig:
     """Return the training settings; reject unknown ones."""
     known = [field.name for field in fields(PopulationConfig)]
     for name in options:
@@ -433,43 +582,5 @@ def _settings(options: dict[str, Any], batch_size: int | None) -> PopulationConf
             raise ConfigError(
                 f"there is no setting {name!r}; the settings are {', '.join(known)}.{hint}"
             )
-    default: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    return PopulationConfig(**default | options)
-
-
-PROGRAM_FILE = "model.pt2"
-WEIGHTS_FILE = "model.safetensors"
-GROWTH_FILE = "growth.json"
-
-
-def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
-    """Save a grown model as an exported program for any batch size; return the folder.
-
-    Raises:
-        StorageError: If it cannot be written.
-    """
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with replacing(path / PROGRAM_FILE) as temporary:
-            _save_program(grown, temporary)
-        weights = {name: t.detach().contiguous() for name, t in grown.model.state_dict().items()}
-        write_atomic(path / WEIGHTS_FILE, safetensors.torch.save(weights))
-        write_atomic(path / GROWTH_FILE, json.dumps(grown.to_json(), indent=1) + "\n")
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; choose another folder."
-        ) from error
-    return path
-
-
-def _save_program(grown: Grown, path: Path) -> None:
-    batch = torch.export.Dim("batch", min=1)
-    model = grown.model.eval()
-    with warnings.catch_warnings():  # PyTorch warns about its own internals
-        warnings.simplefilter("ignore")
-        program = torch.export.export(
-            model, (grown.sample,), dynamic_shapes=({0: batch},), strict=False
-        )
-        with path.open("wb") as file:  # given a path, PyTorch wants the name to end in .pt2
-            torch.export.save(program, file)
+    kind = {"optimizer": optimizer} if isinstance(optimizer, str) else {}
+    return PopulationConfig(**options, **cast(Any, kind))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, UnsupportedHostError
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import ATTRIBUTE, slot_config_for, slots, unwrapped
@@ -48,16 +49,31 @@ def copy_with_slots(
         UnsupportedHostError: If it cannot be copied, or a seed in a slot could not be exported.
     """
     twin = copy_model(model)
-    if ATTRIBUTE in twin.__dict__:
-        _require_empty(twin, at)
+    place_slots(twin, at, sample, for_depth=for_depth)
+    return twin
+
+
+def place_slots(
+    model: nn.Module,
+    at: Sequence[str] | None,
+    sample: Any,
+    *,
+    for_depth: bool = False,
+    growth_config: GrowthConfig | None = None,
+    seed: int = 0,
+) -> None:
+    """Add empty slots to a model, in place; see :func:`copy_with_slots`."""
+    options: dict[str, Any] = {"growth_config": growth_config, "seed": seed}
+    if ATTRIBUTE in model.__dict__:
+        _require_empty(model, at)
     elif at is not None:
-        add_slots(twin, at, sample)
+        add_slots(model, at, sample, **options)
     else:
-        proposals = find_slots(twin, sample)
-        found = SlotProposals(each for each in proposals if _is_exportable(twin, each))
+        proposals = find_slots(model, sample)
+        found = SlotProposals(each for each in proposals if _is_exportable(model, each))
         if not found:
             raise SlotError(
-                f"no block of this {type(twin).__name__} can have a slot; a block is a submodule "
+                f"no block of this {type(model).__name__} can have a slot; a block is a submodule "
                 "with parameters that is called once and returns a floating-point tensor of 2 to 4 "
                 "axes. Name one with at=[...] to see why it cannot; wrap a model of one layer as "
                 "nn.Sequential(model)."
@@ -68,12 +84,11 @@ def copy_with_slots(
                 for each in found
                 if each.site.identity is not None and each.place != ProposalKind.STACK
             )
-            _require_residual(twin, found)
-        add_slots(twin, choose_slots(found, for_depth=for_depth), sample)
-    for slot in slots(twin).values():
+            _require_residual(model, found)
+        add_slots(model, choose_slots(found, for_depth=for_depth), sample, **options)
+    for slot in slots(model).values():
         if slot.site.pair is None:  # units of a pair are always merged
             require_composable(slot)
-    return twin
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
@@ -89,14 +104,14 @@ def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     return True
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, without gradients.
+def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy of a model, without gradients; ``memo`` as in ``copy.deepcopy``.
 
     Raises:
         UnsupportedHostError: If it cannot be copied.
     """
     try:
-        twin = copy.deepcopy(unwrapped(model))
+        twin = copy.deepcopy(unwrapped(model), memo)
     # A user's model may raise anything.
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__

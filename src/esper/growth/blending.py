@@ -118,8 +118,13 @@ def straight_through(y: Tensor, change: Tensor) -> Tensor:
     return cast(Tensor, _StraightThrough.apply(y, change))
 
 
-def blend(y: Tensor, change: Tensor, alpha: float) -> Tensor:
-    """Return ``y + alpha * change``; at alpha 0, ``y`` itself even if the change is not finite."""
+def blend(y: Tensor, change: Tensor, alpha: float | Tensor) -> Tensor:
+    """Return ``y + alpha * change``; at alpha 0, ``y`` itself even if the change is not finite.
+
+    An alpha that is a scalar tensor is taken to be positive.
+    """
+    if isinstance(alpha, Tensor):
+        return y + alpha.to(y) * change.to(y.dtype)
     if alpha == 0.0:
         return y
     return torch.add(y, change.to(y.dtype), alpha=alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from esper.growth.modules import uncompiled
 from esper.modes import evaluation_mode
 
 
@@ -31,12 +33,48 @@ class Call:
 
 
 def call_model(model: nn.Module, sample_input: Any) -> Any:
-    """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments."""
-    if isinstance(sample_input, Mapping):
-        return model(**sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
-    return model(sample_input)
+    """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    What ``torch.compile`` has compiled of it runs uncompiled, so that hooks see every call.
+    """
+    with uncompiled():
+        if isinstance(sample_input, Mapping):
+            return model(**sample_input)
+        if isinstance(sample_input, (tuple, list)):
+            return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
+        return model(sample_input)
+
+
+def as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a model in the form that :func:`esper.add_slots` takes."""
+    if args and kwargs:
+        return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    return kwargs or args
+
+
+def is_call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether arguments are those of a model's own ``forward``, with a tensor among them.
+
+    Lightning calls a module that it trains in parallel with the arguments of ``training_step``.
+    """
+    try:
+        inspect.signature(type(model).forward).bind(model, *args, **kwargs)
+    except TypeError:
+        return False
+    return any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+
+
+def first_samples(whole: Any, n: int = 2) -> Any:
+    """Return the first samples of a batch; the whole batch if its tensors differ in length."""
+    is_named = isinstance(whole, Mapping)
+    pairs: Any = cast(Any, whole).items() if is_named else enumerate(whole)
+    given: dict[Any, Any] = dict(pairs)
+    sizes = {len(value) for value in given.values() if isinstance(value, Tensor) and value.ndim}
+    if len(sizes) == 1:
+        for key, value in given.items():
+            if isinstance(value, Tensor) and value.ndim:
+                given[key] = value[:n].detach().clone()
+    return given if is_named else tuple(given.values())
 
 
 def batch_size_of(sample_input: Any) -> int:

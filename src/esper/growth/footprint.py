@@ -18,6 +18,7 @@ from esper.growth.dry_run import batch_size_of, call_model, tensors_in
 from esper.growth.host_slots import ATTRIBUTE, slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sharding import reshard
 from esper.modes import evaluation_mode
 
 
@@ -102,6 +103,7 @@ def training_step_flops(model: nn.Module, sample_input: Any) -> int:
 
     The FLOPs of the loss itself are not counted.
     """
+    reshard(model)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def work() -> None:
@@ -141,6 +143,10 @@ class TrainingMeter:
     def add_evaluation(self, n_samples: int) -> None:
         """Add the FLOPs of evaluating ``n_samples`` samples."""
         self.total_flops += n_samples * self._per_sample()[0]
+
+    def training_flops(self) -> float:
+        """Return the FLOPs of training the model as it is on one sample."""
+        return self._per_sample()[1]
 
     def _per_sample(self) -> tuple[float, float]:
         lives = slots(self.model).lives.items()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.host_slots import HostSlots, SlotState, slots
+from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
 from esper.growth.modules import named_modules
-from esper.growth.optimizers import RATE_KEYS, require_optimizer
+from esper.growth.optimizers import RATE_KEYS, as_optimizers
+from esper.growth.ranks import Call, Ranks
+from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -139,9 +140,10 @@ class _Snapshot:
     """Each parameter, a copy of its value, and whether it requires gradients."""
     buffers: list[tuple[nn.Module, str, Tensor, Tensor]]
     """Module, name, tensor and copy of each buffer; a module may replace the tensor."""
-    groups: list[tuple[list[nn.Parameter], dict[str, Any]]]
-    """The parameters and settings of each of the optimizer's groups."""
-    moments: dict[Tensor, dict[str, Any]]
+    groups: list[list[tuple[list[nn.Parameter], dict[str, Any]]]]
+    """The parameters and settings of each group of each optimizer."""
+    moments: list[dict[Tensor, dict[str, Any]]]
+    """The state of each parameter, for each optimizer."""
     slots: dict[str, SlotState]
     n_germinated: int
 
@@ -151,29 +153,61 @@ class Governor:
 
     Call :meth:`step` instead of ``loss.backward(); optimizer.step()``, and :meth:`end_epoch` after
     each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its range,
-    rolls the model, its optimizer and its slots back to the last good state, bit for bit, and then
+    rolls the model, its optimizers and its slots back to the last good state, bit for bit, and then
     prunes uncommitted seeds. Learning rates are not rolled back.
+
+    A loop that updates the parameters itself calls the parts of :meth:`step`: :meth:`check_loss`
+    for each loss, :meth:`check_gradients` after the backward passes, and :meth:`commit` with the
+    update. A check that returns a report has rolled the model back; the update is skipped then.
 
     A snapshot is taken at the end of each epoch and after each growth action. It counts as good
     once a loss has been seen on it; until then the good one before it is kept too. If a rollback
     has to skip a snapshot, growth actions are kept and all values are those of the good one.
+
+    With several processes, each loss is the mean of theirs, all of them roll back if one has to,
+    and the model, seeds included, starts on all of them as on rank 0. Gradients of what was grown
+    are averaged in :meth:`check_gradients`, the others by DistributedDataParallel.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, config: GovernorConfig | None = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        config: GovernorConfig | None = None,
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
-        require_optimizer(optimizer, model)
+        """Start watching.
+
+        Args:
+            model: A model with slots.
+            optimizer: The optimizer of its parameters, or several that share them.
+            config: What counts as an outlier.
+            ranks: The processes that train the model; None for all, if torch.distributed is
+                initialized.
+        """
+        self.optimizers = as_optimizers(optimizer, model)
+        self.ranks = Ranks(model) if ranks is None else ranks
+        model = unwrapped(model)
         self.model = model
-        self.optimizer = optimizer
         self.slots: HostSlots = slots(model)
+        self.slots.require_free_blocks()
         self.watch = LossWatch(1, config or GovernorConfig())
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
+        self.loss = math.nan
+        """The last loss that was checked, the mean over all processes."""
+        self._require_same_structure(Call.START)
+        self.ranks.copy_from_first((*model.parameters(), *model.buffers()))
         self._latest = self._good = self._take_snapshot()
         """The last snapshot, and the last one whose loss was good."""
         self._is_proven = True
         """Whether the parameters are those of a good state: the given one counts as good."""
-        self.slots.action_listeners.append(self.keep_if_finite)
+        self._seen: list[float] = []
+        """Good losses since the last update."""
+        self._parameters = list(model.parameters())
+        self.slots.listeners.append(self._on_change)
+        self.slots.action_listeners.append(self._on_action)
 
     def step(
         self, loss: Tensor, *, before_update: Callable[[], object] | None = None
@@ -196,19 +230,17 @@ class Governor:
                 f"loss has shape {list(loss.shape)} and requires_grad={loss.requires_grad}; it "
                 "must be a scalar that depends on trainable parameters."
             )
-        value = loss.item()
-        problem = self.watch.judge(value)
-        if problem is None:
+        report = self.check_loss(loss)
+        if report is None:
             loss.backward()
-            problem = self._find_gradient_problem()
-        if problem is not None:
-            return self.restore(problem)
-        self._good = self._latest
+            report = self.check_gradients()
+        if report is not None:
+            return report
         if before_update is not None:
             before_update()
-        self.watch.add(np.array([value]))
-        self._is_proven = False
-        self.optimizer.step()
+        self.commit()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return None
 
     def end_epoch(self, loss: float | None = None) -> GovernorReport | None:
@@ -227,32 +259,125 @@ class Governor:
         return report
 
     def check_parameters(self) -> GovernorReport | None:
-        """Roll the model back if a parameter or buffer has become non-finite."""
-        problem = self._find_tensor_problem()
-        return None if problem is None else self.restore(problem)
+        """Roll the model back if a parameter or buffer has become non-finite.
 
-    def check_loss(self, loss: float) -> GovernorReport | None:
-        """Roll the model back if a loss of its current state is bad; else the state is good."""
-        problem = self.watch.judge(loss)
+        With several processes, all get the buffers of rank 0.
+        """
+        self.ranks.copy_from_first(self.model.buffers())
+        problem = self._find_tensor_problem()
         if problem is not None:
             return self.restore(problem)
+        self.require_same_values()
+        return None
+
+    def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
+        """Roll the model back if a loss of its current state is bad; else the state is good."""
+        value = loss.item() if isinstance(loss, Tensor) else float(loss)
+        (mean,) = self.ranks.mean(Call.CHECK_LOSS, [value])
+        self.loss = value = cast(float, mean)
+        problem = self.watch.judge(value)
+        if problem is not None:
+            return self.restore(problem)
+        self._seen.append(value)
         self._is_proven = True
         return None
 
+    def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
+        """Roll the model back if a gradient is not finite.
+
+        Args:
+            is_synced: Whether DistributedDataParallel has averaged the gradients that it knows;
+                not after ``no_sync()``.
+        """
+        self.average_gradients(is_synced=is_synced)
+        problem = self._find_gradient_problem()
+        return None if problem is None else self.restore(problem)
+
+    def average_gradients(self, *, is_synced: bool = True) -> None:
+        """Average the gradients of what was grown over all processes; or all gradients."""
+        self.ranks.average_gradients(
+            self.slots.grown_parameters() if is_synced else self.model.parameters()
+        )
+
+    def commit(self) -> None:
+        """Note that the parameters are updated, after the losses and gradients were good."""
+        self._good = self._latest
+        for value in self._seen:
+            self.watch.add(np.array([value]))
+        self._seen.clear()
+        self._is_proven = False
+
+    def mark_good(self) -> None:
+        """Note that the current state is good, because validation said so."""
+        self._is_proven = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next verdicts depend on: the statistics of the losses.
+
+        Take it after :meth:`keep` of a good state, to which a rollback would lead.
+        """
+        return {"losses": self.watch.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
+        self.watch.set_state(state["losses"])
+        self._is_proven = True
+        self.require_same_values()
+        self.keep()
+
     def keep(self) -> None:
         """Take a snapshot of the current state."""
+        reshard(self.model)
         self._require_seeds()
+        self._seen.clear()
         self._latest = self._take_snapshot()
         if self._is_proven:
             self._good = self._latest
 
+    def _on_change(self) -> None:
+        """Note the parameters that the model has; looking for them takes long in every step."""
+        self._parameters = list(self.model.parameters())
+
     def keep_if_finite(self) -> None:
-        """Take a snapshot if all parameters and buffers are finite; called after growth actions."""
+        """Take a snapshot if all parameters and buffers are finite."""
         if self._find_tensor_problem() is None:
             self.keep()
 
+    def _on_action(self) -> None:
+        """Take a snapshot after a growth action, the same on all ranks."""
+        self._require_same_structure(Call.GROWTH_ACTION)
+        self.ranks.copy_from_first((*self.slots.grown_parameters(), *self.slots.grown_buffers()))
+        self.keep_if_finite()
+
+    def _require_same_structure(self, call: Call) -> None:
+        if self.ranks.count > 1:
+            advice = "every rank must build the same model and act on the same slots"
+            digest = self.slots.digest()
+            # In two numbers, because numbers that are close count as the same.
+            self.ranks.require_same(call, "structure", divmod(digest, 1 << 24), advice)
+
+    def require_same_values(self) -> None:
+        """Raise on every rank if the structures or parameters of the ranks differ.
+
+        Raises:
+            RanksDisagreeError: Naming the ranks that differ from rank 0.
+        """
+        if self.ranks.count == 1:
+            return
+        self._require_same_structure(Call.CHECK_PARAMETERS)
+        whole = [p.detach().double() for p in self.model.parameters() if not is_sharded(p)]
+        size = sum(float(p.abs().sum()) for p in whole)
+        # The size is added because a sum that cancels is a matter of rounding.
+        sums = [sum(float(p.sum()) for p in whole) + 2.0 * size, size]
+        advice = (
+            "wrap the model in DistributedDataParallel, and clip gradients only by max_grad_norm "
+            "of the Grower or after check_gradients()"
+        )
+        self.ranks.require_same(Call.CHECK_PARAMETERS, "parameters", sums, advice)
+
     def restore(self, reason: str) -> GovernorReport:
         """Roll back to the last good state, then prune the uncommitted seeds."""
+        reshard(self.model)
         self._load_snapshot(self._latest)
         if self._good is not self._latest:
             self._load_values(self._good)
@@ -263,7 +388,8 @@ class Governor:
         return GovernorReport(reason, pruned)
 
     def _require_seeds(self) -> None:
-        members = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        members = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameters in self.slots.growing_parameters().items():
             if any(id(parameter) not in members for parameter in parameters):
                 raise SlotError(
@@ -272,32 +398,35 @@ class Governor:
                 )
 
     def _find_gradient_problem(self) -> str | None:
-        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradients = [(n, g.coalesce().values() if g.is_sparse else g) for n, g in found]
-        if not gradients:
+        reshard(self.model)
+        found = [p.grad for p in self._parameters if p.grad is not None]
+        if self.ranks.count == 1 and not found:
             return None
-        self.gradient_norm = get_total_norm([gradient for _, gradient in gradients]).item()
-        if math.isfinite(self.gradient_norm):
+        norm = total_norm(found)
+        rows = self.ranks.exchange(Call.CHECK_GRADIENTS, [norm, _first_bad(found, norm)])
+        self.gradient_norm = max(row[0] for row in rows)
+        bad = [int(row[1]) for row in rows if row[1] >= 0]
+        if math.isfinite(self.gradient_norm) and not bad:
             return None
-        bad = [name for name, gradient in gradients if not bool(torch.isfinite(gradient).all())]
-        return f"the gradient of {bad[0] if bad else 'the model'} is not finite"
+        names = [name for name, p in self.model.named_parameters() if p.grad is not None]
+        name = names[min(bad)] if bad and min(bad) < len(names) else "the model"
+        return f"the gradient of {name} is not finite"
 
     def _find_tensor_problem(self) -> str | None:
-        """Return which tensor is non-finite where the last snapshot was finite."""
+        """Return which tensor is non-finite, on some rank, where the last snapshot was finite."""
+        reshard(self.model)
         known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
         tensors += [(name, key, buffer) for name, key, buffer in _named_buffers(self.model)]
-        for name, key, tensor in tensors:
-            if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
-                continue
-            before = known.get(key)
-            # Infinite entries that the snapshot has too, such as an attention mask, are fine.
-            if before is None or before.shape != tensor.shape:
-                return f"{name} is not finite"
-            if bool((torch.isfinite(before) & ~torch.isfinite(tensor)).any()):
-                return f"{name} is not finite"
-        return None
+        bad = (
+            index
+            for index, (_, key, tensor) in enumerate(tensors)
+            if _has_become_infinite(tensor, known.get(key))
+        )
+        rows = self.ranks.exchange(Call.CHECK_PARAMETERS, [next(bad, -1)])
+        found = [int(row[0]) for row in rows if row[0] >= 0]
+        return f"{tensors[min(found)][0]} is not finite" if found else None
 
     def _take_snapshot(self) -> _Snapshot:
         return _Snapshot(
@@ -308,10 +437,13 @@ class Governor:
                 for name, buffer in module.named_buffers(recurse=False)
             ],
             groups=[
-                (list(group["params"]), _copied({k: v for k, v in group.items() if k != "params"}))
-                for group in self.optimizer.param_groups
+                [_copied_group(group) for group in optimizer.param_groups]
+                for optimizer in self.optimizers
             ],
-            moments={p: _copied(state) for p, state in self.optimizer.state.items()},
+            moments=[
+                {p: _copied(state) for p, state in optimizer.state.items()}
+                for optimizer in self.optimizers
+            ],
             slots={name: SlotState.of(slot) for name, slot in self.slots.items()},
             n_germinated=self.slots.n_germinated,
         )
@@ -325,27 +457,37 @@ class Governor:
             parameter.requires_grad_(requires_grad)
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._load_optimizer(snapshot)
+        self._load_optimizers(snapshot)
 
     def _load_values(self, snapshot: _Snapshot) -> None:
         """Load the tensors and moments of a snapshot, for whatever the model still has of it."""
         _load_tensors(snapshot)
         current = set(self.model.parameters())
-        for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
-            self.optimizer.state.pop(parameter, None)
-            if parameter in snapshot.moments:
-                self.optimizer.state[parameter] = _copied(snapshot.moments[parameter])
+        for optimizer, moments in zip(self.optimizers, snapshot.moments, strict=True):
+            for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
+                optimizer.state.pop(parameter, None)
+                if parameter in moments:
+                    optimizer.state[parameter] = _copied(moments[parameter])
 
-    def _load_optimizer(self, snapshot: _Snapshot) -> None:
-        groups = self.optimizer.param_groups
-        for group, (members, settings) in zip(groups, snapshot.groups, strict=False):
-            group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
-            group["params"] = list(members)
-        for group in groups[len(snapshot.groups) :]:  # added after the snapshot
-            group["params"] = []
-        self.optimizer.state.clear()
-        for parameter, state in snapshot.moments.items():
-            self.optimizer.state[parameter] = _copied(state)
+    def _load_optimizers(self, snapshot: _Snapshot) -> None:
+        for optimizer, groups, moments in zip(
+            self.optimizers, snapshot.groups, snapshot.moments, strict=True
+        ):
+            current = optimizer.param_groups
+            for group, (members, settings) in zip(current, groups, strict=False):
+                group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
+                group["params"] = list(members)
+            for group in current[len(groups) :]:  # added after the snapshot
+                group["params"] = []
+            optimizer.state.clear()
+            for parameter, state in moments.items():
+                optimizer.state[parameter] = _copied(state)
+
+
+def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, Any]]:
+    """Return the parameters of a group, and a copy of its settings."""
+    settings = {key: value for key, value in group.items() if key != "params"}
+    return list(group["params"]), _copied(settings)
 
 
 def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:
@@ -355,6 +497,27 @@ def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]
         for prefix, module in named_modules(model).items()
         for name, buffer in module.named_buffers(recurse=False)
     ]
+
+
+def _first_bad(found: list[Tensor], norm: float) -> int:
+    """Return the index of the first gradient that is not finite; -1 for none."""
+    if math.isfinite(norm):
+        return -1
+    checks = (bool(torch.isfinite(local_values(gradient)).all()) for gradient in found)
+    return next((index for index, is_finite in enumerate(checks) if not is_finite), -1)
+
+
+def _has_become_infinite(tensor: Tensor, before: Tensor | None) -> bool:
+    """Return whether a tensor has an entry that is not finite, but was in an earlier copy."""
+    if not tensor.is_floating_point():
+        return False
+    finite = torch.isfinite(local_values(tensor))
+    if bool(finite.all()):
+        return False
+    # Infinite entries that the snapshot has too, such as an attention mask, are fine.
+    if before is None or before.shape != tensor.shape:
+        return True
+    return bool((torch.isfinite(local_values(before)) & ~finite).any())
 
 
 def _load_tensors(snapshot: _Snapshot) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.config.checks import require_int, require_seed
 from esper.config.growth import GrowthConfig
@@ -20,9 +23,10 @@ from esper.growth.blueprints import (
     blueprint_names,
     fitting_blueprints,
 )
-from esper.growth.modules import seeded
+from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
-from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
+from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
+from esper.growth.sharding import is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
@@ -33,6 +37,9 @@ ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
 _LISTENERS = ("listeners", "action_listeners")
+
+DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
+"""The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Called after parameters were added or removed."""
         self.action_listeners: list[Callable[[], None]] = []
         """Called after an action was carried out."""
+        self._hidden: set[str] = set()
+        """Names of grown tensors that DistributedDataParallel would leave alone."""
         self._slots: dict[str, SeedSlot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
@@ -221,6 +230,7 @@ class HostSlots(Mapping[str, SeedSlot]):
             SlotError: If the slot holds no committed seed.
         """
         self.lives.absorb(slot, self)
+        self.refresh()
         for listener in self.action_listeners:
             listener()
 
@@ -230,10 +240,11 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             IllegalActionError: If the state of the slots does not allow the action.
         """
+        reshard(self.model)
         if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
             action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
-        self.pairs.refresh()
+        self.refresh()
         if outcome.was_done:
             for listener in self.action_listeners:
                 listener()
@@ -241,8 +252,9 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def tick(self) -> None:
         """Advance all slots by one epoch."""
+        reshard(self.model)
         self.lives.tick(self)
-        self.pairs.refresh()
+        self.refresh()
 
     def abandon_growing(self) -> list[str]:
         """Prune every uncommitted seed immediately and return the names of their slots."""
@@ -267,19 +279,21 @@ class HostSlots(Mapping[str, SeedSlot]):
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
+        shard(self[slot].called_parts(), self.model)
         self.insert(slot)
-        self._notify()
+        self._notify(slot)
 
     def remove_seed(self, slot: str) -> None:
         """Remove the seed, and take the slot out of the model if nothing else is in it."""
         self[slot].clear()
         self._place(slot)
-        self._notify()
+        self._notify(slot)
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one; remove it otherwise."""
         self[slot].restyle(style)
-        self._notify()
+        shard(self[slot].called_parts(), self.model)
+        self._notify(slot)
 
     def commit_seed(self, slot: str) -> None:
         """Notify listeners that the seed is now part of the host."""
@@ -288,7 +302,7 @@ class HostSlots(Mapping[str, SeedSlot]):
     def absorb_seed(self, slot: str) -> int:
         """Make a committed seed part of its block; return the hidden units that it added."""
         n_units = self[slot].absorb()
-        self._notify()
+        self._notify(slot)
         return n_units
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -315,6 +329,7 @@ class HostSlots(Mapping[str, SeedSlot]):
             if life.has_seed or life.fossils:
                 with seeded(0):
                     self[name].rebuild()
+                shard(self[name].called_parts(), self.model)
                 self.insert(name)
         self._notify()
 
@@ -322,10 +337,18 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Restore an earlier state of a slot, with the modules that it held."""
         self.lives.set_life(slot, replace(state.life))
         place = self[slot]
+        has_changed = place.seed is not state.seed or place.gate is not state.gate
+        has_changed |= tuple(place.absorbed) != state.fossils
         place.seed, place.gate, place.form = state.seed, state.gate, state.form
         place.set_fossils(state.fossils)
         self._place(slot)
-        self._notify()
+        self._notify(slot if has_changed else None)
+
+    def remove_all(self) -> None:
+        """Remove every seed, committed ones included, so that the model is as before growth."""
+        for name in reversed(list(self)):
+            self.restore_slot(name, SlotState(SlotLife(), None, None, SeedForm.SERIAL, ()))
+        self.n_germinated = 0
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of each uncommitted seed, by slot."""
@@ -334,6 +357,39 @@ class HostSlots(Mapping[str, SeedSlot]):
             for name, slot in self._slots.items()
             if slot.seed is not None and slot.stage != Stage.FOSSILIZED
         }
+
+    def grown_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all seeds and fossils."""
+        return [p for slot in self._slots.values() for p in slot.grown_parameters()]
+
+    def grown_buffers(self) -> list[Tensor]:
+        """Return the buffers of all seeds and fossils."""
+        parts = [
+            part
+            for slot in self._slots.values()
+            for part in (slot.seed, slot.gate, slot.fossils)
+            if part is not None
+        ]
+        return [buffer for part in parts for buffer in part.buffers()]
+
+    def require_free_blocks(self) -> None:
+        """Reject slots that are sharded together with their block, which has to run without them.
+
+        Raises:
+            SlotError: Naming the slot.
+        """
+        for name, module in named_modules(self.model).items():
+            if isinstance(module, BlockWrapper) and is_shard_root(module):
+                raise SlotError(
+                    f"fully_shard was called on {name!r}, which is a slot; call it before seeds "
+                    f"germinate, or on the block in it, {name + '.block'!r}."
+                )
+
+    def digest(self) -> int:
+        """Return a number that tells structures apart, exact as a float."""
+        sizes = [list(parameter.shape) for parameter in self.model.parameters()]
+        text = json.dumps([list(self), self.lives.to_json(), sizes])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     def _place(self, slot: str) -> None:
         """Put a slot into the model if it is in use, or its block otherwise."""
@@ -350,10 +406,35 @@ class HostSlots(Mapping[str, SeedSlot]):
         parent, attribute = self._places[slot]
         setattr(parent, attribute, self[slot].block)
 
-    def _notify(self) -> None:
+    def refresh(self) -> None:
+        """Tell what runs the model, such as a compiled graph, that lives may have changed."""
         self.pairs.refresh()
+        for slot in self._slots.values():
+            slot.refresh()
+
+    def _notify(self, changed: str | None = None) -> None:
+        """Tell everybody that parameters may have changed, and which slot's modules did."""
+        self.refresh()
+        for place in () if changed is None else self[changed].site.modules:
+            forget_graphs(self.model, place)
+        self.hide_from_ddp((*self.grown_parameters(), *self.grown_buffers()))
         for listener in self.listeners:
             listener()
+
+    def hide_from_ddp(self, tensors: Iterable[Tensor]) -> None:
+        """Let DistributedDataParallel leave only these alone if it wraps the model from now on.
+
+        It could not follow seeds that are pruned, and fails on those that do not train yet, so the
+        governor averages the gradients and copies the buffers of everything that was grown.
+        """
+        ids = {id(tensor) for tensor in tensors}
+        names = {name for name, t in named_tensors(self.model).items() if id(t) in ids}
+        others = set(getattr(self.model, DDP_IGNORES, ())) - self._hidden
+        self._hidden = names
+        if names or others:
+            setattr(self.model, DDP_IGNORES, sorted(names | others))
+        else:
+            self.model.__dict__.pop(DDP_IGNORES, None)
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
@@ -381,8 +462,14 @@ def draw_seed_number(seed: int, n_germinated: int) -> int:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model that ``torch.compile`` wrapped, or the model itself."""
-    return cast(nn.Module, getattr(model, "_orig_mod", model))
+    """Return the model inside the wrappers of ``torch.compile`` and DistributedDataParallel."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = cast(nn.Module, model.module)
+        elif (inner := model.__dict__.get("_modules", {}).get("_orig_mod")) is not None:
+            model = cast(nn.Module, inner)
+        else:
+            return model
 
 
 def slots(model: nn.Module) -> HostSlots:

@@ -1,8 +1,9 @@
-"""Small helpers for ``nn.Module``: typed iteration by name, counting, seeding, drawing."""
+"""Small helpers for ``nn.Module``: typed iteration by name, counting, seeding, compiled code."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -45,6 +46,31 @@ def seeded(number: int) -> Generator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(number)
         yield
+
+
+@contextmanager
+def uncompiled() -> Generator[None]:
+    """Run modules that ``torch.compile`` has compiled as they were written, inside the context."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def forget_graphs(model: nn.Module, place: str) -> None:
+    """Drop what ``torch.compile`` has compiled of the modules around a place that has changed.
+
+    The graphs do not fit the model any more, and once a module has eight of them torch runs it
+    uncompiled for good.
+    """
+    dynamo = cast(Any, sys.modules.get("torch._dynamo"))
+    if dynamo is None:
+        return
+    parts = place.split(".")
+    around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    for code in {getattr(module.forward, "__code__", None) for module in around} - {None}:
+        dynamo.eval_frame.remove_from_cache(code)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""Keeping an optimizer in sync with a model that grows."""
+"""Keeping optimizers in sync with a model that grows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from itertools import chain
 from typing import Any, cast
 
@@ -21,20 +23,68 @@ SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_moment
 """Scheduler attributes with one entry per parameter group; the first ones are learning rates."""
 
 
-class OptimizerKeeper:
-    """Automatically keeps any ``torch.optim`` optimizer in sync with a model's slots.
+MUON = "Muon"
+"""The optimizer that takes matrices alone; PyTorch has it since 2.9."""
 
-    When a seed germinates, its parameters join the parameter group of its block (those of a copied
-    block the groups of the parameters they are copies of) or, if seeds have their own learning
-    rate, a second group with otherwise the same settings. When it is pruned, its parameters and
-    their optimizer state are removed. When it is fossilized, they move to the block's group and
-    keep their state. Other parameters are never touched.
+SHARDED_OPTIMIZER = "ZeroRedundancyOptimizer"
+"""The optimizer that shares out the parameters that it starts with among processes."""
+
+
+class ParameterKind(Enum):
+    """What a parameter is, which decides its group where groups differ by kind."""
+
+    MATRIX = "matrix"
+    """A weight with two axes or more."""
+    BIAS = "bias"
+    NORM = "norm"
+    """A scale or shift of a norm, or any other vector."""
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor) -> ParameterKind:
+        """Return the kind of a parameter, by its name in its module and its shape."""
+        if parameter.ndim >= 2:
+            return cls.MATRIX
+        return cls.BIAS if name.endswith("bias") and parameter.ndim == 1 else cls.NORM
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """A parameter group of one of the optimizers."""
+
+    optimizer: Optimizer
+    index: int
+    """Its number among the groups of the optimizer."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.optimizer.param_groups[self.index]
+
+    @property
+    def members(self) -> list[nn.Parameter]:
+        return self.settings["params"]
+
+    def takes(self, parameter: Tensor) -> bool:
+        """Return whether the optimizer can update a parameter of this shape."""
+        return parameter.ndim == 2 or not _is_muon(self.optimizer)
+
+
+class OptimizerKeeper:
+    """Automatically keeps ``torch.optim`` optimizers in sync with a model's slots.
+
+    When a seed germinates, each of its parameters joins a group of the block that it grows on: the
+    group of the block's parameters of the same kind (matrix, bias or norm), so that settings such
+    as weight decay stay with the kind. If the block has none of the kind, the group is the one
+    where most of the model's other parameters of that kind are. A copy of a block joins the groups
+    of the parameters that it copies. If seeds have their own learning rate, they join a second
+    group with otherwise the same settings. When a seed is pruned, its parameters and their
+    optimizer state are removed. When it is fossilized, they move to the block's groups and keep
+    their state. Other parameters are never touched.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         seed_lr_factor: float = 1.0,
         schedulers: Iterable[Any] = (),
@@ -43,19 +93,24 @@ class OptimizerKeeper:
 
         Args:
             model: A model with slots.
-            optimizer: An optimizer of the model's parameters.
+            optimizer: The optimizer of the model's parameters, or several that share them.
             seed_lr_factor: Learning rate of uncommitted seeds, relative to the host's.
-            schedulers: Existing learning-rate schedulers of the optimizer; those created later
+            schedulers: Existing learning-rate schedulers of the optimizers; those created later
                 need not be passed.
         """
         require_number("seed_lr_factor", seed_lr_factor, above=0.0)
-        require_optimizer(optimizer, model)
-        self.optimizer = optimizer
+        self.optimizers = as_optimizers(optimizer, model)
+        require_vectors(self.optimizers)
         self.slots = slots(model)
-        self._n_host_groups = len(optimizer.param_groups)
-        self._has_seed_groups = seed_lr_factor != 1.0
-        if self._has_seed_groups:
-            self._add_seed_groups(seed_lr_factor, list(schedulers))
+        self._host_groups = [
+            _Group(each, index)
+            for each in self.optimizers
+            for index in range(len(each.param_groups))
+        ]
+        self._seed_groups = self._host_groups
+        """The group of uncommitted seeds for each group of the host."""
+        if seed_lr_factor != 1.0:
+            self._seed_groups = self._add_seed_groups(seed_lr_factor, list(schedulers))
         self._joined: dict[str, list[nn.Parameter]] = {name: [] for name in self.slots}
         self.sync()
         self.slots.listeners.append(self.sync)
@@ -63,6 +118,7 @@ class OptimizerKeeper:
     def sync(self) -> None:
         """Add new parameters and drop removed ones; called whenever the slots change."""
         growing = self.slots.growing_parameters()
+        names = {id(p): name for name, p in self.slots.model.named_parameters()}
         for name, slot in self.slots.items():
             wanted = slot.grown_parameters()
             kept = {id(parameter) for parameter in wanted}
@@ -71,85 +127,117 @@ class OptimizerKeeper:
                     self._remove(parameter)
             uncommitted = {id(parameter) for parameter in growing.get(name, ())}
             for home, parameters in slot.parameter_homes() if wanted else ():
-                index = self._group_of(home)
                 for parameter in parameters:
-                    is_growing = id(parameter) in uncommitted
-                    self._move_to_group(parameter, self._seed_group(index) if is_growing else index)
+                    groups = (
+                        self._seed_groups if id(parameter) in uncommitted else self._host_groups
+                    )
+                    self._move_to_group(parameter, groups[self._home_of(parameter, home, names)])
             self._joined[name] = wanted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, keyed by parameter name.
+        """Return the optimizers' state, keyed by parameter name.
 
         ``optimizer.state_dict()`` is keyed by parameter order, which growth changes.
         """
         names = {id(p): name for name, p in self.slots.model.named_parameters()}
         return {
-            "state": {names[id(p)]: dict(s) for p, s in self.optimizer.state.items()},
+            "state": {
+                names[id(p)]: dict(s) for each in self.optimizers for p, s in each.state.items()
+            },
             "groups": [
-                {k: v for k, v in group.items() if k != "params"}
-                for group in self.optimizer.param_groups
+                {key: value for key, value in group.settings.items() if key != "params"}
+                for group in self._all_groups()
             ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the optimizer state of a model with the same seeds."""
+        """Load the optimizers' state of a model with the same seeds."""
         parameters = dict(self.slots.model.named_parameters())
         unknown = sorted(set(state["state"]) - set(parameters))
-        if unknown or len(state["groups"]) != len(self.optimizer.param_groups):
+        groups = self._all_groups()
+        if unknown or len(state["groups"]) != len(groups):
             raise SlotError(
                 f"the state belongs to another optimizer: it has {len(state['groups'])} parameter "
-                f"groups instead of {len(self.optimizer.param_groups)}, and the parameters "
-                f"{unknown} do not exist here."
+                f"groups instead of {len(groups)}, and the parameters {unknown} do not exist here."
             )
-        for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            group.update(settings)
-        self.optimizer.state.clear()
+        for group, settings in zip(groups, state["groups"], strict=True):
+            group.settings.update(settings)
+        for each in self.optimizers:
+            each.state.clear()
+        owners = {id(p): group.optimizer for group in groups for p in group.members}
         for name, values in state["state"].items():
             copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-            self.optimizer.state[parameters[name]] = copied
+            parameter = parameters[name]
+            owners.get(id(parameter), self.optimizers[0]).state[parameter] = copied
 
     def close(self) -> None:
         """Stop following the model's slots."""
         self.slots.listeners.remove(self.sync)
 
-    def _add_seed_groups(self, factor: float, schedulers: Sequence[Any]) -> None:
-        for group in list(self.optimizer.param_groups):
-            settings = {key: value for key, value in group.items() if key != "params"}
+    def _add_seed_groups(self, factor: float, schedulers: Sequence[Any]) -> list[_Group]:
+        counts = {id(each): len(each.param_groups) for each in self.optimizers}
+        found: list[_Group] = []
+        for group in self._host_groups:
+            settings = {key: value for key, value in group.settings.items() if key != "params"}
             for key in RATE_KEYS:
                 if key in settings:
                     settings[key] = settings[key] * factor
-            self.optimizer.add_param_group({"params": [], **settings})
+            group.optimizer.add_param_group({"params": [], **settings})
+            found.append(_Group(group.optimizer, len(group.optimizer.param_groups) - 1))
         for scheduler in _with_nested(schedulers):
+            count = counts.get(id(getattr(scheduler, "optimizer", self.optimizers[0])))
             for name in SCHEDULER_LISTS:
                 values = cast(list[Any], vars(scheduler).get(name) or [])
-                if len(values) == self._n_host_groups:
+                if len(values) == count:
                     share = factor if name in SCHEDULER_RATES else 1.0
                     values.extend([_scaled(value, share) for value in values])
+        return found
 
-    def _seed_group(self, index: int) -> int:
-        return index + self._n_host_groups if self._has_seed_groups else index
+    def _all_groups(self) -> list[_Group]:
+        if self._seed_groups is self._host_groups:
+            return self._host_groups
+        return [*self._host_groups, *self._seed_groups]
 
-    def _group_of(self, parameters: Iterable[nn.Parameter]) -> int:
-        """Return the index of the first host group with one of these parameters, or 0."""
-        wanted = {id(parameter) for parameter in parameters}
-        for index, group in enumerate(self.optimizer.param_groups[: self._n_host_groups]):
-            if any(id(parameter) in wanted for parameter in group["params"]):
+    def _home_of(
+        self, parameter: nn.Parameter, home: Sequence[nn.Parameter], names: dict[int, str]
+    ) -> int:
+        """Return the number of the host's group that a new parameter belongs to."""
+        kind = ParameterKind.of(names.get(id(parameter), ""), parameter)
+        wanted = {id(p) for p in home if ParameterKind.of(names.get(id(p), ""), p) is kind}
+        able = [i for i, group in enumerate(self._host_groups) if group.takes(parameter)]
+        for index in able:
+            if any(id(member) in wanted for member in self._host_groups[index].members):
                 return index
-        return 0
+        grown = {id(p) for slot in self.slots.values() for p in slot.grown_parameters()}
+        counts = [
+            sum(
+                ParameterKind.of(names.get(id(p), ""), p) is kind
+                for p in self._host_groups[index].members
+                if id(p) not in grown
+            )
+            for index in able
+        ]
+        if max(counts) > 0:
+            return able[counts.index(max(counts))]
+        own = {id(p) for p in home}
+        for index in able:
+            if any(id(member) in own for member in self._host_groups[index].members):
+                return index
+        return able[0]
 
-    def _move_to_group(self, parameter: nn.Parameter, index: int) -> None:
-        groups = self.optimizer.param_groups
-        for position, group in enumerate(groups):
-            if any(member is parameter for member in group["params"]):
-                if position == index:
+    def _move_to_group(self, parameter: nn.Parameter, wanted: _Group) -> None:
+        for group in self._all_groups():
+            if any(member is parameter for member in group.members):
+                if group is wanted:
                     return
-                _drop(group["params"], parameter)
-        groups[index]["params"].append(parameter)
+                _drop(group.members, parameter)
+        wanted.members.append(parameter)
 
     def _remove(self, parameter: nn.Parameter) -> None:
-        for group in self.optimizer.param_groups:
-            _drop(group["params"], parameter)
-        self.optimizer.state.pop(parameter, None)
+        for group in self._all_groups():
+            _drop(group.members, parameter)
+        for each in self.optimizers:
+            each.state.pop(parameter, None)
 
 
 def _with_nested(schedulers: Sequence[Any]) -> list[Any]:
@@ -167,10 +255,40 @@ def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
     parameters[:] = [member for member in parameters if member is not parameter]
 
 
+def as_optimizers(
+    optimizer: Optimizer | Sequence[Optimizer], model: nn.Module
+) -> tuple[Optimizer, ...]:
+    """Return the optimizers of a model; raise if one has none of its parameters."""
+    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    if not found or not all(isinstance(each, Optimizer) for each in found):
+        raise SlotError(
+            f"optimizer is {optimizer!r}; it must be a torch.optim optimizer or a list of them."
+        )
+    for each in found:
+        require_optimizer(each, model)
+    return found
+
+
+def _is_muon(optimizer: Optimizer) -> bool:
+    return type(optimizer).__name__ == MUON
+
+
+def require_vectors(optimizers: Sequence[Optimizer]) -> None:
+    """Raise if no optimizer can update the biases, norms and convolutions that seeds may have."""
+    if all(map(_is_muon, optimizers)):
+        raise SlotError(
+            f"the optimizer is {MUON}, which takes matrices alone, but seeds also have biases, "
+            "norms or convolutions; give a list with a second optimizer for these, such as AdamW."
+        )
+
+
 def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if an optimizer has none of the model's parameters, or cannot drop any."""
-    if isinstance(optimizer, LBFGS):
-        raise SlotError("LBFGS does not support growing models; use another torch.optim optimizer.")
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, LBFGS) or kind == SHARDED_OPTIMIZER:
+        raise SlotError(
+            f"{kind} does not support growing models; use another torch.optim optimizer."
+        )
     present = {id(parameter) for parameter in model.parameters()}
     members = [member for group in optimizer.param_groups for member in group["params"]]
     if not any(id(member) in present for member in members):

@@ -24,7 +24,8 @@ from esper.errors import ShapeError
 from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
-from esper.growth.seed_slot import BlockWrapper, SeedSlot
+from esper.growth.seed_slot import BlockWrapper, SeedEffect, SeedSlot
+from esper.growth.sharding import local_values, whole_values
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import Neighbours, SlotLives
 from esper.growth.unit_layers import fans_of
@@ -44,8 +45,8 @@ class UnitGroup:
     """New units of a slot that were planted together."""
 
     seed: PairSeed
-    alpha: float
-    is_committed: bool
+    alpha: float | Tensor
+    """A tensor in a graph of ``torch.compile``."""
     is_isolated: bool
     """Whether they train without changing the model's output."""
     neighbours: dict[str, int]
@@ -117,15 +118,11 @@ class Wiring:
             outputs.append(chunk)
         return torch.cat(outputs, dim=self.layer.unit_axis)
 
-    def sizes(self, is_counted: Callable[[UnitGroup], bool]) -> tuple[int, int]:
+    def sizes(self, count_units: Callable[[PairSlot], int]) -> tuple[int, int]:
         """Return the numbers of inputs and outputs of the layer with some of the new units."""
-        n_in, n_out = self.layer.n_in, self.layer.n_out
-        for source in self.sources:
-            groups = filter(is_counted, source.slot.unit_groups)
-            n_in += source.count(sum(group.n_units for group in groups))
-        if self.own is not None:
-            n_out += sum(group.n_units for group in filter(is_counted, self.own.unit_groups))
-        return n_in, n_out
+        n_in = self.layer.n_in
+        n_in += sum(source.count(count_units(source.slot)) for source in self.sources)
+        return n_in, self.layer.n_out + (0 if self.own is None else count_units(self.own))
 
     def new_parts(self) -> list[nn.Module]:
         """Return the rows and columns that seeds add to the layer."""
@@ -243,18 +240,17 @@ class PairSlot(SeedSlot):
             UnitGroup(
                 seed=cast(PairSeed, part.seed),
                 alpha=fossil.alpha,
-                is_committed=True,
                 is_isolated=False,
                 neighbours=dict(fossil.neighbours),
             )
             for part, fossil in zip(self.absorbed, life.fossils, strict=True)
         ]
         if self.seed is not None:
+            effect, alpha = self.current_effect()
             live = UnitGroup(
                 seed=cast(PairSeed, self.seed),
-                alpha=life.alpha,
-                is_committed=life.stage == Stage.FOSSILIZED,
-                is_isolated=life.stage == Stage.TRAINING,
+                alpha=alpha,
+                is_isolated=effect is SeedEffect.ISOLATED,
                 neighbours=dict(life.neighbours),
             )
             found.append(live)
@@ -267,10 +263,14 @@ class PairSlot(SeedSlot):
             group for group in self.unit_groups if self.shows_live or group.seed is not self.seed
         ]
 
+    def is_committed(self, group: UnitGroup) -> bool:
+        """Return whether new units of this slot can no longer be pruned."""
+        return group.seed is not self.seed or self.stage == Stage.FOSSILIZED
+
     @property
     def committed_units(self) -> int:
         """Number of new units that can no longer be pruned."""
-        return sum(group.n_units for group in self.unit_groups if group.is_committed)
+        return sum(group.n_units for group in self.unit_groups if self.is_committed(group))
 
     @property
     def neighbours(self) -> list[PairSlot]:
@@ -281,20 +281,18 @@ class PairSlot(SeedSlot):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the producer's output together with the new units."""
-        self.shows_live = self._does_show_live()
+        self.shows_live = self.current_effect()[0] is not SeedEffect.NONE
         return self.wiring.run(_input_of(args, kwargs))
-
-    def _does_show_live(self) -> bool:
-        if self.seed is None or self.is_off or self.stage == Stage.GERMINATED:
-            return False
-        if self.stage == Stage.TRAINING:
-            return torch.is_grad_enabled()
-        return self.alpha > 0.0
 
     def seen_units(self) -> Neighbours:
         """Return the committed units of other slots that a new seed would read or feed."""
         counts = [(slot.name, slot.committed_units) for slot in self.neighbours]
         return tuple((name, count) for name, count in counts if count)
+
+    def _new_site(self) -> SlotSite:
+        pairs = {slot.name: slot.pair for slot in self.neighbours}
+        site = self.site.widened(self.life.units)
+        return site.beside((pairs[name], count) for name, count in self.seen_units())
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's units, drawing their weights from torch's default generator."""
@@ -313,6 +311,16 @@ class PairSlot(SeedSlot):
         self.seed = seed.to(**self._tensor_options())
         self.seed.train(self.block.training)
 
+    def called_parts(self) -> list[nn.Module]:
+        """Return the layers of the fossils and the seed, which are called one by one."""
+        seeds = [group.seed for group in self.unit_groups]
+        return [
+            layer
+            for seed in seeds
+            for layer in seed.modules()
+            if any(True for _ in layer.parameters(recurse=False))
+        ]
+
     def absorb(self) -> int:
         """Make the seed part of the pair; return the number of its units."""
         n_units = cast(PairSeed, self.seed).n_units
@@ -325,7 +333,7 @@ class PairSlot(SeedSlot):
     def find_start_problem(self) -> str | None:
         """Return why the new units would change the host's output, or None if they would not."""
         seed = cast(PairSeed, self.seed)
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in seed.parameters()):
+        if not all(bool(torch.isfinite(local_values(p)).all()) for p in seed.parameters()):
             return "the weights of the new units are not finite"
         if not seed.is_new:
             return "the new units do not cancel, so they would change the host's output"
@@ -359,15 +367,13 @@ class PairSlot(SeedSlot):
             [self.wiring, *self.consumer_wirings], [seed.rows, *seed.columns], strict=True
         ):
             module = wiring.module
-            sizes = wiring.sizes(lambda group: group.is_committed and group.seed is not seed)
-            before = fans_of(module, *sizes)
-            sizes = wiring.sizes(lambda group: group.is_committed or group.seed is seed)
-            after = fans_of(module, *sizes)
+            before = fans_of(module, *wiring.sizes(lambda slot: _count(slot, without=seed)))
+            after = fans_of(module, *wiring.sizes(lambda slot: _count(slot, including=seed)))
             for name in ("weight", "bias"):
                 old = cast(Tensor | None, getattr(module, name, None))
                 if old is None:
                     continue
-                law = WeightLaw.of(old, *before)
+                law = WeightLaw.of(whole_values(old), *before)
                 if is_start:
                     parts = [old, *(getattr(each, name, None) for each in wiring.new_parts())]
                     for tensor in parts:
@@ -381,6 +387,18 @@ class PairSlot(SeedSlot):
             return
         for columns in seed.columns:
             cast(Tensor, columns.weight).div_(self.alpha)
+
+
+def _count(
+    slot: PairSlot, *, without: PairSeed | None = None, including: PairSeed | None = None
+) -> int:
+    """Return the number of a slot's committed units, without or including those of a seed."""
+    counted = [
+        group
+        for group in slot.unit_groups
+        if group.seed is including or (slot.is_committed(group) and group.seed is not without)
+    ]
+    return sum(group.n_units for group in counted)
 
 
 def _input_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

@@ -310,7 +310,6 @@ def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> s
         isolated = _run(model, sample_input, needs_grad=True)
         _set_stage(host, site.name, Stage.HOLDING, alpha=1.0)
         slot.shows_live = False
-        host.pairs.refresh()
         grown = _run(model, sample_input)
     except Exception as error:
         return (
@@ -346,6 +345,7 @@ def _plant_random(host: HostSlots, slot: str) -> None:
 def _set_stage(host: HostSlots, slot: str, stage: Stage, *, alpha: float) -> None:
     life = SlotLife(stage=stage, blueprint="widen_large", schedule=AlphaSchedule(target=alpha))
     host.lives.set_life(slot, life)
+    host.refresh()
 
 
 @contextmanager

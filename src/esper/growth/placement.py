@@ -26,6 +26,7 @@ from esper.growth.modules import (
 )
 from esper.growth.pairs import PairFinder, is_pair_name
 from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
+from esper.growth.sharding import require_one_mesh_axis, require_whole
 from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
 from esper.lifecycle.stages import Stage
@@ -66,6 +67,7 @@ def add_slots(
     if growth_config is not None and not isinstance(growth_config, GrowthConfig):
         raise ConfigError(f"growth_config is {growth_config!r}; it must be a GrowthConfig.")
     require_growable(model)
+    require_whole(model)
     model_given, model = model, unwrapped(model)
     if ATTRIBUTE in model.__dict__:
         present = ", ".join(slots(model))
@@ -182,11 +184,19 @@ def _have_equal_tensors(a: Any, b: Any) -> bool:
     )
 
 
+UNSUPPORTED_WRAPPERS = {
+    "DataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "FullyShardedDataParallel": "torch.distributed.fsdp.fully_shard (FSDP2)",
+}
+"""Wrappers that copy or flatten the parameters that a model has when it is wrapped."""
+
+
 def require_growable(model: object) -> None:
     """Reject what cannot be run with hooks: anything but a module that PyTorch runs in Python.
 
     Raises:
-        SlotError: If it is no module, is compiled, or has parameters without memory.
+        SlotError: If it is no module, is compiled, is wrapped by DataParallel or FSDP1, or has
+            parameters without memory.
     """
     if not isinstance(model, nn.Module):
         raise SlotError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
@@ -195,6 +205,19 @@ def require_growable(model: object) -> None:
             f"model is {type_of(model)} with TorchScript in it; a slot cannot be put into "
             "compiled code. Pass the module it was made from."
         )
+    for name, module in named_modules(unwrapped(model)).items():
+        if "_orig_mod" in module.__dict__.get("_modules", {}):
+            raise SlotError(
+                f"{name!r} of this {type(unwrapped(model)).__name__} is wrapped by torch.compile, "
+                "and nothing can be replaced inside it; compile it in place with .compile()."
+            )
+    for module in model.modules():
+        if (kind := type(module).__name__) in UNSUPPORTED_WRAPPERS:
+            raise SlotError(
+                f"model is {type_of(model)} with {kind} in it, which does not support growing "
+                f"models; use {UNSUPPORTED_WRAPPERS[kind]} instead."
+            )
+    require_one_mesh_axis(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise SlotError(

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, type_of
@@ -29,6 +29,7 @@ from esper.growth.blueprints.registry import ENTRY_POINT_GROUP
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
+from esper.growth.sharding import find_mesh, reshard, whole_values
 from esper.growth.sites import SlotSite
 from esper.storage.files import plain_reason, read_json, verified, with_checksum, write_atomic
 from esper.version import __version__
@@ -132,7 +133,7 @@ def _copy(name: str, tensor: Tensor) -> Tensor:
             f"{name!r} cannot be saved (layout {tensor.layout}, device {tensor.device}, dtype "
             f"{tensor.dtype}); only dense, unquantized tensors with data can."
         )
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    return whole_values(tensor).to("cpu", copy=True).contiguous()
 
 
 def _put(tensor: Tensor, value: Tensor) -> None:
@@ -154,22 +155,29 @@ _TENSOR_FILE = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """Save a model with slots, in any state of growth, to a folder.
 
-    A model that the folder already holds is replaced atomically.
+    A model that the folder already holds is replaced atomically. A model that is sharded (FSDP2) is
+    gathered, so every rank must call this; rank 0 writes the folder.
 
     Raises:
         SlotError: If the model has no slots.
         SavedModelError: If part of the model cannot be saved; the message names it.
     """
     folder = Path(directory)
+    reshard(model)
+    is_shared = find_mesh(model) is not None
     table = TensorTable(model)
-    growth = _describe(slots(model))
+    contents = table.contents()
+    if is_shared and distributed.get_rank() > 0:
+        distributed.barrier()
+        return
+    growth = describe_slots(slots(model))
     growth |= {"aliases": table.aliases, "transient": sorted(table.transient)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise SavedModelError(f"{folder} is a file; choose a folder.") from None
     replaced = _tensor_files(folder)
-    content = save_tensors(table.contents())
+    content = save_tensors(contents)
     sha256 = hashlib.sha256(content).hexdigest()
     tensors = folder / f"model-{sha256[:16]}.safetensors"
     write_atomic(tensors, content)
@@ -178,6 +186,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     write_atomic(folder / JSON_FILE, text)
     for name in set(replaced) - {tensors.name}:
         (folder / name).unlink(missing_ok=True)
+    if is_shared:
+        distributed.barrier()
 
 
 def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
@@ -213,7 +223,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
             "because load restores the saved slots."
         )
     try:
-        _restore_slots(model, growth)
+        restore_slots(model, growth)
         saved = SavedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SavedModelError(f"{folder / JSON_FILE} is damaged: {plain_reason(error)}.") from error
@@ -224,7 +234,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     return model
 
 
-def _describe(host: HostSlots) -> dict[str, Any]:
+def describe_slots(host: HostSlots) -> dict[str, Any]:
     """Return the state of a model's slots as JSON values."""
     for name, life in host.lives.items():
         schedule = life.schedule
@@ -244,7 +254,7 @@ def _describe(host: HostSlots) -> dict[str, Any]:
     }
 
 
-def _restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
+def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
     """Add the saved slots and seeds to a new model; the seeds' weights are loaded later."""
     sites = [SlotSite.from_json(site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}

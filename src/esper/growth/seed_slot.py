@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from esper.growth.blending import ADD_STYLES, blend, effective_change, straight_
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.sharding import find_mesh, gathered_copy
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
@@ -57,6 +58,15 @@ class BlockWrapper(nn.Module):
             return getattr(self.block, name)
 
 
+class SeedEffect(Enum):
+    """What a slot does with its seed in a forward pass."""
+
+    NONE = "none"
+    ISOLATED = "isolated"
+    """The seed gets gradients without changing the output."""
+    BLENDED = "blended"
+
+
 class SeedSlot(BlockWrapper):
     """A block, the seeds that have become part of it, and the seed that grows on both.
 
@@ -79,6 +89,8 @@ class SeedSlot(BlockWrapper):
         self.is_off = False
         """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
+        self._traced = ((SeedEffect.NONE, SeedEffect.NONE), 0.0, torch.zeros((), device=_CPU))
+        """What compiled graphs read: effects without and with gradients, and alpha twice."""
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
@@ -121,29 +133,69 @@ class SeedSlot(BlockWrapper):
         for part, fossil in zip(self.absorbed, life.fossils, strict=True):
             change = self._change(part, fossil, y, args, kwargs)
             y = blend(y, change, fossil.alpha)
-        if self.seed is None or self.is_off or life.stage == Stage.GERMINATED:
-            return y
-        if life.stage == Stage.TRAINING:
-            if not torch.is_grad_enabled():
-                return y
+        effect, alpha = self.current_effect()
+        if effect is SeedEffect.BLENDED:
+            return blend(y, self._change(self, life, y, args, kwargs), alpha)
+        if effect is SeedEffect.ISOLATED:
             change = self._change(self, life, y.detach(), args, kwargs, is_isolated=True)
             return straight_through(y, change)
-        if life.alpha == 0.0:
-            return y
-        return blend(y, self._change(self, life, y, args, kwargs), life.alpha)
+        return y
+
+    def current_effect(self) -> tuple[SeedEffect, float | Tensor]:
+        """Return what the seed does in this forward pass, and its alpha.
+
+        In a graph of ``torch.compile`` alpha is a tensor, so that a graph serves for all epochs of
+        a ramp, and for all stages in which the effect is the same.
+        """
+        needs_grad = torch.is_grad_enabled()
+        if torch.compiler.is_compiling():
+            effects, _, alpha = self._traced
+            return effects[needs_grad], alpha
+        return self._find_effects()[needs_grad], self.life.alpha
+
+    def _find_effects(self) -> tuple[SeedEffect, SeedEffect]:
+        """Return what the seed does in a forward pass without gradients, and in one with them."""
+        if self.seed is None or self.is_off:
+            return SeedEffect.NONE, SeedEffect.NONE
+        if self.stage == Stage.TRAINING:
+            return SeedEffect.NONE, SeedEffect.ISOLATED
+        if self.stage == Stage.GERMINATED or self.alpha == 0.0:
+            return SeedEffect.NONE, SeedEffect.NONE
+        return SeedEffect.BLENDED, SeedEffect.BLENDED
+
+    def refresh(self) -> None:
+        """Tell compiled graphs what the life says; called whenever that may have changed."""
+        effects, alpha = self._find_effects(), self.alpha
+        if (effects, alpha) != self._traced[:2]:
+            device = self._tensor_options().get("device", _CPU)
+            self._traced = (effects, alpha, torch.tensor(alpha, device=device))
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
         """Disable the seed inside the context."""
         was_off, self.is_off = self.is_off, True
+        self.refresh()
         try:
             yield
         finally:
             self.is_off = was_off
+            self.refresh()
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
         self._build(blueprint, style, self.life.units)
+
+    def count_new(self, blueprint: str) -> int:
+        """Return how many parameters a seed of a blueprint would add, without a gate."""
+        recipe = find_blueprint(blueprint)
+        block = copy_plain(self.block) if recipe.copies_block else None
+        with torch.random.fork_rng(devices=[]):
+            seed = recipe.build_seed(self._new_site(), block)
+        return sum(parameter.numel() for parameter in seed.parameters())
+
+    def _new_site(self) -> SlotSite:
+        """Return the site as a new seed would find it."""
+        return self.site.widened(self.life.units)
 
     def redraw(self, blueprint: str, lives: SlotLives) -> bool:
         """Turn a new seed into the one that planting the blueprint in another host would give.
@@ -166,12 +218,22 @@ class SeedSlot(BlockWrapper):
         block = copy_plain(self.block) if recipe.copies_block else None
         seed = recipe.build_seed(self.site.widened(units), block)
         # Layers of a copied block keep their own dtypes.
-        self.seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
+        self.seed = self._synced(seed)
         self.form = recipe.form
         if isinstance(seed, BlockCopy):
             self._start_copy(seed)
         self.seed.train(self.block.training)
         self.restyle(style)
+
+    def _synced(self, seed: nn.Module) -> nn.Module:
+        """Return a seed whose batch norms see the batches of all processes if the host's do."""
+        model = self._model[0]
+        for module in () if model is None else model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                group = module.process_group
+                return cast(Any, nn.SyncBatchNorm.convert_sync_batchnorm(seed, group))
+        return seed
 
     def _start_copy(self, seed: BlockCopy) -> None:
         """Choose the first weights of a copied block and what it has to share with others."""
@@ -294,6 +356,11 @@ class SeedSlot(BlockWrapper):
         absorbed = [] if self.fossils is None else list(self.fossils.parameters())
         return [*absorbed, *self.seed_parameters()]
 
+    def called_parts(self) -> list[nn.Module]:
+        """Return the modules of the fossils, the seed and its gate that are called."""
+        parts = [*((part.seed, part.gate) for part in self.absorbed), (self.seed, self.gate)]
+        return [module for part in parts for module in part if module is not None]
+
     def seen_units(self) -> Neighbours:
         """Return the committed units of other slots that a new seed would read or feed: none."""
         return ()
@@ -321,13 +388,17 @@ class SeedSlot(BlockWrapper):
         if isinstance(self.seed, BlockCopy):
             return self._find_copy_problem(self.seed)
         probe = _draw_probe(self.seed_input_shape).to(**self._tensor_options())
-        is_training = self.seed.training
+        part, seed = self, self.seed
+        if find_mesh(seed) is not None:  # outside of the model, only a gathered seed can run
+            seed = gathered_copy(seed)
+            part = AbsorbedSeed(seed, None, self.form)
+        is_training = seed.training
         if is_training:
-            self.seed.eval()
+            seed.eval()
         with torch.no_grad():
-            change = self._run_seed(self, self.life, probe)
+            change = self._run_seed(part, self.life, probe)
         if is_training:
-            self.seed.train()
+            seed.train()
         return find_change_problem(change, self.site.output_shape)
 
     def explain_misfit(self, blueprint: str) -> str:
@@ -375,6 +446,8 @@ class SeedSlot(BlockWrapper):
                 return part.seed(source)
             if not is_isolated:
                 return part.seed(source, args, kwargs)
+            if torch.compiler.is_compiling():  # a graph cannot save and restore generators
+                return part.seed(source, *_detached((args, kwargs)))
             # The dropout of a copied block must not change what the host draws after it.
             with _forked_generators(source):
                 return part.seed(source, *_detached((args, kwargs)))
@@ -411,8 +484,8 @@ def copy_plain(block: nn.Module) -> nn.Module:
             memo[id(config)] = config
     for part in reversed(parts):
         if isinstance(part, BlockWrapper):
-            memo[id(part)] = copy.deepcopy(part.block, memo)
-    return copy.deepcopy(block, memo)
+            memo[id(part)] = gathered_copy(part.block, memo)
+    return gathered_copy(block, memo)
 
 
 def _forked_generators(tensor: Tensor) -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import named_tensors, seeded, unchanged_buffers
 from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.ranks import Ranks
 from esper.growth.slot_lives import Outcome, SlotLives
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.populations.host_data import Ablation, HostSpec, HostState, Split, sample_means
@@ -44,7 +45,7 @@ class _Host:
         self.tensors = named_tensors(model)
         """Parameters and buffers of the host itself, by their names in a host without seeds."""
         OptimizerKeeper(model, optimizer, seed_lr_factor=population.config.seed_lr_factor)
-        self.governor = Governor(model, optimizer, population.governor_config)
+        self.governor = Governor(model, optimizer, population.governor_config, ranks=Ranks())
 
 
 class SequentialPopulation(Population):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError, did_you_mean
@@ -26,6 +28,7 @@ from esper.tamiyo import (
     make_controller,
 )
 from esper.tamiyo.controllers.progressive import progressive
+from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.run import Run
 from esper.training.state import require_saved_config
 
@@ -62,11 +65,8 @@ def find_controller(
         ControllerError: If the saved controller is damaged or cannot steer these hosts.
     """
     if controller == PROGRESSIVE:
-        options: dict[str, Any] = {} if fractions is None else {"fractions": fractions}
-        n_epochs = envs.task.budget.n_epochs
-        return progressive(
-            envs.layout, target=target, preview=_Preview(envs), n_epochs=n_epochs, **options
-        )
+        model, n_epochs = envs.growth.population.model(0), envs.task.budget.n_epochs
+        return find_progressive(envs.layout, model, n_epochs, target, fractions)
     require_progressive(controller, target=target, fractions=fractions)
     saved = find_saved(controller)
     if saved is not None:
@@ -75,6 +75,20 @@ def find_controller(
         return make_controller(str(controller), envs.layout)
     assert not isinstance(controller, (Run, SavedController)), "these are saved controllers"
     return controller
+
+
+def find_progressive(
+    layout: ObservationLayout,
+    model: nn.Module,
+    n_epochs: int,
+    target: Mapping[str, int] | None,
+    fractions: Sequence[float] | None,
+) -> Controller:
+    """Return the controller that grows a model to a size; ``model`` is a copy of it, with slots."""
+    options: dict[str, Any] = {} if fractions is None else {"fractions": fractions}
+    return progressive(
+        layout, target=target, preview=SizePreview(model), n_epochs=n_epochs, **options
+    )
 
 
 def require_progressive(controller: AnyController, **options: object) -> None:
@@ -88,12 +102,12 @@ def require_progressive(controller: AnyController, **options: object) -> None:
             raise ConfigError(f"{name} is {value!r}; it needs controller={PROGRESSIVE!r}.")
 
 
-class _Preview:
-    """The size of an environment's host as it grows, measured on a copy."""
+class SizePreview:
+    """The size of a model as it grows, measured on a copy."""
 
-    def __init__(self, envs: GrowthVectorEnv) -> None:
-        population = envs.growth.population
-        self._model, self._costs = population.model(0), population.costs_of(0)
+    def __init__(self, model: nn.Module) -> None:
+        """Take a copy of the model, with slots, which will grow."""
+        self._model = model
         slots(self._model).lives.growth_config = GrowthConfig()  # seeds wait to be committed
 
     @property
@@ -103,10 +117,7 @@ class _Preview:
 
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""
-        place = slots(self._model)[slot]
-        return self._costs.seed_work(
-            slot, blueprint, is_gated=False, units=place.life.units, neighbours=place.seen_units()
-        ).parameters
+        return slots(self._model)[slot].count_new(blueprint)
 
     def add(self, slot: str, blueprint: str) -> None:
         """Add a seed."""

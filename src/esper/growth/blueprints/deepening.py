@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.sharding import local_values
 from esper.growth.sites import BlockIdentity, SlotSite, TensorKind
 
 CACHE_INDEX = "layer_idx"
@@ -108,10 +109,14 @@ class BlockCopy(nn.Module):
     def find_start_problem(self) -> str | None:
         """Return why the copy is not the identity any more, or None if it still is."""
         layers = [self.block.get_submodule(name) for name in self.identity.zeroed]
-        if any(bool(p.any()) for layer in layers for p in layer.parameters(recurse=False)):
+        if any(
+            bool(local_values(p).any()) for layer in layers for p in layer.parameters(recurse=False)
+        ):
             return "a layer that ends a residual branch of the copy is not zero"
         tensors = [*self.parameters(), *self.buffers()]
-        if not all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point()):
+        if not all(
+            bool(torch.isfinite(local_values(t)).all()) for t in tensors if t.is_floating_point()
+        ):
             return "a weight of the copied block is not finite"
         if self.identity.norms and not bool(self.scale.all()):
             return "the block's last norm has a weight of zero, which cannot be undone"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, SeedForm
 from esper.growth.modules import draw_weights
+from esper.growth.sharding import whole_values
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, Pair, SlotSite, TensorKind
 from esper.growth.unit_layers import build_layer, matrix_of
 
@@ -156,11 +157,11 @@ class PairSeed(nn.Module):
         is_single = self.n_units % 2 == 1
         return all(
             torch.equal(_odd(incoming, dim=0), _even(incoming, dim=0))
-            for incoming in self._incoming()
+            for incoming in map(whole_values, self._incoming())
         ) and all(
             torch.equal(_odd(outgoing, dim=1), -_even(outgoing, dim=1))
             and not (is_single and bool(outgoing[:, -1].any()))
-            for outgoing in self._outgoing()
+            for outgoing in map(whole_values, self._outgoing())
         )
 
     def _incoming(self) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -24,6 +23,7 @@ from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
 from esper.growth.pair_slot import PairSlot, UnitGroup
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sharding import gathered_copy
 from esper.lifecycle.stages import Stage
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
@@ -175,6 +175,7 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     seeds in one slot are added in the order in which they grew. The model itself is not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
+    A model that is sharded (FSDP2) is gathered, so every rank must call this.
 
     Args:
         model: Any module, with or without slots.
@@ -183,11 +184,13 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     Raises:
         UnsupportedHostError: If part of the model cannot be converted; the message names it.
     """
-    twin = copy.deepcopy(model)
+    twin = gathered_copy(model)
     for module in list(twin.modules()):
         found = module.__dict__.pop(ATTRIBUTE, None)
         if isinstance(found, HostSlots):
+            found.hide_from_ddp(())
             merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
+        _drop_our_hooks(module)
     exporter = _Exporter(twin, committed_only=committed_only)
     plain = exporter.convert(twin, "")
     exporter.insert_copies()
@@ -195,12 +198,24 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     return plain
 
 
+def _drop_our_hooks(module: nn.Module) -> None:
+    """Remove the hooks of adapters and of a Grower that waits for its first batch."""
+    for name in _STATE:
+        hooks = module.__dict__.get(name)
+        if isinstance(hooks, dict):
+            table = cast(dict[int, Any], hooks)
+            # Torch wraps hooks of load_state_dict.
+            ours = [n for n, hook in table.items() if comes_from_esper(getattr(hook, "hook", hook))]
+            for number in ours:
+                del table[number]
+
+
 def _is_part(slot: PairSlot, group: UnitGroup, *, committed_only: bool) -> bool:
     """Return whether the exported model includes new units of a pair."""
     # Units that are germinated or train in isolation have alpha 0.
     if group.alpha == 0.0 or (slot.is_off and group.seed is slot.seed):
         return False
-    return group.is_committed or not committed_only
+    return slot.is_committed(group) or not committed_only
 
 
 class _Exporter:

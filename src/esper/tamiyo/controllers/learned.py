@@ -8,8 +8,9 @@ import torch
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_bool, require_int, require_seed
 from esper.errors import ConfigError, type_of
-from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.policy.protocol import Decision
 from esper.simic.policy.recurrent import RecurrentTrunk
 from esper.tamiyo.controllers.controller import Controller, require_hosts
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -40,6 +41,8 @@ class LearnedController:
         self.name = name
         self._state = torch.zeros(0, policy.state_size)
         self._generator: torch.Generator | None = None
+        self._last: Decision | None = None
+        """What the policy decided last."""
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of its samples."""
@@ -47,6 +50,7 @@ class LearnedController:
         require_seed(seed)
         weight = self.policy.features.weight
         self._state = weight.new_zeros(n_hosts, self.policy.state_size)
+        self._last = None
         if not self.deterministic:
             self._generator = torch.Generator(weight.device).manual_seed(seed)
 
@@ -60,8 +64,18 @@ class LearnedController:
         state = self._state.masked_fill(is_start.unsqueeze(1), 0.0)
         seen = torch.from_numpy(np.ascontiguousarray(observations)).to(state)
         decision = self.policy.act(seen, masks, state, self._generator)
+        self._last = decision
         self._state = decision.next_state
         return decision.actions.cpu().numpy()
+
+    def op_probabilities(self, host: int = 0) -> dict[str, float]:
+        """Return how likely each legal op was for a host in the last decision; empty before."""
+        if self._last is None:
+            return {}
+        found = self.policy.probabilities(self._last)[host]
+        first = sum(self.policy.spec.sizes[: self.policy.spec.op_index])
+        shares = {op.name.lower(): float(found[first + op]) for op in Op}
+        return {name: share for name, share in shares.items() if share > 0.0}
 
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
         """Reject hosts that the policy was not created for."""
@@ -77,6 +91,13 @@ class LearnedController:
                 raise ConfigError(
                     f"head {head!r} has {legal} choices but the policy expects {choices}; {advice}"
                 )
+
+
+def op_probabilities(controller: Controller, host: int = 0) -> dict[str, float]:
+    """Return how likely each op was in a controller's last decision; empty if it has no odds."""
+    if isinstance(controller, (LearnedController, TranslatedController)):
+        return controller.op_probabilities(host)
+    return {}
 
 
 _BLUEPRINT = HEAD_NAMES.index("blueprint")
@@ -139,6 +160,10 @@ class TranslatedController:
         actions = self.controller.act(shown, masks.within(self._own), starts).copy()
         actions[:, _BLUEPRINT] = self._to_hosts[actions[:, _BLUEPRINT]]
         return actions
+
+    def op_probabilities(self, host: int = 0) -> dict[str, float]:
+        """Return how likely each op was in the last decision; empty if it is not known."""
+        return op_probabilities(self.controller, host)
 
 
 def _index(name: str, names: tuple[str, ...]) -> int:

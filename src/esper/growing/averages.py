@@ -1,0 +1,102 @@
+"""Moving averages of a model's weights, such as ``AveragedModel``, that grow with the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import ConfigError, type_of
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.modules import named_modules, named_tensors
+
+
+class AverageKeeper:
+    """Gives an averaged copy of a model the same structure and alphas whenever the model changes.
+
+    What both had keeps its average; what is new starts with the model's own value.
+    """
+
+    def __init__(self, average: Any, model: nn.Module) -> None:
+        """Take an average of a model, an object with the averaged copy as its ``module``."""
+        if not isinstance(getattr(average, "module", None), nn.Module):
+            raise ConfigError(
+                f"ema is {type_of(average)}; it must be a torch.optim.swa_utils.AveragedModel, or "
+                "another object whose attribute module is the averaged copy of the model."
+            )
+        self.average = average
+        self._model = model
+        ours, theirs = named_tensors(model), named_tensors(self._copy)
+        if ours.keys() != theirs.keys():
+            raise ConfigError(
+                "ema averages another model: its parameters have other names; make it from the "
+                "model that grows."
+            )
+        self._values: list[tuple[Tensor, Tensor]] = []
+        """Each tensor of the model with its average."""
+        self._pair()
+
+    @property
+    def _copy(self) -> nn.Module:
+        return unwrapped(cast(nn.Module, self.average.module))
+
+    def follow(self, host_slots: HostSlots) -> None:
+        """Keep up with a model's slots from now on."""
+        self.sync()
+        host_slots.listeners.append(self.sync)
+        host_slots.action_listeners.append(self.sync)
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Give the copy the model's structure, if that has changed, and its alphas."""
+        if self._is_alike():
+            self._copy_lives()
+            return
+        known = {id(tensor): average for tensor, average in self._values}
+        twin = copy.deepcopy(self._model)
+        mode, requires = self._copy.training, any(p.requires_grad for p in self._copy.parameters())
+        for tensor, own in zip(
+            named_tensors(self._model).values(), named_tensors(twin).values(), strict=True
+        ):
+            if id(tensor) in known and known[id(tensor)].shape == own.shape:
+                own.copy_(known[id(tensor)])
+        twin.train(mode)
+        if not requires:
+            twin.requires_grad_(False)
+        outer = self.average.module
+        if outer is self._copy:
+            self.average.module = twin
+        else:
+            outer.module = twin
+        self._pair()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages and how many values they are of."""
+        return {name: tensor.detach().clone() for name, tensor in self.average.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, after the model has its structure."""
+        self.sync()
+        self.average.load_state_dict(state)
+
+    def _pair(self) -> None:
+        ours, theirs = named_tensors(self._model), named_tensors(self._copy)
+        self._values = [(ours[name], theirs[name]) for name in ours]
+
+    def _is_alike(self) -> bool:
+        """Return whether the copy has the modules of the model, and the pairs are up to date."""
+        ours, theirs = named_modules(self._model), named_modules(self._copy)
+        if ours.keys() != theirs.keys() or ATTRIBUTE not in self._copy.__dict__:
+            return False
+        tensors = list(named_tensors(self._model).values())
+        if len(tensors) != len(self._values):
+            return False
+        return all(own is known for own, (known, _) in zip(tensors, self._values, strict=True))
+
+    def _copy_lives(self) -> None:
+        copied = slots(self._copy)
+        for name, life in slots(self._model).lives.items():
+            copied.lives.set_life(name, life.copied())
+        copied.refresh()

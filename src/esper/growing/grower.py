@@ -1,0 +1,717 @@
+"""`esper.Grower`: growth inside a training loop of the user's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from esper.config.checks import require_int, require_number, require_seed
+from esper.config.growth import Budget
+from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
+from esper.growing.averages import AverageKeeper
+from esper.growing.decisions import Decision, Trace
+from esper.growing.growing_model import GrowingModel
+from esper.growing.slots import place_slots
+from esper.growth.dry_run import as_sample, batch_size_of, first_samples, is_call_of
+from esper.growth.export import export
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.modules import count_parameters
+from esper.growth.optimizers import as_optimizers, require_vectors
+from esper.growth.placement import require_growable
+from esper.growth.ranks import Call, Ranks
+from esper.growth.saved_models import describe_slots, restore_slots
+from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
+from esper.lifecycle.factored_actions import WAIT, Op, decode_action
+from esper.lifecycle.stages import Stage
+from esper.tamiyo import Controller, make_controller
+from esper.tamiyo.controllers.learned import op_probabilities
+from esper.training.lookup import AnyController, find_saved
+
+FORMAT = 1
+"""Version of :meth:`Grower.state_dict`."""
+
+MOST_CLASSES = 1000.0
+"""Classes that a first loss is taken to mean, at most."""
+
+
+class Grower:
+    """Grows a model inside a training loop of the user's own, steered by a controller.
+
+    .. code-block:: python
+
+        grower = esper.Grower(model, optimizer, epochs=30)
+        for epoch in range(30):
+            for x, y in loader:
+                loss = loss_fn(model(x), y)
+                loss.backward()
+                grower.step(loss)
+            print(grower.end_epoch(train_loss=..., val_loss=..., score=...))
+        model = grower.export()
+
+    The model is changed in place: seeds grow in it, their parameters join the optimizer. The loop
+    keeps its data, loss, schedule, precision and parallelism.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        epochs: int,
+        controller: AnyController = "shipped",
+        at: Sequence[str] | None = None,
+        sample_input: Any = None,
+        price: float = 0.0,
+        scheduler: Any = None,
+        ema: nn.Module | Sequence[nn.Module] | None = None,
+        scaler: Any = None,
+        seed: int = 0,
+        max_parameters: int | None = None,
+    ) -> None:
+        """Start growing a model.
+
+        Args:
+            model: Any module; also inside ``torch.compile`` or DistributedDataParallel.
+            optimizer: The optimizer of its parameters, or several that share them.
+            epochs: Epochs that will be trained.
+            controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name
+                of a simple controller, or a controller.
+            at: Blocks and pairs of layers that get slots; None for the model's own or, without
+                any, for up to 12 that :func:`esper.find_slots` finds.
+            sample_input: Input of the model, as for :func:`esper.add_slots`; None to take it from
+                the first training step.
+            price: Price of the FLOPs of plain training, in score. At 0 the controller never ends
+                the training early.
+            scheduler: The learning-rate scheduler, or several, to save with the rest; the loop
+                steps it.
+            ema: An ``AveragedModel`` of the model, or several, that grow with it.
+            scaler: A ``torch.amp.GradScaler``, if the loop scales its loss.
+            seed: Seeds new weights and the controller.
+            max_parameters: Parameters that the model may have; seeds that would exceed it are
+                refused. None for no limit.
+
+        Raises:
+            ConfigError: If an argument is invalid.
+            SlotError: If the model has no place for a slot, or the optimizer does not fit.
+            ControllerError: If there is no such controller.
+        """
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
+        require_number("price", price, least=0.0)
+        require_seed(seed)
+        if max_parameters is not None:
+            require_int("max_parameters", max_parameters, least=1)
+        self.max_parameters = max_parameters
+        self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
+        self.model = model
+        require_growable(model)
+        self._module = unwrapped(model)
+        self.optimizers = as_optimizers(optimizer, self._module)
+        require_vectors(self.optimizers)
+        self.schedulers = _as_tuple(scheduler)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.seed = seed
+        self.epoch = 0
+        """Epochs trained."""
+        self.trace = Trace()
+        """The decision after each epoch."""
+        self.is_finished = False
+        """Whether the controller has ended the training."""
+        if ATTRIBUTE not in self._module.__dict__:
+            require_whole(self._module)
+        if ema is not None and find_mesh(self._module) is not None:
+            raise ConfigError("ema does not work with a sharded model; leave it out.")
+        self.ranks = Ranks(model)
+        """The processes that train the model."""
+        self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
+        self._at, self._controller_name = at, controller
+        self._sample = sample_input
+        self._batch_size = 1 if sample_input is None else batch_size_of(sample_input)
+        self._hook: Any = None
+        self._growth: GrowingModel | None = None
+        self._first_loss: float | None = None
+        self._first_val_loss: float | None = None
+        self._n_micro = 0
+        self._max_grad_norm: float | None = None
+        """Where the last step clipped the norm of all gradients."""
+        self._epoch_sums = _EpochSums()
+        self._saved = find_saved(controller)  # an unknown controller fails here
+        if sample_input is None:
+            self._hook = model.register_forward_pre_hook(self._catch_sample, with_kwargs=True)
+        if ATTRIBUTE in self._module.__dict__ or sample_input is not None:
+            self._start_growth()
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the budget."""
+        return self.budget.n_epochs
+
+    @property
+    def slots(self) -> HostSlots:
+        """The slots of the model.
+
+        Raises:
+            GrowerError: If they are found in the first training step, which has not been done.
+        """
+        return self._ready().slots
+
+    @property
+    def governor(self) -> Governor:
+        """The governor, which blocks updates that would break the model."""
+        return self._ready().governor
+
+    def step(
+        self, loss: Tensor, *, accumulate: int = 1, max_grad_norm: float | None = None
+    ) -> GovernorReport | None:
+        """Check a loss and its gradients, update the parameters and set the gradients to None.
+
+        Call it after ``loss.backward()``, or after ``scaler.scale(loss).backward()`` with the loss
+        itself.
+
+        Args:
+            loss: The loss of the batch.
+            accumulate: Update only in every call of this number, with the sum of the gradients.
+            max_grad_norm: Clip the norm of all gradients before the update; seeds that train in
+                isolation are clipped by themselves, so that they do not affect the model.
+
+        Returns:
+            None; or a report if the model was rolled back to its last good state instead.
+        """
+        report = self.check_loss(loss)
+        if report is None:
+            self._n_micro += 1
+            self._max_grad_norm = max_grad_norm
+            if self._n_micro % accumulate:
+                return None
+            report = self._update()
+        self._n_micro = 0
+        return report
+
+    def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
+        """Roll the model back if a loss is NaN, infinite or far outside its range.
+
+        For loops that update the parameters themselves: follow it by :meth:`check_gradients`, and
+        if both return None by ``optimizer.step()`` and :meth:`commit`.
+        """
+        growth = self._ready()
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
+        report = growth.governor.check_loss(loss)
+        if report is None:
+            value = growth.governor.loss
+            self._epoch_sums.add_loss(value)
+            self._first_loss = value if self._first_loss is None else self._first_loss
+        return self._note(report)
+
+    def check_gradients(self) -> GovernorReport | None:
+        """Average the gradients of seeds over all ranks, and roll back if one is not finite.
+
+        With a scaler, gradients that overflow are left to it: it skips the update and lowers its
+        scale.
+        """
+        return self._check_gradients()
+
+    def _check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
+        growth = self._ready()
+        if self.scaler is not None:
+            growth.governor.average_gradients(is_synced=is_synced)
+            if not math.isfinite(self._gradient_norm()):
+                return None
+        report = growth.governor.check_gradients(is_synced=is_synced)
+        if report is None:
+            self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
+        return self._note(report)
+
+    def commit(self) -> None:
+        """Note that the parameters are updated, after both checks were passed."""
+        self._ready().governor.commit()
+
+    def end_epoch(
+        self,
+        *,
+        train_loss: float | None = None,
+        val_loss: float | None = None,
+        score: float | None = None,
+        validate: Callable[[], float] | None = None,
+    ) -> Decision:
+        """End an epoch: observe the model, let the controller decide, and act.
+
+        With several processes, which all call it, the mean of what they give counts; a rank that
+        has no score gives none.
+
+        Args:
+            train_loss: The mean training loss; None for the mean of the losses that were checked.
+            val_loss: The validation loss.
+            score: The validation score, where more is better, such as the accuracy; None to use
+                how much lower the validation loss is than at first, as a share.
+            validate: Returns the score of the model as it is; called once for each held seed while
+                that seed is switched off, to see what it contributes.
+
+        Raises:
+            GrowerError: If there is no score and no validation loss, one is not finite, or the
+                budget is used up. Nothing is changed then.
+        """
+        growth = self._ready()
+        if self.epoch >= self.epochs:
+            raise GrowerError(
+                f"epoch {self.epoch + 1} is beyond the budget of {self.epochs} epochs; make the "
+                "Grower with more epochs, or end the training here."
+            )
+        if score is None and validate is not None:
+            score = float(validate())
+        reshard(self._module)
+        train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
+        growth.require_unchanged()
+        if self._n_micro:  # batches that did not fill the last update
+            self._update(is_synced=False)
+            self._n_micro = 0
+        self._note(growth.governor.check_parameters())
+        self.epoch += 1
+        found = self._record(growth, train_loss, val_loss, score)
+        contributions = self._measure(growth, found, validate)
+        growth.slots.tick()
+        growth.governor.mark_good()
+        growth.governor.keep()
+        decision = self._decide(growth, train_loss, val_loss, found, contributions)
+        for average in self._averages:
+            average.sync()
+        self._epoch_sums = _EpochSums()
+        self.trace.append(decision)
+        return decision
+
+    def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
+        """Let the controller decide before the first epoch too, as it does in its own training.
+
+        Optional. Give what validation says about the model as it is, as for :meth:`end_epoch`.
+
+        Raises:
+            GrowerError: If an epoch has been trained, or there is no score.
+        """
+        growth = self._ready()
+        if self.epoch or not growth.is_first:
+            raise GrowerError(
+                f"the training has begun, with {self.epoch} epochs; call begin() once and before "
+                "the first epoch."
+            )
+        _, val_loss, score = self._agree(None, val_loss, score)
+        seen = np.array([min(1.0, max(-1.0, score))])
+        self._describe_problem(growth, val_loss)
+        growth.records.start_scores([0], seen, np.array([val_loss or 0.0]))
+        decision = self._decide(growth, None, val_loss, score, {})
+        self.trace.append(decision)
+        return decision
+
+    def set_batch_size(self, n: int) -> None:
+        """Say how many samples a batch has, to count FLOPs, if that differs from the sample's."""
+        require_int("n", n, least=1)
+        self._batch_size = n
+
+    @property
+    def controller_name(self) -> str:
+        """The name of the controller."""
+        return self._ready().controller.name
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of training so far."""
+        records = self._ready().records
+        return float(records.paid_flops[0] * records.reference_flops[0])
+
+    def export(self) -> nn.Module:
+        """Return the model as a plain module, without anything of Esper.
+
+        Seeds that are blended in are part of it, at their alpha.
+        """
+        return export(self._module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next epoch depends on: plain values and tensors.
+
+        It can be saved by ``torch.save`` and loaded with ``weights_only=True``. It holds the
+        structure, the weights, the optimizers, schedulers, averages and the scaler, the governor,
+        the controller's memory and the state of torch's default generator.
+        """
+        growth = self._ready()
+        reshard(self._module)
+        return {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "growth": json.dumps(describe_slots(growth.slots)),
+            "model": {name: t.detach().clone() for name, t in self._module.state_dict().items()},
+            "optimizers": growth.keeper.state_dict(),
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "averages": [average.state_dict() for average in self._averages],
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "governor": growth.governor.state_dict(),
+            "records": growth.records.state_dict(),
+            "history": growth.history_dict(),
+            "trace": json.dumps(self.trace.to_json()),
+            "first_losses": [self._first_loss, self._first_val_loss],
+            "is_finished": self.is_finished,
+            "random": torch.get_rng_state(),
+            "rank": self.ranks.number,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned.
+
+        The Grower must be new, on a model and an optimizer as they were before growth; it adds the
+        seeds before it loads the weights.
+
+        Raises:
+            GrowerError: If the state is from another version, or this Grower has been used.
+            SavedModelError: If the state belongs to another model.
+        """
+        if state.get("format") != FORMAT:
+            raise GrowerError(
+                f"the state has format {state.get('format')!r}; this version of Esper reads format "
+                f"{FORMAT}."
+            )
+        if self.epoch or self._epoch_sums.n_losses:
+            raise GrowerError(
+                f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
+                "made with a new model and optimizer."
+            )
+        own = self._module.__dict__.get(ATTRIBUTE)
+        if own is not None:
+            _require_dormant(cast(HostSlots, own))
+            self._module.__dict__.pop(ATTRIBUTE)
+        values = json.loads(state["growth"])
+        restore_slots(self._module, values)
+        self._growth = growth = self._make_growth()
+        try:
+            self._module.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise GrowerError(
+                f"the state belongs to another model: {' '.join(str(error).split())}"
+            ) from error
+        growth.keeper.load_state_dict(state["optimizers"])
+        self._load_parts(state)
+        growth.records.load_state_dict(state["records"])
+        growth.replay(state["history"], self.seed)
+        self.trace = Trace.from_json(json.loads(state["trace"]))
+        self.epoch, self.is_finished = int(state["epoch"]), bool(state["is_finished"])
+        self._first_loss, self._first_val_loss = state["first_losses"]
+        growth.governor.load_state_dict(state["governor"])
+        if state["rank"] == self.ranks.number:
+            torch.set_rng_state(state["random"])
+
+    def _load_parts(self, state: Mapping[str, Any]) -> None:
+        for kind, own in (("schedulers", self.schedulers), ("averages", self._averages)):
+            if len(state[kind]) != len(own):
+                raise GrowerError(
+                    f"the state has {len(state[kind])} {kind}, but this Grower has {len(own)}; "
+                    "make it with the same ones."
+                )
+            for part, values in zip(cast(Sequence[Any], own), state[kind], strict=True):
+                part.load_state_dict(values)
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _ready(self) -> GrowingModel:
+        """Return what grows the model; find the slots if that has to be done first."""
+        if self._growth is None:
+            if self._sample is None:
+                raise GrowerError(
+                    "the model has not been run yet, so its slots are not known; call the model "
+                    "before grower.step(loss), or give the Grower a sample_input."
+                )
+            self._start_growth()
+        assert self._growth is not None
+        if self._growth.meter is None and self._sample is not None:
+            self._growth.start_meter(self._sample)
+        if self._hook is not None and self._sample is not None:
+            self._hook.remove()
+            self._hook = None
+        return self._growth
+
+    def _catch_sample(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A tensor of inference mode, such as in a first validation, cannot be trained with.
+        if (
+            self._sample is None
+            and not torch.is_inference_mode_enabled()
+            and is_call_of(self._module, args, kwargs)
+        ):
+            whole = as_sample(self._module, args, kwargs)
+            self._batch_size = batch_size_of(whole)
+            self._sample = first_samples(whole)
+
+    def _start_growth(self) -> None:
+        for name, value in (("seed", self.seed), ("epochs", self.epochs)):
+            advice = f"give every Grower the same {name}"
+            self.ranks.require_same(Call.START, name, [float(value)], advice)
+        if ATTRIBUTE not in self._module.__dict__ or self._at is not None:
+            self._place_slots()
+        self._growth = self._make_growth()
+
+    def _place_slots(self) -> None:
+        """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
+        values: dict[str, Any] = {}
+        if self.ranks.number == 0:
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    place_slots(
+                        self._module,
+                        self._at,
+                        self._sample,
+                        growth_config=None if self._saved is None else self._saved.growth,
+                        seed=self.seed,
+                    )
+                values = describe_slots(slots(self._module))
+            except EsperError as error:
+                self.ranks.text_from_first(Call.START, json.dumps({"error": str(error)}))
+                raise
+        values = json.loads(self.ranks.text_from_first(Call.START, json.dumps(values)))
+        if "error" in values:
+            raise SlotError(f"rank 0: {values['error']}")
+        if self.ranks.number > 0:
+            restore_slots(self._module, values)
+
+    def _make_growth(self) -> GrowingModel:
+        growth = GrowingModel(
+            self._module, self.optimizers, self.schedulers, self.budget, self.ranks
+        )
+        saved, given = self._saved, self._controller_name
+        if saved is not None:
+            growth.controller = saved.make(growth.slot_config)
+        elif isinstance(given, str):
+            growth.controller = make_controller(given, growth.layout)
+        else:
+            growth.controller = cast(Controller, given)
+        growth.controller.start(1, seed=self.seed)
+        for average in self._averages:
+            average.follow(growth.slots)
+        return growth
+
+    def _update(self, *, is_synced: bool = True) -> GovernorReport | None:
+        if self.scaler is not None:
+            # Before the scaler looks for infinite gradients, so that all ranks see the same.
+            self._ready().governor.average_gradients(is_synced=is_synced)
+            for optimizer in self.optimizers:
+                _unscale(self.scaler, optimizer)
+        report = self._check_gradients(is_synced=is_synced)
+        if report is None:
+            if self._max_grad_norm is not None:
+                for parameters in self._ready().clipped_together():
+                    clip_grad_norm_(parameters, self._max_grad_norm)
+            self.commit()
+            self._step_optimizers()
+        return report
+
+    def _step_optimizers(self) -> None:
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _gradient_norm(self) -> float:
+        found = [p.grad for p in self._module.parameters() if p.grad is not None]
+        return total_norm(found) if found else 0.0
+
+    def _note(self, report: GovernorReport | None) -> GovernorReport | None:
+        if report is not None:
+            self._epoch_sums.problems.append(report.reason)
+            for average in self._averages:
+                average.sync()
+        return report
+
+    def _agree(
+        self, train_loss: float | None, val_loss: float | None, score: float | None
+    ) -> tuple[float | None, float | None, float]:
+        """Return the losses and the score of the epoch, the mean over all ranks."""
+        if train_loss is None or not math.isfinite(train_loss):
+            train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
+        given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
+        agreed = self.ranks.mean(Call.END_EPOCH, list(given.values()))
+        means = {n: value for n, value in zip(given, agreed, strict=True) if value is not None}
+        if "val_loss" not in means and "score" not in means:
+            raise GrowerError(
+                "end_epoch has neither score nor val_loss; the controller decides by how the model "
+                "does on data that it is not trained on, so give it one of them."
+            )
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise GrowerError(
+                    f"{name} is {value}; it must be finite. The model is as it was: end the epoch "
+                    "again with another value, or export it."
+                )
+        if "val_loss" in means and self._first_val_loss is None:
+            self._first_val_loss = means["val_loss"]
+        if "score" not in means:
+            first = cast(float, self._first_val_loss)
+            means["score"] = (first - means["val_loss"]) / max(abs(first), 1e-12)
+        return means.get("train_loss"), means.get("val_loss"), means["score"]
+
+    def _record(
+        self, growth: GrowingModel, train_loss: float | None, val_loss: float | None, score: float
+    ) -> float:
+        """Record the epoch for the controller; return the score as it sees it."""
+        records, sums = growth.records, self._epoch_sums
+        seen = np.array([min(1.0, max(-1.0, score))])
+        loss = np.array([val_loss if val_loss is not None else train_loss or 0.0])
+        if growth.is_first and self.epoch == 1:
+            self._describe_problem(growth, float(loss[0]))
+            records.start_scores([0], seen, loss)
+        (size,) = self.ranks.mean(Call.END_EPOCH, [self._batch_size])
+        n_samples = round(max(1, sums.n_losses) * cast(float, size) * self.ranks.count)
+        records.n_samples[0] = n_samples
+        records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
+        train = math.nan if train_loss is None else train_loss
+        norm = sums.mean_norm
+        records.add_epoch([0], seen, loss, np.array([train]), np.array([norm]))
+        records.seed_gradient_norm[0] = sums.mean_seed_norms(growth.slots)
+        records.was_restored[0] = bool(sums.problems)
+        growth.add_flops(n_samples)
+        return score
+
+    def _describe_problem(self, growth: GrowingModel, loss: float | None) -> None:
+        """Record what the first loss tells about the problem: an untrained model guesses."""
+        first = self._first_loss if self._first_loss is not None else loss
+        guess = min(max(first or 0.0, math.log(2.0)), math.log(MOST_CLASSES))
+        growth.records.n_classes[0] = round(math.exp(guess))
+        growth.records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
+
+    def _measure(
+        self, growth: GrowingModel, score: float, validate: Callable[[], float] | None
+    ) -> dict[str, float]:
+        """Measure what each held seed contributes, if there is a way to."""
+        records, found = growth.records, dict[str, float]()
+        records.is_measured[0] = False
+        if not any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
+            return found
+        for number, (name, slot) in enumerate(growth.slots.items()):
+            if slot.stage == Stage.HOLDING:
+                with slot.switched_off():
+                    own = None if validate is None else float(validate())
+                    (without,) = self.ranks.mean(Call.VALIDATE, [own])
+                found[name] = score - cast(float, without)
+                records.contribution[0, number] = found[name]
+                records.is_measured[0, number] = True
+        return found
+
+    def _decide(
+        self,
+        growth: GrowingModel,
+        train_loss: float | None,
+        val_loss: float | None,
+        score: float,
+        contributions: dict[str, float],
+    ) -> Decision:
+        op, action, why, odds = Op.WAIT, WAIT, "", dict[str, float]()
+        if self.epoch >= self.epochs:
+            why = "the budget is used up"
+        elif self.is_finished:
+            why = "the controller has ended the training"
+        else:
+            observation, masks = growth.observe()
+            choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
+            odds = op_probabilities(growth.controller)
+            action = decode_action(
+                self.ranks.from_first(Call.DECIDE, choices.tolist()), growth.slot_config
+            )
+            growth.remember(observation)
+            why = growth.find_excess(action, self.max_parameters)
+            if not why:
+                outcome = growth.slots.apply(action)
+                why = outcome.reason
+            op = Op.WAIT if why else action.op
+            growth.records.last_op[0] = op
+            growth.records.was_refused[0] = bool(why)
+            self.is_finished = op == Op.FINISH
+        if self._epoch_sums.problems:
+            why = f"the model was rolled back: {self._epoch_sums.problems[0]}"
+        growth.count_seeds()
+        acts = op not in (Op.WAIT, Op.FINISH)
+        lives = [(name, life) for name, life in growth.slots.lives.items()]
+        shown = {name: life for name, life in lives if life.stage != Stage.DORMANT}
+        return Decision(
+            epoch=self.epoch,
+            epochs=self.epochs,
+            train_loss=train_loss,
+            val_loss=val_loss,
+            score=score,
+            op=op.name.lower(),
+            slot=action.slot if acts else "",
+            blueprint=action.blueprint if op is Op.GERMINATE else "",
+            why=why,
+            probabilities=odds,
+            parameters=count_parameters(self._module),
+            seed_parameters=int(growth.records.seed_parameters.sum()),
+            flops=float(growth.records.paid_flops[0]),
+            stages={name: life.stage.name.lower() for name, life in shown.items()},
+            alphas={name: life.alpha for name, life in shown.items()},
+            contributions=contributions,
+        )
+
+
+class _EpochSums:
+    """What the steps of an epoch add up to."""
+
+    def __init__(self) -> None:
+        self.n_losses = self.n_norms = 0
+        self._loss = self._norm = 0.0
+        self._seed_norms: dict[str, float] = {}
+        self.problems: list[str] = []
+        """Why the governor rolled the model back."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        return self._loss / self.n_losses if self.n_losses else None
+
+    @property
+    def mean_norm(self) -> float:
+        return self._norm / self.n_norms if self.n_norms else math.nan
+
+    def add_loss(self, loss: float) -> None:
+        self._loss += loss
+        self.n_losses += 1
+
+    def add_norms(self, norm: float, host_slots: HostSlots) -> None:
+        self._norm += norm
+        self.n_norms += 1
+        for name, slot in host_slots.items():
+            if slot.seed is not None:
+                grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
+                own = total_norm(grads) if grads else 0.0
+                self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
+
+    def mean_seed_norms(self, names: Iterable[str]) -> list[float]:
+        return [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
+
+
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _unscale(scaler: Any, optimizer: Optimizer) -> None:
+    """Undo the scaling of an optimizer's gradients, unless the loop has done so."""
+    try:
+        scaler.unscale_(optimizer)
+    except RuntimeError as error:
+        if "already been called" not in str(error):
+            raise
+
+
+def _require_dormant(host_slots: HostSlots) -> None:
+    busy = [name for name, slot in host_slots.items() if slot.is_in_use]
+    if busy:
+        raise GrowerError(
+            f"slot {busy[0]!r} holds a seed; load the state into a model without seeds, which are "
+            "rebuilt from it."
+        )

@@ -1,0 +1,192 @@
+"""A grown model, how it got there, and saving it."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from esper.environment import EpisodeResults
+from esper.errors import StorageError
+from esper.formatting import duration
+from esper.growing.decisions import Trace
+from esper.growing.timeline import TimelineStep
+from esper.storage.files import replacing, write_atomic
+
+MOST_PERCENT = 10.0
+"""Costs from this multiple on are shown as a multiple."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSummary:
+    """The outcome of growing a model. Printing it gives sentences."""
+
+    metric: str
+    """The name of the metric."""
+    split: str
+    """The data that the metric is measured on: ``validation``, or ``test`` for a task."""
+    before: float
+    """The metric of the initial model."""
+    after: float
+    """The metric of the returned model."""
+    grown: float
+    """The metric of the model after its best validated epoch, returned or not."""
+    parameters_before: int
+    parameters_after: int
+    """Parameters of the returned model."""
+    flops: float
+    """FLOPs spent, relative to training the initial model for the whole budget."""
+    n_epochs: int
+    """Epochs trained."""
+    best_epoch: int
+    """The epoch that counts, the first with the best validation score."""
+    budget_epochs: int
+    """Epochs of the budget."""
+    seeds: tuple[tuple[str, str], ...]
+    """The slot and the blueprint of each seed in the returned model."""
+    was_kept: bool
+    """Whether the trained model is returned; if not, it is no better and the given one is."""
+    controller: str
+    """The name of the controller."""
+    seconds: float = field(default=0.0, compare=False)
+    """Seconds that it took."""
+    total_flops: float = 0.0
+    """FLOPs of training; 0 if they were not counted."""
+    stopped: str = ""
+    """Why training ended before its last epoch; empty if it did not."""
+    baseline: float | None = None
+    """The metric of the best epoch of the given model, trained without growth; None if unknown."""
+    is_above_baseline: bool = False
+    """Whether the returned model is better than that."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The result, the growth, the cost and the comparison, in one sentence each."""
+        return (self._result(), self._growth(), self._cost(), *self._comparison())
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _result(self) -> str:
+        if not self.was_kept:
+            return (
+                f"The given model is returned unchanged: its {self.split} {self.metric} is "
+                f"{self.before:.4g}, and no epoch of training and growing it gave a better one."
+            )
+        return (
+            f"{self.split.capitalize()} {self.metric} went from {self.before:.4g} to "
+            f"{self.after:.4g}."
+        )
+
+    def _growth(self) -> str:
+        if not self.was_kept:
+            return f"It has {self.parameters_after:,} parameters, as before."
+        if not self.seeds:
+            return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
+        counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
+        listed = ", ".join(f"{n} x {seed}" if n > 1 else seed for seed, n in counts.items())
+        added = self.parameters_after - self.parameters_before
+        return (
+            f"Grown: {listed}; {self.parameters_before:,} parameters became "
+            f"{self.parameters_after:,} ({added:+,})."
+        )
+
+    def _cost(self) -> str:
+        spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
+        total = f" ({self.total_flops:.2g} in all, {duration(self.seconds)})" * bool(self.seconds)
+        ended = f" Training ended early: {self.stopped}." if self.stopped else ""
+        return (
+            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, of "
+            f"which epoch {self.best_epoch} was the best and counts, and {spent} the FLOPs of "
+            f"training the initial model for all of them{total}.{ended}"
+        )
+
+    def _comparison(self) -> tuple[str, ...]:
+        if self.baseline is None:
+            return ()
+        if self.after == self.baseline:
+            verdict = "growing it made no difference"
+        else:
+            verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
+        return (
+            f"The given model, trained without growth for as many epochs with the same seeds, "
+            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Grown:
+    """A grown model and how it got there."""
+
+    model: nn.Module
+    """A plain module without anything of Esper."""
+    timeline: tuple[TimelineStep, ...]
+    """Each epoch: the decision and its effect."""
+    summary: GrowthSummary
+    """The outcome; printing it gives sentences."""
+    results: EpisodeResults
+    """The score, the return and the costs of the episode, of one host."""
+    sample: Any
+    """A few inputs of the model."""
+    trace: Trace | None = None
+    """What was decided after each epoch and why; None for a host of a task."""
+
+    def __repr__(self) -> str:
+        return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score, the return, the costs and the timeline as JSON values."""
+        return {
+            "score": float(self.results.scores[0]),
+            "return": float(self.results.returns[0]),
+            "flops": float(self.results.flops[0]),
+            "host_parameters": int(self.results.host_parameters[0]),
+            "seed_parameters": int(self.results.seed_parameters[0]),
+            "timeline": [asdict(step) for step in self.timeline],
+        }
+
+
+PROGRAM_FILE = "model.pt2"
+WEIGHTS_FILE = "model.safetensors"
+GROWTH_FILE = "growth.json"
+
+
+def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
+    """Save a grown model as an exported program for any batch size; return the folder.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with replacing(path / PROGRAM_FILE) as temporary:
+            _save_program(grown, temporary)
+        weights = {name: t.detach().contiguous() for name, t in grown.model.state_dict().items()}
+        write_atomic(path / WEIGHTS_FILE, safetensors.torch.save(weights))
+        write_atomic(path / GROWTH_FILE, json.dumps(grown.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; choose another folder."
+        ) from error
+    return path
+
+
+def _save_program(grown: Grown, path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    model = grown.model.eval()
+    with warnings.catch_warnings():  # PyTorch warns about its own internals
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            model, (grown.sample,), dynamic_shapes=({0: batch},), strict=False
+        )
+        with path.open("wb") as file:  # given a path, PyTorch wants the name to end in .pt2
+            torch.export.save(program, file)

@@ -1,0 +1,447 @@
+"""What a model is trained for: the loss of a batch, and the metric of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from esper.errors import BadDataError, ConfigError, type_of
+from esper.growing.batches import Batch, Batches
+from esper.growth.sites import describe
+from esper.modes import evaluation_mode
+from esper.populations.host_data import sample_means
+from esper.tasks import Metric
+
+METRICS = ("accuracy", "mse", "r2", "loss")
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""A loss of outputs and targets, a scalar."""
+
+MetricFunction = Callable[[Any, Any], Any]
+"""A metric of outputs and targets, a number where more is better."""
+
+IGNORED = -100
+"""The target that cross-entropy ignores."""
+
+
+def output_of(outputs: Any) -> Tensor | None:
+    """Return the predictions among a model's outputs: a tensor, or ``logits``; None if unclear."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        found: Any = cast(Mapping[str, Any], outputs).get("logits")
+        return found if isinstance(found, Tensor) else None
+    found = getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def own_loss_of(outputs: Any) -> Tensor | None:
+    """Return the loss that a model computes itself, as those of Transformers do."""
+    if isinstance(outputs, Mapping):
+        found: Any = cast(Mapping[str, Any], outputs).get("loss")
+    else:
+        found = getattr(outputs, "loss", None)
+    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+@dataclass
+class Totals:
+    """Sums over an evaluation."""
+
+    n_samples: int = 0
+    loss: float = 0.0
+    n: float = 0.0
+    """What the sum of the metric is divided by."""
+    metric: float = 0.0
+    squares: float = 0.0
+    targets: float = 0.0
+    n_targets: int = 0
+
+    @property
+    def variance(self) -> float:
+        """Variance of the targets."""
+        mean = self.targets / max(1, self.n_targets)
+        return max(0.0, self.squares / max(1, self.n_targets) - mean**2)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss and the metric of a model on some data."""
+
+    loss: float
+    value: float
+    """The metric."""
+    score: float
+    """The metric as controllers see it: 1 is perfect, more is better."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss and the metric of a training."""
+
+    metric: str
+    """The name of the metric."""
+    is_better_low: bool
+    """Whether a lower metric is better."""
+    _loss: LossFunction
+    _add: Callable[[Totals, Any, Any, int], None]
+    _value: Callable[[Totals], float]
+    _score: Callable[[float, Totals], float]
+    first: dict[str, float] = field(default_factory=dict[str, float])
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the loss of a batch, a scalar."""
+        return self._loss(outputs, targets)
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return whether a metric is better than another; NaN is worse than every number."""
+        if math.isnan(value):
+            return False
+        return math.isnan(other) or (value < other if self.is_better_low else value > other)
+
+    def evaluate(self, model: nn.Module, batches: Batches) -> Evaluation:
+        """Evaluate a model in evaluation mode; its modes do not change."""
+        totals = Totals()
+        with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
+            for batch in batches:
+                outputs = batch.run(model)
+                totals.n_samples += batch.size
+                totals.loss += float(self._loss(outputs, batch.targets)) * batch.size
+                self._add(totals, outputs, batch.targets, batch.size)
+        if not totals.n_samples:
+            raise BadDataError(f"{batches.name} has no samples in this epoch; it had some before.")
+        loss, value = totals.loss / totals.n_samples, self._value(totals)
+        self.first.setdefault("loss", loss)
+        return Evaluation(loss, value, self._score(value, totals))
+
+
+def make_objective(
+    model: nn.Module,
+    batch: Batch,
+    name: str,
+    *,
+    loss: LossFunction | None = None,
+    metric: str | Metric | MetricFunction | None = None,
+    class_weights: Any = None,
+    all_targets: Tensor | None = None,
+) -> Objective:
+    """Return the loss and the metric of a training, chosen by a first batch where not given.
+
+    Without a loss: the model's own, if it returns one; cross-entropy for whole targets, or for a
+    single output the binary one; the squared error for other targets. Without a metric: accuracy
+    for whole targets, R² for others, and the loss where the model computes it itself.
+
+    Args:
+        model: The model.
+        batch: The first batch.
+        name: The name of the data, for messages.
+        loss: The loss.
+        metric: The metric.
+        class_weights: A weight for each class, for cross-entropy.
+        all_targets: All targets, if they are in memory, which must be classes then.
+
+    Raises:
+        BadDataError: If outputs and targets do not fit.
+        ConfigError: If the loss, metric or class weights are invalid.
+    """
+    if loss is not None and not callable(loss):
+        raise ConfigError(
+            f"loss is {type_of(loss)}; it must be a function of outputs and targets, such as "
+            "torch.nn.CrossEntropyLoss(), or None."
+        )
+    outputs = _try_model(model, batch, name)
+    predictions, targets = output_of(outputs), batch.targets
+    chosen = metric if metric is not None else _default_metric(loss, outputs, targets)
+    if isinstance(chosen, Metric):
+        return _from_metric(chosen, loss, predictions, targets, name)
+    if isinstance(chosen, str) and chosen not in METRICS:
+        raise ConfigError(
+            f"metric is {chosen!r}; it must be one of {', '.join(METRICS)}, an esper.Metric, or a "
+            "function of outputs and targets."
+        )
+    if not isinstance(chosen, str) and not callable(chosen):
+        raise ConfigError(
+            f"metric is {type_of(chosen)}; it must be one of {', '.join(METRICS)}, an "
+            "esper.Metric, or a function of outputs and targets."
+        )
+    weights = _read_weights(class_weights, predictions)
+    if loss is None and _is_whole(targets) and predictions is not None:
+        n_classes = 2 if _is_single(predictions, targets) else predictions.shape[-1]
+        _require_range(targets if all_targets is None else all_targets, n_classes, name)
+    function = loss or _default_loss(outputs, targets, weights, name)
+    if loss is not None and class_weights is not None:
+        raise ConfigError("class_weights are given with a loss; give the loss its weights instead.")
+    _try_loss(function, outputs, targets, name)
+    if callable(chosen) and not isinstance(chosen, str):
+        return _from_function(chosen, function)
+    if chosen != "loss" and predictions is None:
+        raise _unclear(outputs, name)
+    return _MAKERS[str(chosen)](function)
+
+
+def _try_model(model: nn.Module, batch: Batch, name: str) -> Any:
+    try:
+        with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
+            return batch.run(model)
+    # A user's model may raise anything.
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        shown = ", ".join(map(describe, (*batch.args, *batch.kwargs.values())))
+        raise BadDataError(f"the model fails on a batch of {name}, {shown}: {reason}") from error
+
+
+def _try_loss(function: LossFunction, outputs: Any, targets: Any, name: str) -> None:
+    try:
+        found = function(outputs, targets)
+    except BadDataError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise BadDataError(
+            f"the loss fails on outputs {describe(outputs)} and targets {describe(targets)} of "
+            f"{name}: {reason}"
+        ) from error
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise BadDataError(
+            f"the loss of a batch of {name} is {describe(found)}; it must be a scalar tensor."
+        )
+
+
+def _is_whole(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and not (targets.is_floating_point() or targets.is_complex())
+
+
+def _is_single(predictions: Tensor, targets: Tensor) -> bool:
+    """Return whether a model has one logit for each target."""
+    return predictions.shape == targets.shape or predictions.shape == (*targets.shape, 1)
+
+
+def _default_metric(loss: LossFunction | None, outputs: Any, targets: Any) -> str:
+    if loss is None and own_loss_of(outputs) is not None:
+        return "loss"
+    predictions = output_of(outputs)
+    if predictions is None or targets is None:
+        return "loss"
+    if _is_whole(targets):
+        fits = predictions.shape[:-1] == targets.shape or _is_single(predictions, targets)
+        return "accuracy" if fits or loss is None else "loss"
+    return "r2" if predictions.numel() == cast(Tensor, targets).numel() else "loss"
+
+
+def _default_loss(outputs: Any, targets: Any, weights: Tensor | None, name: str) -> LossFunction:
+    if own_loss_of(outputs) is not None:
+        return lambda found, _: cast(Tensor, own_loss_of(found))
+    predictions = output_of(outputs)
+    if predictions is None:
+        raise _unclear(outputs, name)
+    if not isinstance(targets, Tensor):
+        raise BadDataError(
+            f"the targets of {name} are {describe(targets)}; give a loss that reads them: "
+            "loss=function of outputs and targets."
+        )
+    if not _is_whole(targets):
+        _require_alike(predictions, targets, name)
+        return lambda found, wanted: functional.mse_loss(
+            _require_output(found).reshape(wanted.shape), wanted
+        )
+    if _is_single(predictions, targets):
+        return lambda found, wanted: functional.binary_cross_entropy_with_logits(
+            _require_output(found).reshape(wanted.shape),
+            wanted.to(_require_output(found).dtype),
+            pos_weight=None if weights is None else weights[1] / weights[0],
+        )
+    if predictions.ndim < 2 or predictions.shape[:-1] != targets.shape:
+        raise BadDataError(
+            f"the model returns {describe(predictions)} for targets of {name} of shape "
+            f"{list(targets.shape)}; it must return logits, with one more axis than the targets. "
+            "For anything else, give a loss."
+        )
+    return lambda found, wanted: functional.cross_entropy(
+        _require_output(found).flatten(0, -2), wanted.flatten(), weight=weights
+    )
+
+
+def _require_output(outputs: Any) -> Tensor:
+    found = output_of(outputs)
+    assert found is not None, "the first batch had predictions"
+    return found
+
+
+def _unclear(outputs: Any, name: str) -> BadDataError:
+    return BadDataError(
+        f"the model returns {describe(outputs)} for {name}; it must return a tensor, or outputs "
+        "with 'logits' or 'loss'. For anything else, give a loss and a metric, which are functions "
+        "of outputs and targets."
+    )
+
+
+def _require_alike(predictions: Tensor, targets: Tensor, name: str) -> None:
+    if not _is_single(predictions, targets):
+        raise BadDataError(
+            f"the model returns {describe(predictions)} for targets of {name} that are "
+            f"{describe(targets)}; for regression they must have the same shape. For soft labels "
+            "give a loss, such as torch.nn.CrossEntropyLoss()."
+        )
+
+
+def _require_range(targets: Tensor, n_classes: int, name: str) -> None:
+    wanted = targets[targets != IGNORED]
+    if not wanted.numel():
+        return
+    least, most = int(wanted.min()), int(wanted.max())
+    if least < 0 or most >= n_classes:
+        raise BadDataError(
+            f"a target of {name} is {least if least < 0 else most}; the model has {n_classes} "
+            f"outputs, so targets must be in 0..{n_classes - 1}, or {IGNORED} to be ignored."
+        )
+
+
+def _read_weights(given: Any, predictions: Tensor | None) -> Tensor | None:
+    if given is None:
+        return None
+    if predictions is None:
+        raise ConfigError("class_weights need a model that returns logits.")
+    weights = torch.as_tensor(given, dtype=predictions.dtype, device=predictions.device)
+    n_classes = max(2, predictions.shape[-1])
+    if weights.shape != (n_classes,) or not bool((weights >= 0).all()):
+        raise ConfigError(
+            f"class_weights have shape {list(weights.shape)}; they must be {n_classes} numbers of "
+            "at least 0, one for each class."
+        )
+    return weights
+
+
+def _from_metric(
+    metric: Metric, loss: LossFunction | None, predictions: Tensor | None, targets: Any, name: str
+) -> Objective:
+    """Return the objective of an :class:`esper.Metric`, the mean over samples."""
+    if predictions is None:
+        raise BadDataError(f"an esper.Metric needs a model that returns a tensor for {name}.")
+    own = metric.objective
+
+    def add(totals: Totals, outputs: Any, wanted: Any, size: int) -> None:
+        totals.metric += float(sample_means(own.metrics(_require_output(outputs), wanted)).sum())
+        totals.n += size
+
+    def mean_loss(outputs: Any, wanted: Any) -> Tensor:
+        return own.losses(_require_output(outputs), wanted).mean()
+
+    function = loss or mean_loss
+    _try_loss(function, predictions, targets, name)
+    return Objective(
+        metric=metric.name,
+        is_better_low=metric.best < metric.worst,
+        _loss=function,
+        _add=add,
+        _value=_mean,
+        _score=lambda value, _: float(metric.score(value)),
+    )
+
+
+def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
+    def add(totals: Totals, outputs: Any, targets: Any, size: int) -> None:
+        totals.metric += float(metric(outputs, targets)) * size
+        totals.n += size
+
+    return Objective(
+        metric=getattr(metric, "__name__", type(metric).__name__),
+        is_better_low=False,
+        _loss=loss,
+        _add=add,
+        _value=_mean,
+        _score=lambda value, _: value,
+    )
+
+
+def _mean(totals: Totals) -> float:
+    return totals.metric / totals.n if totals.n else math.nan
+
+
+def _accuracy(loss: LossFunction) -> Objective:
+    def add(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
+        predictions = _require_output(outputs)
+        if _is_single(predictions, targets):
+            found = (predictions.reshape(targets.shape) > 0).long()
+        else:
+            found = predictions.argmax(-1)
+        counted = targets != IGNORED
+        totals.metric += float(((found == targets) & counted).sum())
+        totals.n += float(counted.sum())
+
+    return Objective(
+        metric="accuracy",
+        is_better_low=False,
+        _loss=loss,
+        _add=add,
+        _value=_mean,
+        _score=lambda value, _: value,
+    )
+
+
+def _add_errors(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
+    wanted = cast(Tensor, targets).double()
+    errors = _require_output(outputs).reshape(wanted.shape).double() - wanted
+    totals.metric += float(errors.square().sum())
+    totals.n += wanted.numel()
+    totals.squares += float(wanted.square().sum())
+    totals.targets += float(wanted.sum())
+    totals.n_targets += wanted.numel()
+
+
+def _share_explained(error: float, totals: Totals) -> float:
+    """Return R²: the share of the targets' variance that predictions explain."""
+    return 1.0 - error / totals.variance if totals.variance > 0.0 else math.nan
+
+
+def _mse(loss: LossFunction) -> Objective:
+    return Objective(
+        metric="mse",
+        is_better_low=True,
+        _loss=loss,
+        _add=_add_errors,
+        _value=_mean,
+        _score=_share_explained,
+    )
+
+
+def _r2(loss: LossFunction) -> Objective:
+    return Objective(
+        metric="r2",
+        is_better_low=False,
+        _loss=loss,
+        _add=_add_errors,
+        _value=lambda totals: _share_explained(_mean(totals), totals),
+        _score=lambda value, _: value,
+    )
+
+
+def _own_loss(loss: LossFunction) -> Objective:
+    first: dict[str, float] = {}
+
+    def score(value: float, _: Totals) -> float:
+        start = first.setdefault("loss", value)
+        return (start - value) / max(abs(start), 1e-12)
+
+    return Objective(
+        metric="loss",
+        is_better_low=True,
+        _loss=loss,
+        _add=lambda _totals, _outputs, _targets, _size: None,
+        _value=lambda totals: totals.loss / max(1, totals.n_samples),
+        _score=score,
+        first=first,
+    )
+
+
+_MAKERS: dict[str, Callable[[LossFunction], Objective]] = {
+    "accuracy": _accuracy,
+    "mse": _mse,
+    "r2": _r2,
+    "loss": _own_loss,
+}

@@ -1,0 +1,90 @@
+"""A progress bar for `esper.grow`, in terminals and notebooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from esper.errors import ConfigError
+from esper.growing.grower import Grower
+from esper.growing.objectives import Objective
+from esper.growing.timeline import OnStep, TimelineStep
+
+
+class _Bar:
+    """Shows nothing."""
+
+    def wrap(self, on_step: OnStep) -> OnStep:
+        """Return a function that is called after each epoch."""
+        return on_step
+
+    def on_batch(self) -> None:
+        """Note that a batch has been trained."""
+
+
+class _RichBar(_Bar):
+    """Shows epochs, the metric, what is growing and the time left."""
+
+    def __init__(self, progress: Progress, grower: Grower, objective: Objective) -> None:
+        self._progress, self._grower, self._objective = progress, grower, objective
+        self._task: TaskID = progress.add_task("", total=grower.epochs, what="first epoch")
+        self._n_batches = self._per_epoch = 0
+
+    def wrap(self, on_step: OnStep) -> OnStep:
+        """Return a function that also updates the bar."""
+
+        def update(step: TimelineStep) -> None:
+            self._per_epoch, self._n_batches = max(self._per_epoch, self._n_batches), 0
+            growing = [f"{slot} {stage}" for slot, stage in step.stages.items()]
+            what = f"score {step.score:.4g}" + "".join(f", {each}" for each in growing[:3])
+            self._progress.update(self._task, completed=step.epoch, what=what)
+            on_step(step)
+
+        return update
+
+    def on_batch(self) -> None:
+        """Move the bar by the share of an epoch, once it is known how many batches one has."""
+        self._n_batches += 1
+        if self._per_epoch:
+            done = self._grower.epoch + min(1.0, self._n_batches / self._per_epoch)
+            self._progress.update(self._task, completed=done)
+
+
+@contextmanager
+def shown_progress(
+    wanted: bool | Literal["auto"], grower: Grower, objective: Objective
+) -> Generator[_Bar]:
+    """Show a bar inside the context.
+
+    Args:
+        wanted: Whether to show it; ``"auto"`` for terminals and notebooks.
+        grower: The Grower whose epochs it shows.
+        objective: What the model is trained for.
+
+    Raises:
+        ConfigError: If ``wanted`` is something else.
+    """
+    if wanted not in (True, False, "auto"):
+        raise ConfigError(f"progress is {wanted!r}; it must be True, False or 'auto'.")
+    console = Console(file=sys.stderr) if not _is_notebook() else Console()
+    is_seen = console.is_terminal or console.is_jupyter
+    if not (wanted is True or (wanted == "auto" and is_seen)):
+        yield _Bar()
+        return
+    columns = (
+        TextColumn("growing"),
+        BarColumn(bar_width=24),
+        TextColumn("epoch {task.completed:.0f}/{task.total:.0f}  {task.fields[what]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _RichBar(progress, grower, objective)
+
+
+def _is_notebook() -> bool:
+    return Console().is_jupyter

@@ -1,0 +1,295 @@
+"""Training a model with a Grower, keeping the epoch that validation likes best."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from esper.growing.batches import Batches
+from esper.growing.decisions import Decision
+from esper.growing.grower import Grower
+from esper.growing.objectives import Evaluation, Objective
+from esper.growing.timeline import OnStep, TimelineStep
+from esper.growth.export import export
+from esper.growth.host_slots import ATTRIBUTE, slots
+from esper.growth.modules import named_tensors
+from esper.growth.saved_models import describe_slots, restore_slots
+from esper.lifecycle.stages import Stage
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import from_nested, to_nested
+
+PER_BATCH = (OneCycleLR, CyclicLR)
+"""Schedulers that are stepped after every batch instead of every epoch."""
+
+WORST_SCORE = -1.0
+"""The score of a model whose metric is not a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When training ends, whatever comes first."""
+
+    epochs: int
+    max_flops: float | None = None
+    max_seconds: float | None = None
+    patience: int | None = None
+    """Epochs without a better one after which training ends."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The epoch that counts so far."""
+
+    epoch: int
+    evaluation: Evaluation
+    growth: str
+    """The slots and their seeds, as JSON."""
+    tensors: dict[str, Tensor]
+    keeps_blended: bool
+    """Whether seeds that are blended in are part of it."""
+    n_committed: int
+
+    def rebuild(self, template: nn.Module) -> nn.Module:
+        """Return the model of this epoch as a plain module.
+
+        Args:
+            template: A model of the given architecture, whose slots if any are empty.
+        """
+        twin = copy.deepcopy(template)
+        twin.__dict__.pop(ATTRIBUTE, None)
+        restore_slots(twin, json.loads(self.growth))
+        with torch.no_grad():
+            for name, tensor in named_tensors(twin).items():
+                tensor.copy_(self.tensors[name])
+        slots(twin).end_growth(keep=self.keeps_blended)
+        plain = export(twin, committed_only=True)
+        for parameter in plain.parameters():
+            parameter.grad = None
+        return plain
+
+    def seeds(self, template: nn.Module) -> tuple[tuple[str, str], ...]:
+        """Return the slot and the blueprint of each seed of this epoch's model."""
+        twin = copy.deepcopy(template)
+        twin.__dict__.pop(ATTRIBUTE, None)
+        restore_slots(twin, json.loads(self.growth))
+        slots(twin).end_growth(keep=self.keeps_blended)
+        lives = slots(twin).lives.items()
+        return tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
+
+
+class TrainingLoop:
+    """Trains a model until its limits, while a Grower grows it."""
+
+    def __init__(
+        self,
+        grower: Grower,
+        objective: Objective,
+        train: Batches,
+        validation: Batches,
+        limits: Limits,
+        *,
+        on_step: OnStep,
+        largest_counts: bool = False,
+        checkpoints: CheckpointFolder | None = None,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.grower = grower
+        self.objective = objective
+        self.limits = limits
+        self.timeline: list[TimelineStep] = []
+        self.stopped = ""
+        """Why training ended before its last epoch; empty if it did not."""
+        self.seconds = 0.0
+        self._model = grower.model
+        self._train, self._validation = train, validation
+        self._on_step, self._on_batch = on_step, on_batch
+        self._largest_counts = largest_counts
+        self._checkpoints = checkpoints
+        self._start = time.monotonic()
+        self.kept: Kept
+
+    def run(self) -> None:
+        """Train; Ctrl-C ends it after the best epoch so far."""
+        self._start = time.monotonic() - self.seconds
+        try:
+            decision = self._begin()
+            while self.grower.epoch < self.limits.epochs and not self.stopped:
+                decision = self._run_epoch(decision)
+        except KeyboardInterrupt:
+            self.stopped = f"it was interrupted in epoch {self.grower.epoch + 1}"
+        self.seconds = time.monotonic() - self._start
+
+    def _begin(self) -> Decision:
+        if self._checkpoints is not None and self._checkpoints.names():
+            self._load(self._checkpoints)
+            return self.grower.trace[-1]
+        first = self.objective.evaluate(self._model, self._validation)
+        self.kept = self._keep(first, epoch=0, keeps_blended=True)
+        return self.grower.begin(**_shown(first))
+
+    def _run_epoch(self, before: Decision) -> Decision:
+        """Train an epoch after a decision, and return the next decision."""
+        if before.op == "finish":
+            self.stopped = "the controller ended it"
+            self._add_step(replace(before, stages={}), before, before.score)
+            return before
+        self._train_epoch()
+        found = self.objective.evaluate(self._model, self._validation)
+        self._settle(found)
+        decision = self.grower.end_epoch(
+            **_shown(found), validate=lambda: _shown(self._evaluate())["score"]
+        )
+        self._step_scheduler(found)
+        self._add_step(before, decision, found.score)
+        self._check_limits()
+        if self._checkpoints is not None:
+            self._save(self._checkpoints)
+        return decision
+
+    def _train_epoch(self) -> None:
+        for batch in self._train:
+            loss = self.objective.loss(batch.run(self._model), batch.targets)
+            loss.backward()
+            self.grower.step(loss)
+            for scheduler in self._schedulers(per_batch=True):
+                _step(scheduler)
+            self._on_batch()
+            limit = self.limits.max_seconds
+            if limit is not None and time.monotonic() - self._start > limit:
+                self.stopped = f"max_seconds of {limit:g} was reached"
+                return
+
+    def _settle(self, found: Evaluation) -> None:
+        """Keep the current model if it is the best so far.
+
+        Seeds that are blended in are kept if the metric with them is at least as good as without.
+        """
+        n_committed = self._n_committed()
+        is_better = self.objective.is_better(found.value, self.kept.evaluation.value)
+        if not (is_better or (self._largest_counts and n_committed > self.kept.n_committed)):
+            return
+        lives = self.grower.slots.lives
+        keeps, best = True, found
+        if any(life.is_growing and life.affects_output for _, life in lives.items()):
+            without = self._evaluate(committed_only=True)
+            if self.objective.is_better(without.value, found.value):
+                keeps, best = False, without
+        self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
+
+    def _keep(self, found: Evaluation, *, epoch: int, keeps_blended: bool) -> Kept:
+        tensors = {name: t.detach().clone() for name, t in named_tensors(self._model).items()}
+        return Kept(
+            epoch=epoch,
+            evaluation=found,
+            growth=json.dumps(describe_slots(self.grower.slots)),
+            tensors=tensors,
+            keeps_blended=keeps_blended,
+            n_committed=self._n_committed(),
+        )
+
+    def _n_committed(self) -> int:
+        return sum(len(life.committed) for _, life in self.grower.slots.lives.items())
+
+    def _evaluate(self, *, committed_only: bool = False) -> Evaluation:
+        with self._switched_off(committed_only):
+            return self.objective.evaluate(self._model, self._validation)
+
+    @contextmanager
+    def _switched_off(self, committed_only: bool) -> Generator[None]:
+        host = self.grower.slots
+        with ExitStack() as stack:
+            for name, life in host.lives.items() if committed_only else ():
+                if life.has_seed and life.stage != Stage.FOSSILIZED:
+                    stack.enter_context(host.switched_off(name))
+            yield
+
+    def _schedulers(self, *, per_batch: bool) -> list[LRScheduler]:
+        return [each for each in self.grower.schedulers if isinstance(each, PER_BATCH) == per_batch]
+
+    def _step_scheduler(self, found: Evaluation) -> None:
+        for scheduler in self._schedulers(per_batch=False):
+            _step(scheduler, *([found.loss] if isinstance(scheduler, ReduceLROnPlateau) else []))
+
+    def _check_limits(self) -> None:
+        epoch, limits = self.grower.epoch, self.limits
+        if limits.max_flops is not None and self.grower.flops >= limits.max_flops:
+            self.stopped = self.stopped or f"max_flops of {limits.max_flops:.3g} was reached"
+        if limits.patience is not None and epoch - self.kept.epoch >= limits.patience:
+            self.stopped = self.stopped or f"no epoch was better for {limits.patience} epochs"
+
+    def _add_step(self, before: Decision, after: Decision, score: float) -> None:
+        """Add a step to the timeline: what was decided before an epoch, and its outcome."""
+        lives = dict(self.grower.slots.lives.items())
+        is_end = after is before or before.op == "finish"
+        note = before.why if not after.why.startswith("the model was rolled back") else after.why
+        if after.should_stop and self.kept.epoch != self.grower.epoch:
+            note = note or f"the end; epoch {self.kept.epoch} counts"
+        step = TimelineStep(
+            epoch=self.grower.epoch,
+            op=before.op,
+            slot=before.slot,
+            blueprint=before.blueprint,
+            note=note,
+            score=score,
+            flops=after.flops,
+            seed_parameters=after.seed_parameters,
+            stages={} if is_end else after.stages,
+            alphas={} if is_end else after.alphas,
+            fossils={slot: len(life.fossils) for slot, life in lives.items() if life.fossils},
+        )
+        self.timeline.append(step)
+        self._on_step(step)
+
+    def _save(self, folder: CheckpointFolder) -> None:
+        kept = {
+            "epoch": self.kept.epoch,
+            "evaluation": asdict(self.kept.evaluation),
+            "growth": self.kept.growth,
+            "tensors": self.kept.tensors,
+            "keeps_blended": self.kept.keeps_blended,
+            "n_committed": self.kept.n_committed,
+        }
+        state = {
+            "grower": self.grower.state_dict(),
+            "kept": kept,
+            "timeline": json.dumps([asdict(step) for step in self.timeline]),
+            "stopped": self.stopped,
+            "seconds": time.monotonic() - self._start,
+            "first": dict(self.objective.first),
+        }
+        folder.save(from_nested(state), step=self.grower.epoch)
+
+    def _load(self, folder: CheckpointFolder) -> None:
+        state = to_nested(folder.latest().state)
+        self.grower.load_state_dict(state["grower"])
+        kept: dict[str, Any] = state["kept"]
+        self.kept = Kept(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
+        self.timeline = [TimelineStep(**step) for step in json.loads(state["timeline"])]
+        self.stopped, self.seconds = state["stopped"], float(state["seconds"])
+        self.objective.first.update(cast(dict[str, Any], state["first"]))
+        self._start = time.monotonic() - self.seconds
+
+
+def _step(scheduler: Any, *metrics: float) -> None:
+    """Step a scheduler."""
+    with warnings.catch_warnings():
+        # A scheduler marks its optimizer's step, and copies of both do not have the mark.
+        warnings.filterwarnings("ignore", r"Seems like `optimizer.step\(\)` has been overridden")
+        scheduler.step(*metrics)
+
+
+def _shown(found: Evaluation) -> dict[str, float]:
+    """Return what a Grower is told about an evaluation."""
+    score = found.score if math.isfinite(found.score) else WORST_SCORE
+    return {"score": score} | ({"val_loss": found.loss} if math.isfinite(found.loss) else {})

@@ -1,0 +1,123 @@
+"""What all adapters share: their options, the metrics they log, and missing packages."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from esper.errors import ConfigError, did_you_mean
+from esper.growing.decisions import Decision
+from esper.growing.grower import Grower
+
+GROWER_OPTIONS = ("at", "controller", "ema", "price", "sample_input", "seed")
+"""Arguments of :class:`esper.Grower` that adapters pass on as they are."""
+
+
+def require_options(given: Mapping[str, Any]) -> None:
+    """Raise if an option is not one that adapters pass on.
+
+    Raises:
+        ConfigError: With its name.
+    """
+    for name in given:
+        if name not in GROWER_OPTIONS:
+            raise ConfigError(
+                f"option {name!r} does not exist; options for the Grower are "
+                f"{', '.join(GROWER_OPTIONS)}.{did_you_mean(name, GROWER_OPTIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """The metrics of a library by which the controller decides."""
+
+    score: str | None
+    """More is better; None to decide by the loss."""
+    val_loss: str | None
+    """The validation loss; it may be missing if there is a score."""
+
+    def __post_init__(self) -> None:
+        if self.score is None and self.val_loss is None:
+            raise ConfigError("score and val_loss are both None; name a metric of the validation.")
+
+    def read(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for :meth:`esper.Grower.end_epoch`.
+
+        Raises:
+            ConfigError: If the metric to decide by is missing, with the metrics that there are.
+        """
+        needed = self.val_loss if self.score is None else self.score
+        if needed not in metrics:
+            known = ", ".join(sorted(map(str, metrics))) or "none"
+            raise ConfigError(
+                f"metric {needed!r} was not logged in this epoch; logged were: {known}. Name "
+                "another as score= (more is better) or val_loss=, and validate after every epoch."
+            )
+        pairs = (("score", self.score), ("val_loss", self.val_loss))
+        return {key: float(metrics[name]) for key, name in pairs if name and name in metrics}
+
+
+def metrics_of(decision: Decision) -> dict[str, float]:
+    """Return the metrics of growth that adapters log after each epoch."""
+    growing = [stage for stage in decision.stages.values() if stage != "fossilized"]
+    return {
+        "growth/score": decision.score,
+        "growth/flops": decision.flops,
+        "growth/parameters": float(decision.parameters),
+        "growth/seed_parameters": float(decision.seed_parameters),
+        "growth/growing_seeds": float(len(growing)),
+    }
+
+
+def drop_overflow(grower: Grower, scaler: Any) -> bool:
+    """Return whether a gradient scaler will skip the update, and drop the gradients if so.
+
+    Gradients of seeds are averaged before, so that all processes find the same.
+    """
+    if scaler is None:
+        return False
+    grown = [p for slot in grower.slots.values() for p in slot.grown_parameters()]
+    grower.ranks.average_gradients(grown)
+    parameters = [p for p in grower.model.parameters() if p.grad is not None]
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if math.isfinite(norm.item()):
+        return False
+    for parameter in parameters:
+        parameter.grad = None
+    return True
+
+
+@contextmanager
+def full_precision(model: nn.Module) -> Generator[None]:
+    """Undo inside the context that Accelerate has put autocast into a model's ``forward``.
+
+    A Grower runs single blocks to find its slots, outside ``forward``.
+    """
+    names = ("forward", "_original_forward") if "_original_forward" in model.__dict__ else ()
+    hidden = {name: model.__dict__.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        model.__dict__.update(hidden)
+
+
+def import_library(module: str, extra: str) -> Any:
+    """Return a module of another library.
+
+    Raises:
+        ConfigError: If it is not installed, with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"esper.integrations.{extra} needs {error.name}, which is not installed; run: "
+            f'pip install "esper-lite[{extra}]"'
+        ) from error

@@ -1,0 +1,119 @@
+"""State dicts of growing models that rebuild the model's structure before they are loaded.
+
+Libraries save a model as its ``state_dict`` and load it into a model of the original design. With
+the hooks of this module the state dict also holds the structure, as JSON in a tensor of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from esper.errors import GrowerError, SavedModelError, message_of
+from esper.growing.grower import Grower
+from esper.growth.host_slots import ATTRIBUTE, HostSlots
+from esper.growth.saved_models import describe_slots, restore_slots
+
+KEY = "esper_growth"
+"""The entry of a state dict that holds the structure of the module it belongs to."""
+
+
+def rebuild_on_load(model: nn.Module) -> None:
+    """Let ``load_state_dict`` of a model rebuild the structure of a grown one first.
+
+    Call it at the end of the constructor of a model, or on a new model before its weights are
+    loaded. State dicts of the model then hold its structure too, if it has slots.
+    """
+    GrownState(model)
+
+
+def find_grown(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the grown modules in a state dict; ``""`` for the model itself."""
+    names = [name for name in state if name.rpartition(".")[2] == KEY]
+    return [name.rpartition(".")[0] for name in names]
+
+
+def state_without_weights(grower: Grower) -> dict[str, Any]:
+    """Return the state of a Grower, without the weights, which the library saves."""
+    return {name: value for name, value in grower.state_dict().items() if name != "model"}
+
+
+class GrownState:
+    """The hooks of one model, and the weights of a grown one that waits for its Grower.
+
+    A Grower resumes on a model without seeds, because optimizers and data-parallel wrappers are
+    made for such a model. So while ``is_waiting``, a grown state dict is loaded and kept, and the
+    seeds are removed again; the Grower gets the weights from :meth:`take_weights`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.is_waiting = False
+        self._weights: dict[str, Tensor] | None = None
+        model.register_state_dict_post_hook(_write_structure)
+        model.register_load_state_dict_pre_hook(self._rebuild)
+        model.register_load_state_dict_post_hook(self._keep)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrownState:
+        """Share the hooks with copies of the model; each call names the module that it is for."""
+        return self
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of a grown model wait for a Grower."""
+        return self._weights is not None
+
+    def take_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the grown model that was loaded, and forget them.
+
+        Raises:
+            GrowerError: If none was loaded.
+        """
+        if self._weights is None:
+            raise GrowerError(
+                "the checkpoint has the state of a Grower, but the weights of no growing model; "
+                "resume from a checkpoint that was saved whole."
+            )
+        weights, self._weights = self._weights, None
+        return weights
+
+    def resume(self, grower: Grower, state: Mapping[str, Any]) -> None:
+        """Load into a new Grower what :func:`state_without_weights` returned, and the weights."""
+        grower.load_state_dict({**state, "model": self.take_weights()})
+
+    def _rebuild(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        stored = state.pop(prefix + KEY, None)
+        if stored is None:
+            return
+        try:
+            structure = json.loads(bytes(cast("list[int]", stored.tolist())))
+            own = module.__dict__.get(ATTRIBUTE)
+            if isinstance(own, HostSlots):
+                if json.loads(json.dumps(describe_slots(own))) == structure:
+                    return
+                own.remove_all()
+                del module.__dict__[ATTRIBUTE]
+            restore_slots(module, structure)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SavedModelError(
+                f"the entry {prefix + KEY!r} of the state dict is damaged: {message_of(error)}."
+            ) from error
+
+    def _keep(self, module: nn.Module, _: Any) -> None:
+        own = module.__dict__.get(ATTRIBUTE)
+        if self.is_waiting and module is self.model and isinstance(own, HostSlots):
+            whole = {name: t.detach().clone() for name, t in module.state_dict().items()}
+            self._weights = {name: t for name, t in whole.items() if name != KEY}
+            own.remove_all()
+            del module.__dict__[ATTRIBUTE]
+
+
+def _write_structure(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    own = module.__dict__.get(ATTRIBUTE)
+    if isinstance(own, HostSlots):
+        text = json.dumps(describe_slots(own)).encode()
+        state[prefix + KEY] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -1,0 +1,225 @@
+"""`esper.grow` with any loss, metric, data, optimizer and limit."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from esper.errors import BadDataError, GrowerError
+from esper.growing.grow import grow
+from esper.growing.timeline import TimelineStep
+
+pytestmark = pytest.mark.usefixtures("fresh_shipped")
+
+_GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(120, 6, generator=_GENERATOR)
+CLASSES = (X[:, :3] ** 2).argmax(1)
+VALUES = X[:, :2].square().sum(1)
+TRAIN, VAL = slice(0, 80), slice(80, None)
+
+
+def make(n_outputs: int = 3, n_inputs: int = 6) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(n_inputs, 8), nn.ReLU(), nn.Linear(8, n_outputs))
+
+
+def split(targets: Tensor, inputs: Tensor = X) -> tuple[Any, Any]:
+    return (inputs[TRAIN], targets[TRAIN]), (inputs[VAL], targets[VAL])
+
+
+def predict(model: nn.Module, inputs: Tensor = X) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(inputs[VAL])
+
+
+@pytest.mark.parametrize(
+    ("n_outputs", "targets", "options", "metric", "value"),
+    [
+        (3, CLASSES, {}, "accuracy", lambda p: (p.argmax(1) == CLASSES[VAL]).float().mean()),
+        (
+            1,
+            (CLASSES == 0).long(),
+            {},
+            "accuracy",
+            lambda p: ((p[:, 0] > 0) == (CLASSES[VAL] == 0)).float().mean(),
+        ),
+        (
+            1,
+            VALUES,
+            {},
+            "r2",
+            lambda p: 1 - mse_loss(p[:, 0], VALUES[VAL]) / VALUES[VAL].var(correction=0),
+        ),
+        (1, VALUES[:, None], {"metric": "mse"}, "mse", lambda p: mse_loss(p, VALUES[VAL][:, None])),
+        (
+            3,
+            torch.where(CLASSES == 2, -100, CLASSES),
+            {"class_weights": [1.0, 2.0, 1.0]},
+            "accuracy",
+            lambda p: (p.argmax(1) == CLASSES[VAL])[CLASSES[VAL] != 2].float().mean(),
+        ),
+        (
+            3,
+            nn.functional.one_hot(CLASSES, 3).float() * 0.9 + 0.1 / 3,
+            {"loss": nn.CrossEntropyLoss(), "metric": "loss"},
+            "loss",
+            lambda p: cross_entropy(
+                p, nn.functional.one_hot(CLASSES[VAL], 3).float() * 0.9 + 0.1 / 3
+            ),
+        ),
+        (
+            3,
+            CLASSES,
+            {"metric": lambda p, y: (p.softmax(1)[torch.arange(len(y)), y]).mean()},
+            "<lambda>",
+            lambda p: p.softmax(1)[torch.arange(40), CLASSES[VAL]].mean(),
+        ),
+    ],
+    ids=["classes", "one logit", "values", "mse", "ignored", "soft labels", "own metric"],
+)
+def test_the_metric_is_that_of_the_returned_model(
+    n_outputs: int, targets: Tensor, options: dict[str, Any], metric: str, value: Any
+) -> None:
+    model = make(n_outputs)
+    grown = grow(model, *split(targets), 5, learning_rate=1e-2, batch_size=16, **options)
+    assert grown.summary.metric == metric
+    assert grown.summary.was_kept
+    assert grown.summary.after == pytest.approx(float(value(predict(grown.model))), abs=1e-5)
+    assert grown.summary.before == pytest.approx(float(value(predict(model))), abs=1e-5)
+
+
+class Two(nn.Module):
+    """Takes two inputs by name and returns its loss with its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make()
+
+    def forward(self, a: Tensor, b: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.body(torch.cat([a, b], dim=1))
+        return {"logits": logits} | (
+            {} if labels is None else {"loss": cross_entropy(logits, labels)}
+        )
+
+
+def test_a_model_that_computes_its_loss_learns_from_mappings() -> None:
+    def data(rows: slice) -> list[dict[str, Tensor]]:
+        parts = zip(X[rows].split(20), CLASSES[rows].split(20), strict=True)
+        return [{"a": x[:, :2], "b": x[:, 2:], "labels": y} for x, y in parts]
+
+    with torch.random.fork_rng(devices=[]):
+        model = Two()
+    grown = grow(model, data(TRAIN), data(VAL), 5, learning_rate=1e-2)
+    assert grown.summary.metric == "loss"
+    assert grown.summary.after < grown.summary.before
+    with torch.no_grad():
+        found = grown.model.eval()(X[VAL, :2], X[VAL, 2:], CLASSES[VAL])
+    assert grown.summary.after == pytest.approx(float(found["loss"]), rel=1e-5)
+
+
+def test_the_optimizer_and_the_schedulers_of_the_user_are_used_and_left_alone() -> None:
+    for scheduler_of in (
+        lambda o: StepLR(o, 1, gamma=0.5),
+        lambda o: ReduceLROnPlateau(o),
+        lambda o: OneCycleLR(o, 1e-2, total_steps=80),
+    ):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+        scheduler = scheduler_of(optimizer)
+        before = [p.clone() for p in model.parameters()]
+        grown = grow(model, *split(CLASSES), 4, optimizer=optimizer, scheduler=scheduler)
+        assert grown.summary.n_epochs == 4
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        assert not optimizer.state
+    grown = grow(
+        make(),
+        *split(CLASSES),
+        4,
+        optimizer=lambda parameters: torch.optim.RMSprop(parameters, 1e-2),
+        scheduler=lambda optimizer: StepLR(optimizer, 2),
+    )
+    assert grown.summary.was_kept
+
+
+def test_limits_end_the_training() -> None:
+    model, data = make(), split(CLASSES)
+    n = sum(parameter.numel() for parameter in model.parameters())
+    small = grow(model, *data, 12, max_parameters=n, learning_rate=1e-2)
+    assert small.summary.parameters_after == n
+    assert any("max_parameters" in step.note for step in small.timeline)
+    whole = grow(model, *data, 8, controller="wait")
+    half = grow(model, *data, 8, controller="wait", max_flops=whole.summary.total_flops / 2)
+    assert half.summary.n_epochs == 4
+    assert "max_flops" in half.summary.stopped
+    assert "max_flops" in str(half.summary)
+    quick = grow(model, *data, 8, controller="wait", max_seconds=1e-9)
+    assert quick.summary.n_epochs == 1
+    patient = grow(model, *data, 12, controller="wait", patience=2, learning_rate=1e-9)
+    assert patient.summary.n_epochs == 2
+
+
+def test_an_interruption_returns_the_best_so_far() -> None:
+    def interrupt(step: TimelineStep) -> None:
+        if step.epoch == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    grown = grow(make(), *split(CLASSES), 20, learning_rate=1e-2, on_step=interrupt)
+    assert grown.summary.n_epochs == 3
+    assert "interrupted" in str(grown.summary)
+    assert grown.summary.was_kept
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None:
+    def interrupt(step: TimelineStep) -> None:
+        if step.epoch == stop + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 3}
+    whole = grow(make(), *data, 8, **settings)
+    grow(make(), *data, 8, resume=tmp_path, on_step=interrupt, **settings)
+    rest = grow(make(), *data, 8, resume=tmp_path, **settings)
+    assert rest.timeline == whole.timeline
+    assert rest.summary == whole.summary
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, rest.model.state_dict()[name])
+    with pytest.raises(GrowerError, match="another model"):
+        grow(make(n_inputs=5), *split(CLASSES, X[:, :5]), 8, resume=tmp_path, **settings)
+
+
+def test_the_baseline_is_the_given_model_trained_without_growth() -> None:
+    data = split(CLASSES)
+    grown = grow(make(), *data, 6, learning_rate=1e-2, seed=1, baseline=True)
+    plain = grow(make(), *data, 6, learning_rate=1e-2, seed=1, controller="wait")
+    assert grown.summary.baseline == plain.summary.after
+    assert ("better" in str(grown.summary)) == (grown.summary.after > plain.summary.after)
+
+
+def test_a_loader_keeps_its_batches() -> None:
+    loader = DataLoader(TensorDataset(X[TRAIN], CLASSES[TRAIN]), batch_size=40, shuffle=True)
+    grown = grow(make(), loader, DataLoader(TensorDataset(X[VAL], CLASSES[VAL])), 3)
+    assert grown.summary.n_epochs == 3
+
+
+def test_outputs_that_no_default_fits_ask_for_a_loss() -> None:
+    with pytest.raises(BadDataError, match="soft labels"):
+        grow(make(), *split(torch.rand(120, 2)), 2)
+
+
+def test_nothing_that_was_blended_in_is_thrown_away_unmentioned() -> None:
+    """The seeds of the returned model are listed, and its size is theirs."""
+    grown = grow(make(), *split(CLASSES), 6, learning_rate=1e-2, seed=2)
+    added = grown.summary.parameters_after - grown.summary.parameters_before
+    assert (added > 0) == bool(grown.summary.seeds)
+    assert not math.isnan(grown.summary.after)

@@ -1,0 +1,243 @@
+"""`esper.Grower` in loops like those of users, compared with the same loops without it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import esper
+from esper.errors import GrowerError
+
+torch.manual_seed(0)
+X = torch.randn(160, 8)
+Y = (X[:, :3] ** 2).argmax(1)
+TRAIN, VALIDATION = slice(0, 96), slice(96, None)
+BATCH = 24
+EPOCHS = 14
+
+
+def make_model(seed: int = 1) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def validate(model: nn.Module) -> tuple[float, float]:
+    model.eval()
+    with torch.no_grad():
+        logits = model(X[VALIDATION])
+    model.train()
+    loss = cross_entropy(logits, Y[VALIDATION])
+    return loss.item(), (logits.argmax(1) == Y[VALIDATION]).float().mean().item()
+
+
+class Loop:
+    """A training loop with a Grower."""
+
+    def __init__(self, controller: Any = "fixed", epochs: int = EPOCHS, **options: Any) -> None:
+        self.model = make_model()
+        self.optimizer = make_optimizer(self.model)
+        torch.manual_seed(3)
+        self.grower = esper.Grower(
+            self.model, self.optimizer, epochs=epochs, controller=controller, **options
+        )
+
+    def run_epoch(self, poison: Callable[[int, Tensor], Tensor] | None = None) -> esper.Decision:
+        for number, start in enumerate(range(0, 96, BATCH)):
+            rows = slice(start, start + BATCH)
+            loss = cross_entropy(self.model(X[rows]), Y[rows])
+            loss = loss if poison is None else poison(number, loss)
+            loss.backward()
+            self.grower.step(loss)
+        loss, score = validate(self.model)
+        return self.grower.end_epoch(
+            val_loss=loss, score=score, validate=lambda: validate(self.model)[1]
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in self.model.state_dict().items()}
+
+
+def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_controller_that_waits_leaves_training_as_it_is() -> None:
+    loop = Loop("wait", epochs=3)
+    for _ in range(3):
+        loop.run_epoch()
+    model = make_model()
+    optimizer = make_optimizer(model)
+    torch.manual_seed(3)
+    for _ in range(3):
+        for start in range(0, 96, BATCH):
+            rows = slice(start, start + BATCH)
+            optimizer.zero_grad()
+            cross_entropy(model(X[rows]), Y[rows]).backward()
+            optimizer.step()
+    assert_equal(loop.tensors(), dict(model.state_dict()))
+
+
+def test_the_decisions_are_carried_out_and_the_export_computes_the_same() -> None:
+    loop = Loop()
+    stages = set[str]()
+    for _ in range(EPOCHS):
+        decision = loop.run_epoch()
+        stages |= set(decision.stages.values())
+        assert str(decision).count("\n") == 0
+        assert decision.op in str(decision)
+    assert {"germinated", "training", "blending", "holding", "fossilized"} <= stages
+    plain = loop.grower.export()
+    assert not any(type(module).__module__.startswith("esper") for module in plain.modules())
+    loop.model.eval()
+    plain.eval()
+    torch.testing.assert_close(plain(X), loop.model(X), atol=1e-5, rtol=1e-5)
+    assert sum(p.numel() for p in plain.parameters()) > sum(
+        p.numel() for p in make_model().parameters()
+    )
+
+
+@pytest.mark.parametrize("controller", ["fixed", "shipped"])
+def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
+    whole = Loop(controller)
+    states, tensors = [], []
+    for _ in range(EPOCHS):
+        whole.run_epoch()
+        file = io.BytesIO()
+        torch.save(whole.grower.state_dict(), file)
+        states.append(file)
+        tensors.append(whole.tensors())
+    for epoch, file in enumerate(states[:-1], start=1):
+        file.seek(0)
+        loop = Loop(controller)
+        loop.grower.load_state_dict(torch.load(file, weights_only=True))
+        assert_equal(loop.tensors(), tensors[epoch - 1])
+        for expected in tensors[epoch : epoch + 2]:
+            loop.run_epoch()
+            assert_equal(loop.tensors(), expected)
+        again, before = loop.grower.trace[epoch], whole.grower.trace[epoch]
+        assert again == before
+
+
+def test_a_bad_batch_is_rolled_back_and_said() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.run_epoch()
+    kept = loop.tensors()
+    decision = loop.run_epoch(lambda number, loss: loss * math.nan if number == 0 else loss)
+    assert "nan" in decision.why
+    assert all(torch.isfinite(tensor).all() for tensor in loop.tensors().values())
+    assert kept.keys() != loop.tensors().keys()  # the growing seed was pruned
+
+
+def test_accumulated_gradients_give_the_update_of_the_whole_batch() -> None:
+    results = []
+    for parts in (1, 4):
+        loop = Loop("wait", epochs=1)
+        loop.model.eval()  # without dropout
+        for part in torch.arange(96).chunk(parts):
+            loss = cross_entropy(loop.model(X[part]), Y[part])
+            (loss / parts).backward()
+            loop.grower.step(loss, accumulate=parts)
+        results.append(loop.tensors())
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name])
+
+
+def test_checks_by_hand_are_the_same_as_step() -> None:
+    loop, other = Loop(epochs=4), Loop(epochs=4)
+    for _ in range(4):
+        state = torch.get_rng_state()
+        loop.run_epoch()
+        torch.set_rng_state(state)
+        for start in range(0, 96, BATCH):
+            rows = slice(start, start + BATCH)
+            loss = cross_entropy(other.model(X[rows]), Y[rows])
+            loss.backward()
+            if other.grower.check_loss(loss) is None and other.grower.check_gradients() is None:
+                other.grower.commit()
+                other.optimizer.step()
+            other.optimizer.zero_grad()
+        val_loss, score = validate(other.model)
+        other.grower.end_epoch(
+            val_loss=val_loss, score=score, validate=lambda: validate(other.model)[1]
+        )
+    assert_equal(loop.tensors(), other.tensors())
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, "neither score nor val_loss"),
+        ({"score": math.nan}, "score is nan"),
+        ({"val_loss": math.inf}, "val_loss is inf"),
+    ],
+)
+def test_an_epoch_without_a_usable_score_is_refused_and_nothing_is_lost(
+    values: dict[str, float], named: str
+) -> None:
+    loop = Loop(epochs=2)
+    loop.run_epoch()
+    kept = copy.deepcopy(loop.tensors())
+    with pytest.raises(GrowerError, match=named):
+        loop.grower.end_epoch(**values)
+    assert_equal(kept, loop.tensors())
+    assert loop.grower.epoch == 1
+    loop.run_epoch()
+    with pytest.raises(GrowerError, match="budget of 2 epochs"):
+        loop.grower.end_epoch(score=0.5)
+
+
+def test_a_model_changed_behind_the_growers_back_is_noticed() -> None:
+    loop = Loop(epochs=3)
+    loop.run_epoch()
+    loop.model[3] = nn.Linear(12, 12)
+    with pytest.raises(GrowerError, match=r"'3'.*replaced"):
+        loop.grower.end_epoch(score=0.5)
+
+
+def test_the_model_must_have_been_run() -> None:
+    loop = Loop()
+    with pytest.raises(GrowerError, match="sample_input"):
+        loop.grower.end_epoch(score=0.5)
+
+
+def test_a_validation_in_inference_mode_before_training_does_no_harm() -> None:
+    loop = Loop(epochs=2)
+    with torch.inference_mode():
+        loop.model(X[VALIDATION])
+    assert loop.run_epoch().flops > 0.0
+
+
+def test_a_call_with_the_arguments_of_another_method_is_not_taken_as_a_sample() -> None:
+    class Parallel(nn.Sequential):
+        """Runs a training step through its own call, as Lightning does."""
+
+        def run_step(self, batch: Any, number: int) -> Tensor:
+            self.forward = lambda batch, number: nn.Sequential.forward(self, batch[0])
+            try:
+                return self(batch, number)
+            finally:
+                del self.forward
+
+    model = Parallel(*make_model())
+    grower = esper.Grower(model, make_optimizer(model), epochs=1, controller="wait")
+    model.run_step((X, Y), 0)
+    cross_entropy(model(X), Y).backward()
+    grower.step(cross_entropy(model(X), Y).detach())
+    assert grower.end_epoch(score=0.5).flops > 0.0
