@@ -51,6 +51,8 @@ class Decision:
     """Why a gate refused, the governor rolled back or growth has ended; empty otherwise."""
     probabilities: dict[str, float] = field(default_factory=dict[str, float])
     """How likely the controller made each legal op; empty for a controller of rules."""
+    choices: list[int] = field(default_factory=list[int])
+    """What the controller chose in each head of its action; empty if it was not asked."""
     parameters: int
     """Parameters of the model now, seeds included."""
     seed_parameters: int

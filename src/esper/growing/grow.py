@@ -443,9 +443,10 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
         allow_code: Whether to run a task that the settings name by ``module:function``.
 
     Raises:
-        RunError: If the run is not done.
+        RunError: If the run is not done, or records the user's own training.
         TaskError: If the settings name code and that is not allowed.
     """
+    run.require_learning()
     summary = run.summary
     if summary is None or summary.best_host is None:
         raise RunError(

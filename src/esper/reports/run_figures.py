@@ -264,7 +264,7 @@ def _draw_size(axis: Any, trace: Trace) -> None:
     axis.set_ylabel("parameters")
     axis.set_ylim(0, 1.4 * max(total, default=1))
     axis.yaxis.get_major_locator().set_params(nbins=3)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.grid(alpha=0.3)
 
 

@@ -173,6 +173,19 @@ class Run:
         """The shell command that resumes the run."""
         return f"{program()} resume {shell_word(self.path)}{self.allow_code_flag}"
 
+    def require_learning(self) -> None:
+        """Reject a record of the user's own training, which has no policy and no checkpoint.
+
+        Raises:
+            RunError: If it is one.
+        """
+        if self.config.is_own_training:
+            raise RunError(
+                f"{self.path} records a training loop of your own, so it holds no controller and "
+                "esper cannot resume it; load grower.state_dict() in your loop and call "
+                f"grower.record({str(self.path)!r}) again."
+            )
+
     def require_trusted_task(self, *, allow_code: bool) -> None:
         """Reject a run whose settings name code, unless that is allowed.
 
