@@ -70,6 +70,25 @@ def test_a_step_is_a_decision_and_the_epoch_after_it(recorded: tuple[Path, esper
     assert detail["n_epochs_max"] == EPOCHS
 
 
+def test_the_probabilities_are_those_of_the_choices(recorded: tuple[Path, esper.Trace]) -> None:
+    path, trace = recorded
+    with open_run(path) as telemetry:
+        detail = views.episode_detail(telemetry, 0, 0)
+    assert detail is not None
+    for step, before in zip(detail["steps"][1:], trace, strict=False):
+        assert list(step["choices"].values()) == before.choices
+        assert step["probabilities"] is not None
+        assert step["log_prob"] is not None
+        joint = 1.0
+        for head in step["relevant"]:
+            shares = step["probabilities"][head]
+            assert sum(share or 0.0 for share in shares) == pytest.approx(1.0, abs=1e-3)
+            share = shares[step["choices"][head]]
+            assert share is not None
+            joint *= share
+        assert math.exp(step["log_prob"]) == pytest.approx(joint, rel=0.01)
+
+
 def test_what_is_not_known_reads_as_unknown(recorded: tuple[Path, esper.Trace]) -> None:
     path, trace = recorded
     with open_run(path) as telemetry:

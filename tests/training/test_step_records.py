@@ -26,7 +26,7 @@ from esper.telemetry.records import (
 )
 from esper.telemetry.schema import unpack_probabilities
 from esper.training import setup
-from esper.training.step_records import StepRecorder, slots_as_text
+from esper.training.step_records import seed_events, slots_as_text
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -121,8 +121,7 @@ def test_a_nan_contribution_is_null() -> None:
 def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() -> None:
     trainer, _, _ = make_trainer(CONFIG, Seen())
     envs = GrowthVectorEnv(trainer.task, CONFIG.envs)
-    recorder = StepRecorder(envs, trainer.parts.policy, record_steps=False)
-    before, _ = recorder.before()
+    before = envs.growth.slot_outcome()
     zeros, at = np.zeros_like(before.stage), (0, 1)
 
     def outcome(stage: Stage, alpha: float, n_fossils: int) -> SlotOutcome:
@@ -133,7 +132,7 @@ def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() ->
 
     def events(before: SlotOutcome, after: SlotOutcome) -> list[tuple[str, str, str, float]]:
         hosts = [{"round": 1, "step": 1, "env": e, "episode": 0, "draw_seed": 0} for e in range(4)]
-        found = recorder._seed_events(hosts, [3] * 4, before, after)
+        found = seed_events(hosts, [3] * 4, [envs.slot_config] * 4, before, after)
         return [
             (one.blueprint, one.from_stage, one.to_stage, one.alpha)
             for one in found
