@@ -150,6 +150,10 @@ def test_commands_show_it_and_do_not_resume_it(
     assert "Resume with" not in shown
     assert main(["runs", str(path.parent)]) == 0
     assert main(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
+    report = (tmp_path / "report.html").read_text()
+    assert "the user&#x27;s own training" in report
+    assert "esper evaluate" not in report.partition("<main")[2].partition("</main>")[0]
+    assert "esper train" not in report.partition("<main")[2].partition("</main>")[0]
     capsys.readouterr()
     assert main(["resume", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

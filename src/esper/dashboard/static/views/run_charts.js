@@ -83,7 +83,11 @@ function ownCharts(table) {
   return chartsOf(table, null)
     .map((chart) => ({ ...chart, series: chart.series.filter(({ values }) => values?.length > 0) }))
     .filter(({ name, series }) => series.length > 0 && name !== "ops")
-    .map((chart) => ({ ...chart, note: null, title: chart.name === "score" ? "Score" : chart.title }));
+    .map((chart) => (chart.name === "score" ? asValidation(chart) : { ...chart, note: null }));
+}
+
+function asValidation(chart) {
+  return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
 }
 
 /** Hosts with their seeds, as one series. */
