@@ -17,7 +17,7 @@ from esper.reports import views
 from esper.telemetry import TelemetryWarning, TelemetryWriter, open_run
 from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord, StepRecord
 from tests.dashboard.served import serve
-from tests.growing.test_grower import Loop
+from tests.growing.test_grower import Loop, assert_equal
 
 EPOCHS = 9
 
@@ -87,6 +87,17 @@ def test_the_probabilities_are_those_of_the_choices(recorded: tuple[Path, esper.
             assert share is not None
             joint *= share
         assert math.exp(step["log_prob"]) == pytest.approx(joint, rel=0.01)
+
+
+def test_recording_does_not_change_the_training(tmp_path: Path) -> None:
+    plain, watched = (Loop("shipped", epochs=5) for _ in range(2))
+    watched.grower.record(tmp_path / "watched")
+    for loop in (plain, watched):
+        torch.manual_seed(7)
+        for epoch in range(5):
+            run_epoch(loop, epoch)
+    assert watched.grower.trace.to_json() == plain.grower.trace.to_json()
+    assert_equal(watched.tensors(), plain.tensors())
 
 
 def test_what_is_not_known_reads_as_unknown(recorded: tuple[Path, esper.Trace]) -> None:
