@@ -1,8 +1,11 @@
-"""Numbers, intervals and durations as text."""
+"""Numbers, intervals and durations as text, and tables as HTML for notebooks."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from html import escape
 
 from esper.statistics import Interval
 
@@ -117,3 +120,51 @@ def memory(n_bytes: float) -> str:
 def moment(stamp: str) -> str:
     """Return an ISO 8601 time to the minute: ``2030-01-02 03:04 UTC``."""
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+_CELL = "padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.35)"
+# Colours are inherited, so that a table can be read on light and dark pages.
+
+
+def html_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int = 1, caption: str = ""
+) -> str:
+    """Return a table as HTML that needs no style sheet; all text is escaped.
+
+    Args:
+        headers: Headings of the columns.
+        rows: Cells, as text.
+        n_left: Number of left-aligned columns, which hold words; the others hold numbers.
+        caption: A sentence above the table.
+    """
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        left, right = "text-align:left", "text-align:right;white-space:nowrap"
+        sides = (left if number < n_left else right for number in range(len(cells)))
+        return "".join(
+            f'<{tag} style="{_CELL};{side}">{escape(cell)}</{tag}>'
+            for cell, side in zip(cells, sides, strict=True)
+        )
+
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    head = f"<thead><tr>{row(headers, 'th')}</tr></thead>"
+    return (
+        f"{html_lines([caption] if caption else [])}"
+        f'<div style="overflow-x:auto"><table style="border-collapse:collapse">'
+        f"{head}<tbody>{body}</tbody></table></div>"
+    )
+
+
+def html_lines(sentences: Iterable[str]) -> str:
+    """Return sentences as HTML, one per line; all text is escaped."""
+    lines = "<br>".join(map(escape, sentences))
+    return f'<p style="margin:.4em 0">{lines}</p>' if lines else ""
+
+
+def html_image(png: bytes, *, about: str, width: int) -> str:
+    """Return a PNG image as HTML, with a text for those who cannot see it."""
+    data = base64.b64encode(png).decode()
+    return (
+        f'<img alt="{escape(about)}" style="width:{width}px;max-width:100%" '
+        f'src="data:image/png;base64,{data}">'
+    )

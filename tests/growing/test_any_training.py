@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +170,7 @@ def test_limits_end_the_training() -> None:
 def test_an_interruption_returns_the_best_so_far() -> None:
     def interrupt(step: TimelineStep) -> None:
         if step.epoch == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            raise KeyboardInterrupt
 
     grown = grow(make(), *split(CLASSES), 20, learning_rate=1e-2, on_step=interrupt)
     assert grown.summary.n_epochs == 3
@@ -184,7 +182,7 @@ def test_an_interruption_returns_the_best_so_far() -> None:
 def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None:
     def interrupt(step: TimelineStep) -> None:
         if step.epoch == stop + 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            raise KeyboardInterrupt
 
     data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 3}
     whole = grow(make(), *data, 8, **settings)

@@ -276,7 +276,7 @@ def test_training_settings_are_used() -> None:
         ({"train_data": TRAIN[0]}, "train_data contains a Tensor"),
         ({"at": ["block.0"]}, "'block.0'"),
         ({"budget": 0}, "n_epochs is 0"),
-        ({"budget": "many"}, "epochs is 'many'"),
+        ({"budget": "many"}, "budget is 'many'"),
         ({"epochs": 3}, "epochs is 3 and budget is 2"),
         ({"progress": "yes"}, "progress is 'yes'"),
         ({"optimizer": "lion"}, "optimizer is 'lion'"),

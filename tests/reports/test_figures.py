@@ -2,6 +2,7 @@
 
 import pytest
 
+from esper.growing.decisions import Decision, Trace
 from esper.reports.figures import find_panels, plot_metrics, plot_panel
 from esper.telemetry import Metrics, Series
 
@@ -74,3 +75,60 @@ def test_several_runs_are_overlaid_by_their_main_lines() -> None:
         (" _b", 0.6),
     ]
     assert plot_panel(panel, {"none": {}}) is None
+
+
+def _decision(epoch: int, **changes: object) -> Decision:
+    values = {
+        "epoch": epoch,
+        "epochs": 5,
+        "train_loss": None,
+        "val_loss": None,
+        "score": 0.1 * epoch,
+        "op": "wait",
+        "parameters": 100,
+        "seed_parameters": 0,
+        "flops": 0.2 * epoch,
+    }
+    return Decision(**values | changes)  # type: ignore[arg-type]
+
+
+def test_a_trace_is_drawn_with_its_score_its_seeds_and_its_size() -> None:
+    grown = {"parameters": 130, "seed_parameters": 30}
+    trace = Trace(
+        [
+            _decision(
+                1,
+                op="germinate",
+                slot="_a$",
+                blueprint="widen",
+                stages={"_a$": "germinated"},
+                alphas={"_a$": 0.0},
+                **grown,
+            ),
+            _decision(2, stages={"_a$": "blending"}, alphas={"_a$": 0.6}, **grown),
+            _decision(
+                3,
+                op="fossilize",
+                slot="_a$",
+                stages={"_a$": "fossilized"},
+                alphas={"_a$": 1.0},
+                **grown,
+            ),
+            _decision(4, score=0.2, why="the model was rolled back: the loss is nan", **grown),
+        ]
+    )
+    score, lane, size = trace.figure().axes
+    assert list(score.lines[0].get_xdata()) == [1, 2, 3, 4]
+    assert list(score.lines[0].get_ydata()) == [one.score for one in trace]
+    assert [text.get_text() for text in score.texts] == ["best 0.3", "0.2", "rolled back"]
+    bars = [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in lane.patches]
+    assert bars == [(1, 1, 0.15), (2, 1, 0.6), (3, 1, 1.0)]
+    assert [text.get_text() for text in lane.texts] == ["widen", "1 kept"]
+    assert lane.get_ylabel() == r" _a\$"
+    assert list(size.lines[0].get_ydata()) == [130] * 4
+    assert size.get_xlabel() == "epoch"
+
+
+def test_a_trace_without_decisions_or_seeds_can_be_drawn() -> None:
+    assert len(Trace().figure().axes) == 2
+    assert len(Trace([_decision(1)]).figure().axes) == 2

@@ -25,7 +25,7 @@ from esper.telemetry.records import (
 )
 from esper.telemetry.schema import unpack_probabilities
 from esper.training import setup
-from esper.training.step_records import StepRecorder, slots_as_text
+from esper.training.step_records import seed_events, slots_as_text
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -120,8 +120,7 @@ def test_a_nan_contribution_is_null() -> None:
 def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() -> None:
     trainer, _, _ = make_trainer(CONFIG, Seen())
     envs = GrowthVectorEnv(trainer.task, CONFIG.envs)
-    recorder = StepRecorder(envs, trainer.parts.policy, record_steps=False)
-    before, _ = recorder.before()
+    before = envs.growth.slot_outcome()
     zeros, at = np.zeros_like(before.stage), (0, 1)
 
     def outcome(stage: Stage, alpha: float, n_fossils: int) -> SlotOutcome:
@@ -134,7 +133,7 @@ def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() ->
         def host(env: int) -> dict[str, int]:
             return {"round": 1, "step": 1, "env": env, "episode": 0, "draw_seed": 0}
 
-        found = recorder._seed_events(host, [3] * 4, before, after)
+        found = seed_events(host, [3] * 4, [envs.slot_config] * 4, before, after)
         columns = ("blueprint", "from_stage", "to_stage", "alpha")
         return [tuple(values[name] for name in columns) for values in found]
 

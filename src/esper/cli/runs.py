@@ -167,6 +167,16 @@ def run_show(args: Sequence[str]) -> int:
     return 0
 
 
+_ABOUT_ROUNDS = (
+    "Means over the episodes that ended in the round. Added parameters and seeds (germinated, kept "
+    "by fossilizing, pruned) are per episode."
+)
+_ABOUT_OWN = (
+    "A record of your own training: a round is an epoch, the score is the one that you gave, and "
+    "seeds (germinated, kept by fossilizing, pruned) are counted at the end."
+)
+
+
 def _show_text(
     found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]], summary: Comparison | None
 ) -> None:
@@ -176,14 +186,11 @@ def _show_text(
         with open_run(found.path) as telemetry:
             print_columns(_table(telemetry.metrics()))
         print()
-        print_wrapped(
-            "Means over the episodes that ended in the round. Added parameters and seeds "
-            "(germinated, kept by fossilizing, pruned) are per episode."
-        )
+        print_wrapped(_ABOUT_OWN if found.config.is_own_training else _ABOUT_ROUNDS)
     if summary is not None:
         print()
         show_comparison(summary)
-    elif facts["state"] not in ("running", "unreadable"):
+    elif facts["state"] not in ("running", "unreadable") and not found.config.is_own_training:
         print(f"\nResume with: {found.resume_command}")
 
 

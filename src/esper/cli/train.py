@@ -266,6 +266,7 @@ def run_resume(args: Sequence[str]) -> int:
     from esper.training.run import load_run
 
     found = load_run(options.run)
+    found.require_learning()
     if found.is_complete:
         from esper.training.runs import resume
 

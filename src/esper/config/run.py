@@ -23,6 +23,9 @@ SCHEDULES = ("constant", "linear", "cosine")
 MOST_THREADS = 1024
 SINKS = ("tensorboard", "wandb", "trackio")
 
+OWN_TRAINING = "own training"
+"""The task of a run that records a training loop of the user's own, with ``Grower.record``."""
+
 OptionValue = bool | int | float | str
 
 
@@ -208,6 +211,14 @@ class RunConfig:
                 "they must be equal for shaping."
             )
         make_numbers_plain(self)
+
+    @property
+    def is_own_training(self) -> bool:
+        """Whether the run records a training loop of the user's own, so that nothing is learned.
+
+        Its rounds are epochs, and settings of learning have no meaning.
+        """
+        return self.task == OWN_TRAINING
 
     def _require_sections(self) -> None:
         """Reject sections that are of another class."""

@@ -98,8 +98,12 @@ def read_toml_file(path: str | PathLike[str]) -> RunConfig:
 
 
 def write_toml(config: RunConfig) -> str:
-    """Return all settings as TOML with comments; it reads back as an equal configuration."""
-    return "\n".join(_section_lines(config, "")).lstrip("\n") + "\n"
+    """Return all settings as TOML with comments; it reads back as an equal configuration.
+
+    A record of the user's own training has only the settings that mean something for it.
+    """
+    names = _OWN_TRAINING if config.is_own_training else None
+    return "\n".join(_section_lines(config, "", names)).lstrip("\n") + "\n"
 
 
 def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
@@ -166,9 +170,13 @@ def _unknown(prefix: str, key: str, value: object, names: list[str]) -> str:
     return f"{prefix}{key_text(key)} is not a {what}.{near}"
 
 
-def _section_lines(config: object, prefix: str) -> list[str]:
-    """Return the lines of a section: its settings, then its subsections."""
+_OWN_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "threads", "budget")
+
+
+def _section_lines(config: object, prefix: str, names: tuple[str, ...] | None = None) -> list[str]:
+    """Return the lines of a section, or of some of its names: settings, then subsections."""
     docs, hints = docs_of(type(config)), hints_of(type(config))
+    hints = hints if names is None else {name: hints[name] for name in names}
     lines: list[str] = []
     for name, hint in hints.items():
         if not is_section(hint) and not is_table(hint):

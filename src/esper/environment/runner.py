@@ -15,9 +15,10 @@ from esper.arrays import Floats, Integers
 from esper.config.checks import require_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
-from esper.errors import ConfigError, UnsupportedEnvironmentError, type_of
+from esper.errors import UnsupportedEnvironmentError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import Controller
+from esper.tamiyo.controllers.controller import require_controller
 
 OnStep = Callable[[Integers, StepResult], None]
 """Called after each step with the actions ``[N, H]`` and their result."""
@@ -98,12 +99,7 @@ def run_episodes(
         ConfigError: If the seed or the controller is invalid.
     """
     require_seed(seed)
-    can_act = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
-    if not can_act or isinstance(controller, type):
-        raise ConfigError(
-            f"controller is {controller!r}; it must have start() and act(), like those of "
-            "make_controller."
-        )
+    require_controller(controller)
     base = _unwrap(envs)
     base.reset(seed=int(seed))
     n, growth, records = base.num_envs, base.growth, base.growth.records

@@ -226,6 +226,11 @@ class Evidence:
         """All arms except the one that claims are about."""
         return tuple(arm for arm in self.arms if arm.name != self.learned)
 
+    def _repr_html_(self) -> str:
+        from esper.evidence.text import to_html
+
+        return to_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """Return the evidence as plain values."""
         return to_json_values(self) | {"arms": [arm.to_json() for arm in self.arms]}

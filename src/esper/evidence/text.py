@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from esper.evidence.claims import Finding, verdict_sentences, weigh
 from esper.evidence.files import EvidenceFile
 from esper.evidence.results import Arm, Evidence
-from esper.formatting import listed, points, probability
+from esper.formatting import html_lines, html_table, listed, points, probability
 from esper.statistics import nested_interval
 
 
@@ -104,6 +104,16 @@ def to_markdown(evidence: Evidence, *, level: int = 1) -> str:
     if settings.rows:
         parts += [f"{mark}# What was chosen", settings.to_markdown()]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(evidence: Evidence) -> str:
+    """Return the verdict, the results and how they were measured as HTML for a notebook."""
+    table = results_table(evidence)
+    return (
+        html_lines(verdict_sentences(evidence))
+        + html_table(table.headers, table.rows, n_left=table.n_left)
+        + html_lines(facts(evidence))
+    )
 
 
 def file_to_markdown(file: EvidenceFile) -> str:

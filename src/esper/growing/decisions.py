@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from io import BytesIO
 from typing import Any, overload
 
-from esper.formatting import share
+from esper.errors import ConfigError
+from esper.formatting import UNKNOWN, html_image, html_lines, html_table, number, share, whole
+
+
+def describe_action(op: str, slot: str, blueprint: str) -> str:
+    """Return what was done and where, such as ``germinate widen in blocks.0``."""
+    if blueprint:
+        return f"{op} {blueprint} in {slot}"
+    return f"{op} {slot}" if slot else op
+
+
+def describe_stages(stages: Mapping[str, str], alphas: Mapping[str, float]) -> str:
+    """Return slots with their stages, and how far those are that are being blended in."""
+    return ", ".join(
+        f"{slot} {stage}" + (f" {alphas[slot]:.2g}" if stage == "blending" else "")
+        for slot, stage in stages.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +51,8 @@ class Decision:
     """Why a gate refused, the governor rolled back or growth has ended; empty otherwise."""
     probabilities: dict[str, float] = field(default_factory=dict[str, float])
     """How likely the controller made each legal op; empty for a controller of rules."""
+    choices: list[int] = field(default_factory=list[int])
+    """What the controller chose in each head of its action; empty if it was not asked."""
     parameters: int
     """Parameters of the model now, seeds included."""
     seed_parameters: int
@@ -52,28 +71,64 @@ class Decision:
         """Whether the controller ended the training, or the budget is used up."""
         return self.op == "finish" or self.epoch >= self.epochs
 
+    @property
+    def action(self) -> str:
+        """What was done and where, such as ``germinate widen in blocks.0``."""
+        return describe_action(self.op, self.slot, self.blueprint)
+
+    @property
+    def growing(self) -> str:
+        """What the slots that are not dormant hold; empty for none."""
+        return describe_stages(self.stages, self.alphas)
+
     def __str__(self) -> str:
-        did = self.op
-        if self.blueprint:
-            did += f" {self.blueprint} in {self.slot}"
-        elif self.slot:
-            did += f" {self.slot}"
-        if self.op in self.probabilities:
-            did += f" ({share(self.probabilities[self.op])})"
-        growing = [
-            f"{slot} {stage}" + (f" {self.alphas[slot]:.2g}" if stage == "blending" else "")
-            for slot, stage in self.stages.items()
-        ]
+        odds = self.probabilities.get(self.op)
         parts = [
             f"epoch {self.epoch}/{self.epochs}",
             f"score {self.score:.4g}",
-            did,
+            self.action if odds is None else f"{self.action} ({share(odds)})",
             *([f"because {self.why}"] if self.why else []),
-            *([", ".join(growing)] if growing else []),
+            *([self.growing] if self.growing else []),
             f"{self.parameters:,} parameters",
             f"{share(self.flops)} of the FLOPs",
         ]
         return "  ".join(parts)
+
+    def _repr_html_(self) -> str:
+        return Trace([self]).to_html(with_figure=False)
+
+
+MOST_ROWS = 40
+"""Epochs from which on a table leaves out those in which nothing was done."""
+
+_HEADINGS = (
+    "epoch",
+    "decision",
+    "probability",
+    "why",
+    "growing",
+    "score",
+    "training loss",
+    "validation loss",
+    "parameters",
+    "FLOPs",
+)
+
+
+def _cells(one: Decision) -> tuple[str, ...]:
+    odds = one.probabilities.get(one.op)
+    return (
+        f"{one.epoch} of {one.epochs}",
+        one.action,
+        UNKNOWN if odds is None else share(odds),
+        one.why,
+        one.growing,
+        number(one.score, 4),
+        number(one.train_loss, 4),
+        number(one.val_loss, 4),
+        whole(one.parameters),
+        share(one.flops),
+    )
 
 
 class Trace(Sequence[Decision]):
@@ -96,6 +151,53 @@ class Trace(Sequence[Decision]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._decisions))
+
+    def figure(self, *, title: str = "") -> Any:
+        """Return a matplotlib figure: the score, the seeds of each slot, and the parameters.
+
+        Raises:
+            ConfigError: If matplotlib is not installed.
+        """
+        from esper.reports.run_figures import plot_trace
+
+        return plot_trace(self, title=title)
+
+    def to_html(self, *, with_figure: bool = True) -> str:
+        """Return the decisions as HTML for a notebook.
+
+        Of a long training, only epochs in which something was done or happened are listed.
+
+        Args:
+            with_figure: Whether to begin with the figure, if matplotlib is installed.
+        """
+        if not self:
+            return html_lines(["Nothing has been decided yet."])
+        shown = self._decisions
+        if len(shown) > MOST_ROWS:
+            ends = (shown[0], shown[-1], max(shown, key=lambda one: one.score))
+            shown = [one for one in shown if one.op != "wait" or one.why or one in ends]
+        left_out = len(self) - len(shown)
+        caption = f"{left_out} of {len(self)} epochs, in which the controller waited, are left out."
+        table = html_table(_HEADINGS, map(_cells, shown), n_left=5)
+        return (
+            (self.figure_html() if with_figure else "")
+            + html_lines([caption] if left_out else [])
+            + table
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def figure_html(self) -> str:
+        """Return the figure as HTML; empty if matplotlib is not installed."""
+        try:
+            figure = self.figure()
+        except ConfigError:
+            return ""
+        file = BytesIO()
+        figure.savefig(file, format="png", dpi=144, facecolor="white")
+        about = "Score, seeds of each slot, and parameters by epoch; the table has the decisions."
+        return html_image(file.getvalue(), about=about, width=760)
 
     def append(self, decision: Decision) -> None:
         """Add the decision of the next epoch."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from esper.config.checks import require_seed
 from esper.config.growth import OPTIMIZERS, Budget, GrowthConfig, PopulationConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, RunError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
@@ -151,6 +152,7 @@ def grow(
         raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")
     if epochs is not None and budget is not None:
         raise ConfigError(f"epochs is {epochs!r} and budget is {budget!r}; give one of them.")
+    given_as = "epochs" if budget is None else "budget"
     epochs = budget if epochs is None else epochs
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
@@ -171,7 +173,7 @@ def grow(
         )
         task = _task_of(model, options)
         growth = PROGRESSIVE_GROWTH if controller == PROGRESSIVE else task.growth
-        task = replace(task, budget=_find_budget(epochs, task.budget), growth=growth)
+        task = replace(task, budget=_find_budget(epochs, task.budget, given_as), growth=growth)
         envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
         decider = find_controller(controller, envs, target=target, fractions=fractions)
         return _grow_host(
@@ -179,10 +181,10 @@ def grow(
         )
     require_seed(seed)
     saved = find_saved(controller)
-    plan = _find_budget(
-        epochs, replace(Budget() if saved is None else saved.budget, flop_price=price)
-    )
+    usual = Budget() if saved is None else saved.budget
+    plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
     settings = _settings(options, optimizer)
+    _require_room(model)
     given, made = _copy_all(model, optimizer, scheduler)
     train = Batches(
         train_data,
@@ -443,9 +445,10 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
         allow_code: Whether to run a task that the settings name by ``module:function``.
 
     Raises:
-        RunError: If the run is not done.
+        RunError: If the run is not done, or records the user's own training.
         TaskError: If the settings name code and that is not allowed.
     """
+    run.require_learning()
     summary = run.summary
     if summary is None or summary.best_host is None:
         raise RunError(
@@ -555,13 +558,20 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return twin
 
 
+def _require_room(model: Any) -> None:
+    """Reject a model of which there is no room for a copy."""
+    if isinstance(model, nn.Module):
+        size = count_parameters(model)
+        require_memory(BYTES_PER_WEIGHT * size, hosts=1, parameters=size)
+
+
 def _require_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(f"{name} is given with a task; a task has its own.")
 
 
-def _find_budget(budget: Any, default: Budget) -> Budget:
+def _find_budget(budget: Any, default: Budget, name: str) -> Budget:
     if budget is None:
         return default
     if isinstance(budget, Budget):
@@ -569,7 +579,7 @@ def _find_budget(budget: Any, default: Budget) -> Budget:
     if isinstance(budget, int) and not isinstance(budget, bool):
         return replace(default, n_epochs=budget)
     raise ConfigError(
-        f"epochs is {budget!r}; it must be a number of epochs, an esper.Budget, or None."
+        f"{name} is {budget!r}; it must be a number of epochs, an esper.Budget, or None."
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +17,12 @@ from torch.optim import Optimizer
 
 from esper.config.checks import require_int, require_number, require_seed
 from esper.config.growth import Budget
+from esper.config.run import MOST_THREADS, OWN_TRAINING, RunConfig
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import GrowingModel
+from esper.growing.recording import Recording, start_recording
 from esper.growing.slots import place_slots
 from esper.growth.dry_run import as_sample, batch_size_of, first_samples, is_call_of
 from esper.growth.export import export
@@ -33,6 +37,7 @@ from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
 from esper.lifecycle.factored_actions import WAIT, Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
+from esper.tamiyo.controllers.controller import require_controller
 from esper.tamiyo.controllers.learned import op_probabilities
 from esper.training.lookup import AnyController, find_saved
 
@@ -144,7 +149,10 @@ class Grower:
         self._max_grad_norm: float | None = None
         """Where the last step clipped the norm of all gradients."""
         self._epoch_sums = _EpochSums()
+        self._recording: Recording | None = None
         self._saved = find_saved(controller)  # an unknown controller fails here
+        if self._saved is None and not isinstance(controller, str):
+            require_controller(controller)
         if sample_input is None:
             self._hook = model.register_forward_pre_hook(self._catch_sample, with_kwargs=True)
         if ATTRIBUTE in self._module.__dict__ or sample_input is not None:
@@ -281,11 +289,15 @@ class Grower:
         growth.slots.tick()
         growth.governor.mark_good()
         growth.governor.keep()
+        slots_now = growth.slot_outcome() if self._recording is not None else None
         decision = self._decide(growth, train_loss, val_loss, found, contributions)
         for average in self._averages:
             average.sync()
-        self._epoch_sums = _EpochSums()
+        problems, self._epoch_sums = self._epoch_sums.problems, _EpochSums()
         self.trace.append(decision)
+        if self._recording is not None and slots_now is not None:
+            rate = float(growth.records.learning_rate[0])
+            self._recording.add_epoch(growth, self.trace, slots_now, problems, rate)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -308,7 +320,62 @@ class Grower:
         growth.records.start_scores([0], seen, np.array([val_loss or 0.0]))
         decision = self._decide(growth, None, val_loss, score, {})
         self.trace.append(decision)
+        if self._recording is not None:
+            self._recording.note_decision(growth, decision)
         return decision
+
+    def record(self, folder: str | os.PathLike[str] | None = None) -> Path | None:
+        """Record the training as a run from now on, for the dashboard and ``esper show``.
+
+        The record ends with the last epoch, when the controller ends the training, or with
+        :meth:`end_recording`. After :meth:`load_state_dict`, name the folder of before to continue
+        the record; what it holds of later epochs is deleted. With several processes, the first
+        one records.
+
+        Args:
+            folder: The folder of the run; by default one in ``runs`` named after the time.
+
+        Returns:
+            The folder; None in other processes than the first.
+
+        Raises:
+            GrowerError: If the training is being recorded already.
+            RunError: If the folder holds another run, or not the epochs before.
+            StorageError: If it cannot be written.
+        """
+        if self._recording is not None and self._recording.is_open:
+            raise GrowerError(
+                f"the training is recorded in {self._recording.folder.path} already; end that "
+                "first with grower.end_recording()."
+            )
+        if self.ranks.number:
+            return None
+        self._recording = start_recording(folder, self._run_config(), epoch=self.epoch)
+        return self._recording.folder.path
+
+    def end_recording(self) -> None:
+        """End the record of a training that ends before its last epoch; otherwise do nothing."""
+        if self._recording is not None:
+            self._recording.close()
+            self._recording = None
+
+    def _run_config(self) -> RunConfig:
+        """Return the settings under which the training is recorded."""
+        given: Any = self._saved if self._saved is not None else self._controller_name
+        options = {
+            "model": type(self._module).__name__,
+            "controller": given if isinstance(given, str) else str(given.name),
+        }
+        return RunConfig(
+            task=OWN_TRAINING,
+            task_options={**options},
+            rounds=self.epochs,
+            envs=1,
+            n_steps=1,
+            seed=self.seed,
+            threads=min(torch.get_num_threads(), MOST_THREADS),
+            budget=self.budget,
+        )
 
     def set_batch_size(self, n: int) -> None:
         """Say how many samples a batch has, to count FLOPs, if that differs from the sample's."""
@@ -612,6 +679,7 @@ class Grower:
         contributions: dict[str, float],
     ) -> Decision:
         op, action, why, odds = Op.WAIT, WAIT, "", dict[str, float]()
+        chosen: list[int] = []
         if self.epoch >= self.epochs:
             why = "the budget is used up"
         elif self.is_finished:
@@ -620,9 +688,8 @@ class Grower:
             observation, masks = growth.observe()
             choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
             odds = op_probabilities(growth.controller)
-            action = decode_action(
-                self.ranks.from_first(Call.DECIDE, choices.tolist()), growth.slot_config
-            )
+            chosen = self.ranks.from_first(Call.DECIDE, choices.tolist())
+            action = decode_action(chosen, growth.slot_config)
             growth.remember(observation)
             why = growth.find_excess(action, self.max_parameters)
             if not why:
@@ -649,6 +716,7 @@ class Grower:
             blueprint=action.blueprint if op is Op.GERMINATE else "",
             why=why,
             probabilities=odds,
+            choices=chosen,
             parameters=count_parameters(self._module),
             seed_parameters=int(growth.records.seed_parameters.sum()),
             flops=float(growth.records.paid_flops[0]),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.config.growth import Budget
+from esper.environment.episodes import SlotOutcome
 from esper.environment.records import EpisodeRecords
 from esper.errors import GrowerError
 from esper.growth.footprint import TrainingMeter
@@ -183,6 +184,20 @@ class GrowingModel:
                     f"the optimizers lack {name!r}, which was grown; they were changed behind the "
                     "Grower's back."
                 )
+
+    def slot_outcome(self) -> SlotOutcome:
+        """Return the slots as they are, as the environment does after a step."""
+        self.count_seeds()
+        arrays, records = self._arrays(), self.records
+        return SlotOutcome(
+            stage=arrays.stage,
+            blueprint=arrays.blueprint,
+            alpha=arrays.alpha,
+            contribution=records.contribution.copy(),
+            parameters=records.seed_parameters - arrays.fossil_parameters,
+            n_fossils=arrays.n_fossils,
+            fossil_parameters=arrays.fossil_parameters,
+        )
 
     def _arrays(self) -> SlotArrays:
         arrays = SlotArrays.blank(1, self.slot_config.max_slots)

@@ -16,7 +16,7 @@ from torch import nn
 
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration
+from esper.formatting import duration, html_lines, html_table, share, whole
 from esper.growing.decisions import Trace
 from esper.growing.timeline import TimelineStep
 from esper.storage.files import replacing, write_atomic
@@ -141,6 +141,23 @@ class Grown:
 
     def __repr__(self) -> str:
         return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
+
+    def _repr_html_(self) -> str:
+        headers = ("epoch", "decision", "note", "growing", "score", "grown parameters", "FLOPs")
+        rows = (
+            (
+                str(step.epoch),
+                step.action,
+                step.note,
+                step.growing,
+                f"{step.score:.4f}",
+                whole(step.seed_parameters),
+                share(step.flops),
+            )
+            for step in self.timeline
+        )
+        image = "" if self.trace is None else self.trace.figure_html()
+        return html_lines(self.summary.sentences) + image + html_table(headers, rows, n_left=4)
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""

@@ -10,6 +10,7 @@ import torch
 from esper.arrays import Integers
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
+from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
@@ -39,6 +40,16 @@ class TimelineStep:
     """The alpha of each of these slots."""
     fossils: dict[str, int] = field(default_factory=dict[str, int])
     """The number of fossils of each slot that has some: seeds that are part of the block."""
+
+    @property
+    def action(self) -> str:
+        """What was done and where, such as ``germinate widen in blocks.0``."""
+        return describe_action(self.op, self.slot, self.blueprint)
+
+    @property
+    def growing(self) -> str:
+        """What the slots that are not dormant hold; empty for none."""
+        return describe_stages(self.stages, self.alphas)
 
 
 OnStep = Callable[[TimelineStep], None]

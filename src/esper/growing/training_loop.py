@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from esper.errors import UnsupportedHostError, blame_user_code
 from esper.growing.batches import Batches
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
@@ -159,8 +160,17 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         for batch in self._train:
-            loss = self.objective.loss(batch.run(self._model), batch.targets)
-            loss.backward()
+            try:
+                loss = self.objective.loss(batch.run(self._model), batch.targets)
+                loss.backward()
+            except Exception as error:
+                blame_user_code(
+                    UnsupportedHostError,
+                    error,
+                    "the model or its loss",
+                    f"in training, on a batch of {batch.size} samples; fix its forward() or the "
+                    "loss.",
+                )
             self.grower.step(loss)
             for scheduler in self._schedulers(per_batch=True):
                 _step(scheduler)

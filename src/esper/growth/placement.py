@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, SlotError, did_you_mean, type_of
+from esper.formatting import html_lines, html_table
 from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
@@ -465,6 +466,26 @@ class SlotProposals(tuple[SlotProposal, ...]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "no block of this model can have a slot"
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return html_lines([str(self)])
+        headers = ("slot", "kind", "place", "seeds that fit", "rank", "width", "new parameters")
+        return html_table(headers, map(_cells, self), n_left=4)
+
+
+def _cells(proposal: SlotProposal) -> tuple[str, ...]:
+    sizes = [cost.parameters for cost in proposal.costs.values()]
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    return (
+        proposal.name,
+        proposal.kind.value,
+        _REASONS[proposal.place],
+        ", ".join(proposal.costs),
+        str(proposal.rank),
+        f"{proposal.width:,}",
+        f"{least:,} to {most:,}" if least < most else f"{most:,}",
+    )
 
 
 def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:

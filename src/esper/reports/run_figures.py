@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from esper.reports.figures import COLOURS, empty_figure, plain
 from esper.reports.views import Bar, EpisodeDetail, Health, Learned, LearnedPart
+
+if TYPE_CHECKING:
+    from esper.growing.decisions import Decision, Trace
 
 STAGE_COLOURS = {
     "dormant": "#9aa0a6",
@@ -52,7 +56,7 @@ def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Any:
     last.set_xlim(
         0, detail["n_epochs_max"] or max((s["epoch"] for s in detail["steps"]), default=1)
     )
-    _draw_legend(figure, detail)
+    _draw_legend(figure, (part["stage"] for bar in detail["bars"] for part in bar["parts"]))
     figure.suptitle(plain(title))
     return figure
 
@@ -87,19 +91,196 @@ def _draw_bar(axis: Any, bar: Bar) -> None:
         axis.text(start + 0.1, 1.03, plain(bar["blueprint"] or ""), fontsize="small")
 
 
-def _draw_legend(figure: Any, detail: EpisodeDetail) -> None:
+def _draw_legend(figure: Any, stages: Iterable[str]) -> None:
     from matplotlib.patches import Patch
 
-    stages = {part["stage"] for bar in detail["bars"] for part in bar["parts"]}
+    shown = set(stages)
     patches = [
         Patch(color=colour, label=stage)
         for stage, colour in STAGE_COLOURS.items()
-        if stage in stages
+        if stage in shown
     ]
     if patches:
         figure.legend(
-            handles=patches, loc="outside lower center", ncols=len(patches), frameon=False
+            handles=patches,
+            loc="outside lower center",
+            ncols=len(patches),
+            frameon=False,
+            fontsize="small",
+            columnspacing=1.2,
         )
+
+
+def plot_trace(trace: Trace, *, title: str = "") -> Any:
+    """Return a figure of a training: its score, the seeds of each slot, and the parameters.
+
+    A decision holds from its epoch to the next, so that is where its stages and alphas are drawn.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    lanes = _find_lanes(trace)
+    figure = empty_figure(9, 4.0 + 0.55 * len(lanes))
+    axes: Any = figure.subplots(
+        2 + len(lanes),
+        1,
+        sharex=True,
+        squeeze=False,
+        height_ratios=[3.0, *(0.8 for _ in lanes), 1.6],
+    )
+    score, *middle, size = axes[:, 0]
+    size.set_xlim(0, max((one.epochs for one in trace), default=1) + 0.2)
+    _draw_trace_score(score, trace)
+    for axis, lane in zip(middle, lanes, strict=True):
+        _draw_lane(axis, lane)
+    _draw_size(size, trace)
+    size.set_xlabel("epoch")
+    size.xaxis.get_major_locator().set_params(integer=True)
+    _draw_legend(figure, (part.stage for lane in lanes for part in lane.parts))
+    figure.suptitle(plain(title))
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LanePart:
+    """What a slot was doing from one decision to the next."""
+
+    start: int
+    end: int
+    stage: str
+    alpha: float
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A slot in which something grew."""
+
+    slot: str
+    parts: list[_LanePart]
+    seeds: list[tuple[int, str]]
+    """The epoch and the blueprint of each seed."""
+    kept: list[int]
+    """The epochs in which a seed was fossilized."""
+    last_epoch: int
+
+
+def _find_lanes(trace: Trace) -> list[_Lane]:
+    """Return the slots in which something grew, in the order in which it did."""
+    lanes: dict[str, _Lane] = {}
+    pairs = list(zip(trace, [*trace[1:], *trace[-1:]], strict=True))
+    for now, after in pairs:
+        for slot, stage in now.stages.items():
+            lane = lanes.setdefault(slot, _Lane(slot, [], [], [], trace[-1].epoch))
+            part = _LanePart(
+                start=now.epoch, end=after.epoch, stage=stage, alpha=now.alphas.get(slot, 0.0)
+            )
+            if part.end > part.start:
+                lane.parts.append(part)
+        if now.blueprint and now.slot in lanes:
+            lanes[now.slot].seeds.append((now.epoch, now.blueprint))
+        if now.op == "fossilize" and now.slot in lanes:
+            lanes[now.slot].kept.append(now.epoch)
+    return list(lanes.values())
+
+
+def _draw_trace_score(axis: Any, trace: Trace) -> None:
+    epochs, scores = [one.epoch for one in trace], [one.score for one in trace]
+    axis.plot(epochs, scores, color="black", marker="o", markersize=3)
+    if trace:
+        best: Decision = max(trace, key=lambda one: one.score)
+        axis.plot([best.epoch], [best.score], "o", color="#d55e00")
+        _label(axis, best.epoch, best.score, f"best {best.score:.4g}", colour="#d55e00")
+        if trace[-1].epoch != best.epoch:
+            _label(axis, trace[-1].epoch, trace[-1].score, f"{trace[-1].score:.4g}")
+    for one in trace:
+        if one.why.startswith("the model was rolled back"):
+            axis.axvline(one.epoch, color="#cc79a7", linestyle=":")
+            axis.text(
+                one.epoch,
+                0.03,
+                "rolled back",
+                transform=axis.get_xaxis_transform(),
+                color="#cc79a7",
+                fontsize="small",
+                rotation=90,
+                ha="right",
+                va="bottom",
+            )
+    axis.set_ylabel("validation score")
+    axis.margins(y=0.18)
+    axis.grid(alpha=0.3)
+
+
+def _draw_lane(axis: Any, lane: _Lane) -> None:
+    for part in lane.parts:
+        axis.bar(
+            part.start,
+            max(LEAST_HEIGHT, part.alpha),
+            part.end - part.start,
+            align="edge",
+            color=STAGE_COLOURS[part.stage],
+        )
+    for epoch, blueprint in lane.seeds:
+        axis.axvline(epoch, color="black", linewidth=0.8)
+        axis.annotate(
+            plain(blueprint),
+            (epoch, 1.08),
+            xytext=(3, 0),
+            textcoords="offset points",
+            fontsize="small",
+        )
+    if lane.kept:
+        # A fossil stays in the block when its slot is free again: a strip below the seeds.
+        colour = STAGE_COLOURS["fossilized"]
+        span = (lane.kept[0], lane.last_epoch - lane.kept[0])
+        axis.broken_barh([span], (-0.3, 0.2), color=colour)
+        place = {"transform": axis.transAxes, "va": "center", "fontsize": "small"}
+        axis.text(1.01, 0.3, f"{len(lane.kept)} kept", color=colour, **place)
+    axis.set_ylim(-0.35, 1.6)
+    axis.set_yticks([])
+    axis.set_ylabel(plain(lane.slot), rotation=0, ha="right", va="center")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _draw_size(axis: Any, trace: Trace) -> None:
+    epochs = [one.epoch for one in trace]
+    total = [one.parameters for one in trace]
+    given = [one.parameters - one.seed_parameters for one in trace]
+    axis.fill_between(epochs, 0, given, step="post", color="#9aa0a6", alpha=0.5, linewidth=0)
+    axis.fill_between(epochs, given, total, step="post", color="#009e73", alpha=0.5, linewidth=0)
+    axis.step(epochs, total, where="post", color="black")
+    if trace:
+        _label(
+            axis, epochs[-1], total[-1], f"{total[-1]:,}, of which {total[-1] - given[-1]:,} grown"
+        )
+        axis.annotate(
+            f"given: {given[0]:,}",
+            (epochs[0], 0),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize="small",
+        )
+    axis.set_ylabel("parameters")
+    axis.set_ylim(0, 1.4 * max(total, default=1))
+    axis.yaxis.get_major_locator().set_params(nbins=3)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.grid(alpha=0.3)
+
+
+def _label(axis: Any, x: float, y: float, text: str, *, colour: str = "black") -> None:
+    """Write a value above its point, on the side that is inside."""
+    is_left = x < 0.2 * axis.get_xlim()[1]
+    axis.annotate(
+        text,
+        (x, y),
+        xytext=(-2 if is_left else 2, 6),
+        textcoords="offset points",
+        ha="left" if is_left else "right",
+        va="bottom",
+        color=colour,
+        fontsize="small",
+    )
 
 
 N_NAMED = 6

@@ -113,7 +113,9 @@ class NoticeRecord:
 class RoundRecord:
     """One round: what was collected, and how the episodes that ended in it went.
 
-    Means over episodes are none if no episode ended in the round.
+    Means over episodes are none if no episode ended in the round. In a record of the user's own
+    training, a round is an epoch, and score, FLOPs, parameters and learning rate are those of the
+    model after it.
     """
 
     table: ClassVar[str] = "rounds"
@@ -324,7 +326,8 @@ class StepRecord:
     """One step of one environment: the action, its effect and its reward.
 
     The eight choices are indices into the names in the run's record. A choice that the op does not
-    read has no effect.
+    read has no effect. In a record of the user's own training there are no rewards, and choices are
+    -1 in an epoch before which the controller was not asked.
     """
 
     table: ClassVar[str] = "steps"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from esper.arrays import Floats
 from esper.errors import RunError
-from esper.formatting import too_few
+from esper.formatting import html_lines, html_table, too_few
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.storage.files import read_json, verified, with_checksum, write_atomic
 
@@ -85,6 +85,27 @@ class Comparison:
     """What the intervals support, in words."""
     best_host: BestHost | None = None
     """The learned controller's best episode."""
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the comparison as HTML for a notebook."""
+        rows = [
+            (
+                arm.name,
+                arm.ep_rew.text(signed=False),
+                arm.score.text(signed=False),
+                f"{arm.flops:.3f}",
+                f"{arm.n_epochs:.1f}",
+                f"{arm.host_parameters:,.0f}",
+                f"{arm.seed_parameters:,.0f}",
+            )
+            for arm in self.arms
+        ]
+        headers = ("controller", "return", "score", "FLOPs", "epochs", "host", "grown parameters")
+        caption = f"Means on {self.n_hosts} held-out hosts, {self.split} split, with 95% intervals."
+        return html_table(headers, rows, caption=caption) + html_lines(self.sentences)
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values."""

@@ -159,9 +159,10 @@ def controller_of(run: Run) -> SavedController:
     """Return the best controller of a run so far, with its origin.
 
     Raises:
-        RunError: If the run has not been evaluated yet.
+        RunError: If the run has not been evaluated yet, or records the user's own training.
         CheckpointError: If no checkpoint with a controller is intact.
     """
+    run.require_learning()
     loaded = CheckpointFolder(run.folder.checkpoints).latest()
     require_saved_config(run.config, loaded.state)
     parts = split(loaded.state)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
-from esper.errors import ConfigError, RunError, TelemetryError
+from esper.errors import ConfigError, EsperError, RunError, TelemetryError
+from esper.formatting import html_lines, html_table, number
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from esper.reports.plots import Plot
+
+_LATEST = {
+    "return": "rollout/ep_rew_mean",
+    "score": "growth/score",
+    "held-out return": "eval/mean_reward",
+    "held-out score": "eval/score",
+    "FLOPs": "growth/flops",
+}
+"""Metrics whose latest value is shown in a notebook, with their headings."""
 
 RunState = Literal["running", "done", "interrupted", "failed", "killed", "empty"]
 
@@ -33,6 +43,21 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.state}, {self.rounds_done} of {self.config.rounds})"
+
+    def _repr_html_(self) -> str:
+        config = self.config
+        cells = [self.name, self.state, config.task, f"{self.rounds_done} of {config.rounds}"]
+        headers = ["run", "state", "task", "rounds"]
+        try:
+            metrics, summary = self.metrics(), self.summary
+        except EsperError as error:
+            return html_table(headers, [cells], n_left=3) + html_lines([str(error)])
+        for heading, metric in _LATEST.items():
+            found = metrics[metric].values[-1] if metric in metrics else None
+            headers.append(heading)
+            cells.append(number(found))
+        table = html_table(headers, [cells], n_left=3)
+        return table + ("" if summary is None else summary.to_html())
 
     @property
     def path(self) -> Path:
@@ -147,6 +172,19 @@ class Run:
     def resume_command(self) -> str:
         """The shell command that resumes the run."""
         return f"{program()} resume {shell_word(self.path)}{self.allow_code_flag}"
+
+    def require_learning(self) -> None:
+        """Reject a record of the user's own training, which has no policy and no checkpoint.
+
+        Raises:
+            RunError: If it is one.
+        """
+        if self.config.is_own_training:
+            raise RunError(
+                f"{self.path} records a training loop of your own, so it holds no controller and "
+                "esper cannot resume it; load grower.state_dict() in your loop and call "
+                f"grower.record({str(self.path)!r}) again."
+            )
 
     def require_trusted_task(self, *, allow_code: bool) -> None:
         """Reject a run whose settings name code, unless that is allowed.

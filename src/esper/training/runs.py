@@ -232,6 +232,7 @@ def resume(
     """
     folder = run.folder if isinstance(run, Run) else RunFolder.find(run)
     found = Run(folder)
+    found.require_learning()
     if found.is_complete:
         _check_complete(found)
         return found

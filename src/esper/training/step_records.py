@@ -6,9 +6,9 @@ K = choices of the widest head, P = choices of all heads together.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.environment import GrowthVectorEnv
 from esper.environment.episodes import SlotOutcome, StepResult
 from esper.environment.rewards import REWARD_TERMS
-from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.policy.recurrent import RecurrentTrunk
@@ -98,7 +98,9 @@ class StepRecorder:
             return {**position, **place, "draw_seed": int(draws[env])}
 
         events: dict[type[Record], list[dict[str, Any]]] = {
-            SeedEventRecord: self._seed_events(host, epochs, slots_before, result.slots),
+            SeedEventRecord: seed_events(
+                host, epochs, self._slot_configs, slots_before, result.slots
+            ),
             GovernorRecord: [
                 {**host(env), "epoch": epochs[env], "reason": reason}
                 for env, reason in sorted(result.interventions.items())
@@ -169,39 +171,48 @@ class StepRecorder:
         relevant = spec.relevant_heads(decision.actions[:, spec.op_index])
         return decision.log_probs.double().masked_fill(~relevant, 0.0).sum(1).cpu().numpy()
 
-    def _seed_events(
-        self,
-        host: Callable[[int], dict[str, Any]],
-        epochs: list[int],
-        before: SlotOutcome,
-        after: SlotOutcome,
-    ) -> list[dict[str, Any]]:
-        """Return the values of a record for each slot whose stage changed in the step."""
-        found: list[dict[str, Any]] = []
-        for env, slot in np.argwhere(before.stage != after.stage).tolist():
-            at, config = (env, slot), self._slot_configs[env]
-            # A removed seed is -1 after the step, so take its blueprint from before.
-            blueprint = int(max(after.blueprint[at], before.blueprint[at]))
-            stages = [Stage(before.stage[at]), Stage(after.stage[at])]
-            outcomes = [after]
-            if after.n_fossils[at] > before.n_fossils[at] and stages[0] != Stage.FOSSILIZED:
-                # The seed was fossilized and its slot freed in the same step.
-                stages.insert(1, Stage.FOSSILIZED)
-                outcomes.insert(0, before)
-            for (source, target), outcome in zip(pairwise(stages), outcomes, strict=True):
-                found.append(
-                    {
-                        **host(env),
-                        "epoch": epochs[env],
-                        "slot": config.slot_ids[slot],
-                        "blueprint": "" if blueprint < 0 else config.blueprints[blueprint],
-                        "from_stage": source.name.lower(),
-                        "to_stage": target.name.lower(),
-                        "alpha": float(outcome.alpha[at]),
-                        "contribution": float(outcome.contribution[at]),
-                    }
-                )
-        return found
+
+def seed_events(
+    host: Callable[[int], Mapping[str, int]],
+    epochs: Sequence[int],
+    slot_configs: Sequence[SlotConfig],
+    before: SlotOutcome,
+    after: SlotOutcome,
+) -> list[dict[str, Any]]:
+    """Return the values of a record for each slot whose stage changed in a step.
+
+    Args:
+        host: Returns the columns that tell where a host is.
+        epochs: ``[E]`` epochs that each host has trained after the step.
+        slot_configs: ``[E]`` the slots of each host.
+        before: The slots before the step.
+        after: The slots after the step.
+    """
+    found: list[dict[str, Any]] = []
+    for env, slot in np.argwhere(before.stage != after.stage).tolist():
+        at, config = (env, slot), slot_configs[env]
+        # A removed seed is -1 after the step, so take its blueprint from before.
+        blueprint = int(max(after.blueprint[at], before.blueprint[at]))
+        stages = [Stage(before.stage[at]), Stage(after.stage[at])]
+        outcomes = [after]
+        if after.n_fossils[at] > before.n_fossils[at] and stages[0] != Stage.FOSSILIZED:
+            # The seed was fossilized and its slot freed in the same step.
+            stages.insert(1, Stage.FOSSILIZED)
+            outcomes.insert(0, before)
+        for (source, target), outcome in zip(pairwise(stages), outcomes, strict=True):
+            found.append(
+                {
+                    **host(env),
+                    "epoch": epochs[env],
+                    "slot": config.slot_ids[slot],
+                    "blueprint": "" if blueprint < 0 else config.blueprints[blueprint],
+                    "from_stage": source.name.lower(),
+                    "to_stage": target.name.lower(),
+                    "alpha": float(outcome.alpha[at]),
+                    "contribution": float(outcome.contribution[at]),
+                }
+            )
+    return found
 
 
 def slots_as_text(slots: SlotOutcome) -> list[str]:
@@ -231,6 +242,30 @@ def pack_probabilities(values: NDArray[np.float32], legal: NDArray[np.bool_]) ->
     return [row.tobytes() for row in numbers]
 
 
+def pack_choices(
+    probabilities: Mapping[str, Sequence[float | None]], sizes: Mapping[str, int]
+) -> bytes | None:
+    """Return the probabilities of one decision by head, None for masked choices, packed.
+
+    None if they do not fit heads of these sizes.
+    """
+    if any(len(probabilities.get(head, ())) != size for head, size in sizes.items()):
+        return None
+    row = [value for head in HEAD_NAMES for value in probabilities[head]]
+    legal = np.array([[value is not None for value in row]])
+    values = np.array([[value or 0.0 for value in row]], np.float32)
+    return pack_probabilities(values, legal)[0]
+
+
+def log_probability(
+    probabilities: Mapping[str, Sequence[float | None]], choices: Mapping[str, int]
+) -> float:
+    """Return the log-probability of one action, over the heads that its op reads."""
+    heads = HEADS_READ_BY[Op(choices["op"])]
+    shares = [probabilities[head][choices[head]] or 0.0 for head in heads]
+    return sum(math.log(share) if share > 0.0 else -math.inf for share in shares)
+
+
 def _episode_values(env: int, step: CollectedStep, tally: RoundTally) -> dict[str, Any]:
     """Return what an episode came to, by column."""
     final: dict[str, Any] = step.info["final_info"]
@@ -239,7 +274,7 @@ def _episode_values(env: int, step: CollectedStep, tally: RoundTally) -> dict[st
         **dict(zip(TERM_COLUMNS.values(), tally.terms[env].tolist(), strict=True)),
         "ep_rew": float(step.episode_returns[env]),
         "ep_len": int(step.episode_lengths[env]),
-        "final_score": score if isfinite(score) else None,
+        "final_score": score if math.isfinite(score) else None,
         "flops": float(final["flops"][env]),
         "n_epochs": int(final["n_epochs"][env]),
         "host_parameters": int(final["host_parameters"][env]),

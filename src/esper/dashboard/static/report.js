@@ -27,7 +27,7 @@ function Charts({ run }) {
   const group = useChartGroup();
   const table = metricTable(run.metrics);
   return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} />`;
+    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} learns=${run.overview.learns ?? true} />`;
 }
 
 function AllCharts({ runs }) {

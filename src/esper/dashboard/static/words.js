@@ -36,9 +36,9 @@ export const TERMS = {
 export const STATES = {
   running: "in progress",
   done: "finished",
-  interrupted: "can be resumed with esper resume",
+  interrupted: "stopped before its end; esper resume continues a run of esper train",
   failed: "stopped by an error",
-  killed: "its process was killed; can be resumed with esper resume",
+  killed: "its process was killed; esper resume continues a run of esper train",
   empty: "no records yet",
   unreadable: "its files cannot be read",
 };

@@ -50,6 +50,9 @@ from esper.statistics import mean_interval
 N_NOTICES = 20
 """Latest notices shown."""
 
+_OWN_TRAINING = (
+    "A record of the user's own training: no controller learned in it, so there is none to compare."
+)
 _NOT_EVALUATED = (
     "Not evaluated against tuned rules, static networks and training from scratch yet; "
     "run esper evaluate."
@@ -90,7 +93,8 @@ def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block])
     comparison = _comparison_section(run, "")
     verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
     if not evaluations:
-        blocks = (*comparison.blocks, Text(text=_NOT_EVALUATED))
+        advice = () if _is_own_training(run) else (Text(text=_NOT_EVALUATED),)
+        blocks = (*comparison.blocks, *advice)
         verdict = Section(title="Verdict", anchor="verdict", blocks=blocks)
     return Document(
         title=f"Report on {run['name']}",
@@ -198,13 +202,18 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
     )
 
 
+def _is_own_training(run: RunValues) -> bool:
+    return run["overview"]["learns"] is False
+
+
 def _comparison_section(run: RunValues, prefix: str) -> Section:
     """Return the comparison with other controllers at the end of a run."""
     view = run["comparison"]
     title, anchor = "Comparison at the end of the run", f"{prefix}comparison"
     if view is None or not view["arms"]:
         problems = [] if view is None else view["problems"]
-        text = " ".join(["Not compared with other controllers yet.", *problems])
+        verdict = "Not compared with other controllers yet."
+        text = " ".join([_OWN_TRAINING if _is_own_training(run) else verdict, *problems])
         return Section(title=title, anchor=anchor, blocks=(Text(text=text),))
     sentences = view["sentences"]
     note = (
@@ -252,30 +261,31 @@ def _overview(run: RunValues) -> Facts:
 
 def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...]:
     """Return the sections about one run; ``place`` is its index in the report."""
+    is_own = _is_own_training(run)
+    charts = Mount(drawing="charts", run=place, instead=(Rows(table=learning_table(run)),))
+    trials = (Text(text="Evaluations on held-out hosts:"), Rows(table=evaluations_table(run)))
+    training = (
+        Text(
+            text="Train with the same settings; the same versions, threads and kind of "
+            "processor give the same numbers:"
+        ),
+        Code(text=run["command"], language="sh"),
+    )
     return (
         Section(
             title="Learning curves",
             anchor=f"{prefix}learning",
-            blocks=(
-                Facts(pairs=_learning_facts(run)),
-                Mount(drawing="charts", run=place, instead=(Rows(table=learning_table(run)),)),
-                Text(text="Evaluations on held-out hosts:"),
-                Rows(table=evaluations_table(run)),
-            ),
+            blocks=(charts,) if is_own else (Facts(pairs=_learning_facts(run)), charts, *trials),
         ),
         _episodes_section(run, place, prefix),
-        _learned_section(run, place, prefix),
+        *(() if is_own else (_learned_section(run, place, prefix),)),
         _health_section(run, place, prefix),
         _settings_section(run, prefix),
         Section(
             title="How to reproduce this",
             anchor=f"{prefix}reproduce",
             blocks=(
-                Text(
-                    text="Train with the same settings; the same versions, threads and kind of "
-                    "processor give the same numbers:"
-                ),
-                Code(text=run["command"], language="sh"),
+                *(() if is_own else training),
                 Text(text="Write this report again:"),
                 Code(text=run["report_command"], language="sh"),
             ),

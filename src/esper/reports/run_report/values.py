@@ -115,12 +115,13 @@ def evaluation_values(evidence: Evidence, source: str) -> EvaluationValues:
 
 
 def find_episodes(telemetry: RunTelemetry, learned: views.Learned) -> list[EpisodeValues]:
-    """Return a typical and the best episode of the last part of training.
+    """Return a typical and the best episode of the last part of training, once if they are one.
 
     Earlier episodes would show a controller that has not learned yet.
     """
     parts = [part for part in learned["parts"] if part["n_episodes"]]
-    return [_find_episode(telemetry, kind, parts[-1]["first_round"]) for kind in KINDS if parts]
+    found = [_find_episode(telemetry, kind, parts[-1]["first_round"]) for kind in KINDS if parts]
+    return found[: len({one["title"] for one in found})]
 
 
 def episode_heading(episode: EpisodeValues) -> str:

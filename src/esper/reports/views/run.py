@@ -125,6 +125,8 @@ class Overview(TypedDict):
     n_envs: int | None
     n_epochs: int | None
     kl_limit: float | None
+    learns: bool | None
+    """Whether a controller learns in the run; not in a record of the user's own training."""
 
 
 def sessions_of(telemetry: RunTelemetry) -> list[Session]:
@@ -155,6 +157,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "n_envs": None if settings is None else settings.envs,
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
+        "learns": None if settings is None else not settings.is_own_training,
     }
 
 
@@ -183,7 +186,7 @@ def headline(telemetry: RunTelemetry) -> Headline:
     """Return a run's progress, and the result of its best controller on held-out hosts.
 
     The best controller is the one in the run's best checkpoint. The gain is relative to the same
-    hosts without growth.
+    hosts without growth. Of the user's own training, parameters and FLOPs are the model's.
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
@@ -193,6 +196,8 @@ def headline(telemetry: RunTelemetry) -> Headline:
         fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
         position = telemetry.position
     settings = None if run is None else settings_of(run)
+    # Nothing is learned in the user's own training: its model is the one that counts.
+    sized = last if settings is not None and settings.is_own_training else best
     best_score = None if best is None else finite(best.score_mean)
     static_score = None if static is None else finite(static.score_mean)
     return {
@@ -210,9 +215,9 @@ def headline(telemetry: RunTelemetry) -> Headline:
         ),
         "best_score": best_score,
         "static_score": static_score,
-        "host_parameters": None if best is None else finite(best.host_parameters_mean),
-        "seed_parameters": None if best is None else finite(best.seed_parameters_mean),
-        "flops": None if best is None else finite(best.flops_mean),
+        "host_parameters": None if sized is None else finite(sized.host_parameters_mean),
+        "seed_parameters": None if sized is None else finite(sized.seed_parameters_mean),
+        "flops": None if sized is None else finite(sized.flops_mean),
         "position": position,
     }
 

@@ -73,6 +73,16 @@ def require_hosts(n_hosts: int, observations: Features, starts: Flags) -> None:
         )
 
 
+def require_controller(controller: object) -> None:
+    """Reject anything that cannot start and act."""
+    can_act = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
+    if not can_act or isinstance(controller, type):
+        raise ConfigError(
+            f"controller is {controller!r}; it must have start() and act(), like those of "
+            "make_controller."
+        )
+
+
 def require_layout(layout: object) -> None:
     """Reject anything but an observation layout."""
     if not isinstance(layout, ObservationLayout):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 
@@ -70,12 +72,26 @@ class LearnedController:
 
     def op_probabilities(self, host: int = 0) -> dict[str, float]:
         """Return how likely each legal op was for a host in the last decision; empty before."""
+        shares = self.choice_probabilities(host).get("op", [])
+        return {op.name.lower(): share for op, share in zip(Op, shares, strict=False) if share}
+
+    def choice_probabilities(self, host: int = 0) -> dict[str, list[float | None]]:
+        """Return how likely each choice was for a host in the last decision, by head.
+
+        None for a masked choice; empty before the first decision.
+        """
         if self._last is None:
             return {}
-        found = self.policy.probabilities(self._last)[host]
-        first = sum(self.policy.spec.sizes[: self.policy.spec.op_index])
-        shares = {op.name.lower(): float(found[first + op]) for op in Op}
-        return {name: share for name, share in shares.items() if share > 0.0}
+        decision = self._last
+        shares = cast("list[float]", self.policy.probabilities(decision)[host].tolist())
+        legal = cast("list[list[bool]]", decision.legal[host].tolist())
+        by_head: dict[str, list[float | None]] = {}
+        for name, size, may in zip(
+            self.policy.spec.names, self.policy.spec.sizes, legal, strict=True
+        ):
+            own, shares = shares[:size], shares[size:]
+            by_head[name] = [s if is_legal else None for s, is_legal in zip(own, may, strict=False)]
+        return by_head
 
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
         """Reject hosts that the policy was not created for."""
@@ -97,6 +113,13 @@ def op_probabilities(controller: Controller, host: int = 0) -> dict[str, float]:
     """Return how likely each op was in a controller's last decision; empty if it has no odds."""
     if isinstance(controller, (LearnedController, TranslatedController)):
         return controller.op_probabilities(host)
+    return {}
+
+
+def choice_probabilities(controller: Controller, host: int = 0) -> dict[str, list[float | None]]:
+    """Return how likely each choice was in a controller's last decision; empty without odds."""
+    if isinstance(controller, (LearnedController, TranslatedController)):
+        return controller.choice_probabilities(host)
     return {}
 
 
@@ -164,6 +187,15 @@ class TranslatedController:
     def op_probabilities(self, host: int = 0) -> dict[str, float]:
         """Return how likely each op was in the last decision; empty if it is not known."""
         return op_probabilities(self.controller, host)
+
+    def choice_probabilities(self, host: int = 0) -> dict[str, list[float | None]]:
+        """Return how likely each choice was in the last decision, with the hosts' blueprints."""
+        found = choice_probabilities(self.controller, host)
+        if found:
+            own = found["blueprint"]
+            # The last entry of the map is for slots without a seed.
+            found["blueprint"] = [None if k < 0 else own[k] for k in self._to_own[:-1].tolist()]
+        return found
 
 
 def _index(name: str, names: tuple[str, ...]) -> int:

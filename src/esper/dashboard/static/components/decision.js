@@ -18,8 +18,8 @@ export function Decision({ step, overview, soFar }) {
     <p class="decision-refusal small">${refusal ? html`<span class="bad">${refusal}</span>` : doneWords(step)}</p>
     <dl class="decision-facts">
       <${Fact} name="score" value=${number(step.score)} title="Validation score after the step." />
-      <${Fact} name="reward" value=${signed(step.reward)} />
-      <${Fact} name="return so far" value=${number(soFar)} title="Sum of the rewards up to this step." />
+      ${hasReward(step) && html`<${Fact} name="reward" value=${signed(step.reward)} />
+      <${Fact} name="return so far" value=${number(soFar)} title="Sum of the rewards up to this step." />`}
       <${Fact} name="value estimate" value=${number(step.value)} title="The critic's estimate of the remaining return before this step." />
       <${Fact} name="probability" value=${step.log_prob === null ? "–" : probability(Math.exp(step.log_prob))}
         title="Probability of the action, over the heads that the op reads." />
@@ -32,11 +32,17 @@ export function Decision({ step, overview, soFar }) {
 /** Shows the outcome of a step: the terms of its reward, and the slots after it. */
 export function Outcomes({ step, slots }) {
   return html`<section class="panel outcomes" aria-label="Outcome of the step">
-    <div class="panel-head"><h2>Reward</h2><span class="muted small">${signed(step.reward)}</span></div>
-    <${RewardTerms} terms=${step.terms} reward=${step.reward} />
+    ${hasReward(step) && html`
+      <div class="panel-head"><h2>Reward</h2><span class="muted small">${signed(step.reward)}</span></div>
+      <${RewardTerms} terms=${step.terms} reward=${step.reward} />`}
     <div class="panel-head"><h2>Slots after the step</h2></div>
     <${SlotTable} states=${step.slots} names=${slots} chosen=${step.slot} />
   </section>`;
+}
+
+/** Whether a reward or one of its terms is known; a training of the user's own has none. */
+function hasReward({ reward, terms }) {
+  return reward !== null || Object.values(terms).some((value) => value !== null);
 }
 
 function Fact({ name, value, title }) {

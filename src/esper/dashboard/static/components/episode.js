@@ -62,7 +62,8 @@ function startStep(steps) {
   return Math.max(0, first);
 }
 
+/** Returns the sum of the rewards up to each step; null where none is known. */
 function runningSums(steps) {
-  let sum = 0;
-  return steps.map(({ reward }) => (sum += reward ?? 0));
+  let sum = null;
+  return steps.map(({ reward }) => (sum = reward === null ? sum : (sum ?? 0) + reward));
 }

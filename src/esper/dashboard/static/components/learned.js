@@ -34,7 +34,7 @@ function opRows(parts) {
   const names = [...new Set(parts.flatMap(({ ops }) => Object.keys(ops)))];
   const rank = (name) => (OPS.includes(name) ? OPS.indexOf(name) : OPS.length);
   names.sort((a, b) => rank(a) - rank(b));
-  return names.map((name) => ({ name: plain(name), values: parts.map(({ ops }) => ops[name] ?? 0) }));
+  return names.map((name) => ({ name: plain(name), values: parts.map((part) => (part.n_episodes ? part.ops[name] ?? 0 : null)) }));
 }
 
 function returnRows(parts) {

@@ -18,7 +18,9 @@ export function GrowthScreen({ id, rest, options }) {
   const mark = useRoundMark(id);
   const { data: run, error: runError } = useQuery(runPath(id), mark);
   const list = useQuery(withQuery(runPath(id, "episodes"), filter), filter.order === "recent" ? mark : null);
-  const chosen = rest.length === 2 ? { env: Number(rest[0]), episode: Number(rest[1]) } : firstOf(list.data);
+  const chosen = rest.length === 2
+    ? { env: Number(rest[0]), episode: Number(rest[1]) }
+    : firstOf(list.data) ?? onlyOne(run, list.data);
   const isListed = rest.length === 2;
   useEffect(() => {
     // The list moves on while a run is live; what is looked at stays.
@@ -58,7 +60,7 @@ function ChosenEpisode({ id, chosen, options, overview }) {
   if (!data) return html`<${Waiting} height=${560} />`;
   const first = /^\d+$/.test(options.step ?? "") ? Number(options.step) : null;
   return html`<${Episode} ...${{ detail: data, overview }} firstStep=${first} onStep=${keepStep}
-    head=${html`<${Neighbours} ...${{ id, chosen }} hasNext=${data.is_over} />`} />`;
+    head=${html`<${Neighbours} ...${{ id, chosen }} hasNext=${data.is_over && (overview?.learns ?? true)} />`} />`;
 }
 
 function Neighbours({ id, chosen, hasNext }) {
@@ -66,6 +68,12 @@ function Neighbours({ id, chosen, hasNext }) {
   return html`<span class="neighbours small">
     ${chosen.episode > 0 && html`<a href=${to(chosen.episode - 1)}>previous episode</a>`}
     ${hasNext && html`<a href=${to(chosen.episode + 1)}>next episode</a>`}</span>`;
+}
+
+/** Gives the episode of a run with a single host while it is in progress, such as a training of the user's own. */
+function onlyOne(run, list) {
+  const isWaiting = list?.total === 0 && run?.overview?.n_envs === 1 && run.rounds_done > 0;
+  return isWaiting ? { env: 0, episode: 0 } : null;
 }
 
 function firstOf(list) {

@@ -21,9 +21,10 @@ export function RunScreen({ id }) {
   const { table, version, error: metricsError } = useMetrics(id, mark);
   const group = useChartGroup();
   const limit = run?.overview?.kl_limit ?? null;
+  const learns = run?.overview?.learns ?? true;
   const charts = useMemo(
-    () => html`<${RunCharts} ...${{ table, version, group }} klLimit=${limit} />`,
-    [table, version, group, limit],
+    () => html`<${RunCharts} ...${{ table, version, group }} klLimit=${limit} learns=${learns} />`,
+    [table, version, group, limit, learns],
   );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
@@ -48,20 +49,21 @@ export function RunScreen({ id }) {
 
 /** The numbers at the top of a run. */
 export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
+  const learns = run.overview?.learns ?? true;
   const left = timeLeft(run, done);
   return html`<${Facts} label="How the run is">
     <div class="fact fact-progress">
-      <dt>round<${Progress} share=${done / run.rounds} label="rounds done" /></dt>
+      <dt>${learns ? "round" : "epoch"}<${Progress} share=${done / run.rounds} label="rounds done" /></dt>
       <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
     </div>
     <${Fact} name="steps per second">${whole(run.steps_per_second)}<//>
     ${state === "running"
       ? html`<${Fact} name="time left, about">${duration(left)}<//>`
       : html`<${Fact} name="training time">${duration(run.seconds)}<//>`}
-    <${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
+    ${learns && html`<${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
       ${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`without growth ${number(run.static_score)}`}>
-      <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>
+      <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>`}
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
     <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>

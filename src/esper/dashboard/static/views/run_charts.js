@@ -10,8 +10,8 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group }) {
-  const charts = chartsOf(table, klLimit);
+export function RunCharts({ table, version, klLimit, group, learns = true }) {
+  const charts = learns ? chartsOf(table, klLimit) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} />`)}
@@ -76,6 +76,18 @@ function chartsOf(table, klLimit) {
       series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
     },
   ].filter(({ series }) => series.length > 0);
+}
+
+/** The charts of a training of the user's own: what no controller learns from has no place in them. */
+function ownCharts(table) {
+  return chartsOf(table, null)
+    .map((chart) => ({ ...chart, series: chart.series.filter(({ values }) => values?.length > 0) }))
+    .filter(({ name, series }) => series.length > 0 && name !== "ops")
+    .map((chart) => (chart.name === "score" ? asValidation(chart) : { ...chart, note: null }));
+}
+
+function asValidation(chart) {
+  return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
 }
 
 /** Hosts with their seeds, as one series. */

@@ -1,0 +1,177 @@
+"""What notebooks show of Esper's objects: HTML that is well formed and escaped."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.formatting import html_table
+from esper.growing.decisions import MOST_ROWS
+from esper.training.comparison import ArmResults, compare_arms
+from tests.dashboard.made_runs import make_run
+
+EVIL = "<script>alert('x')</script>"
+VOID = {"br", "img"}
+
+
+class Page(HTMLParser):
+    """Reads HTML strictly: every element is closed, in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if "td" in self.open:
+            self.cells[-1] += data
+
+
+def shown(value: Any) -> Page:
+    page = Page(value._repr_html_())
+    assert "script" not in page.tags
+    return page
+
+
+def decide(epoch: int, **changes: Any) -> esper.Decision:
+    values: dict[str, Any] = {
+        "epoch": epoch,
+        "epochs": 100,
+        "train_loss": None,
+        "val_loss": 0.25,
+        "score": 0.01 * epoch,
+        "op": "wait",
+        "parameters": 1000 + epoch,
+        "seed_parameters": epoch,
+        "flops": 0.5,
+    }
+    return esper.Decision(**values | changes)
+
+
+def test_a_table_holds_its_cells_as_text() -> None:
+    page = Page(html_table(("a", EVIL), [("1 < 2", "&amp;"), (EVIL, "")], caption=EVIL))
+    assert page.cells == ["1 < 2", "&amp;", EVIL, ""]
+    assert page.tags.count("tr") == 3
+
+
+def test_a_decision_and_a_trace_are_tables_of_what_happened() -> None:
+    germinate = decide(
+        1,
+        op="germinate",
+        slot=EVIL,
+        blueprint="widen",
+        why="a < b",
+        probabilities={"germinate": 0.25},
+        stages={EVIL: "blending"},
+        alphas={EVIL: 0.5},
+    )
+    page = shown(germinate)
+    assert f"germinate widen in {EVIL}" in page.cells
+    assert {"1 of 100", "25%", "a < b", f"{EVIL} blending 0.5", "0.2500"} <= set(page.cells)
+    assert "-" in page.cells  # the unknown training loss
+    assert shown(esper.Trace([germinate])).cells == page.cells
+    assert shown(esper.Trace()).tags == ["p"]
+
+
+def test_a_long_trace_leaves_out_epochs_in_which_nothing_happened() -> None:
+    decisions = [decide(epoch) for epoch in range(1, MOST_ROWS + 2)]
+    decisions[5] = decide(6, op="prune", slot="a")
+    decisions[7] = decide(8, score=0.9)
+    page = shown(esper.Trace(decisions))
+    assert page.cells[::10] == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
+    assert f"{MOST_ROWS - 3} of {MOST_ROWS + 1} epochs" in page.text
+
+
+def test_a_trace_is_shown_with_its_figure_if_matplotlib_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = esper.Trace([decide(1), decide(2)])
+    pytest.importorskip("matplotlib")
+    assert "img" in shown(trace).tags
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    page = shown(trace)
+    assert "img" not in page.tags
+    assert len(page.cells) == 20
+
+
+def test_a_grown_model_is_shown_with_its_summary_and_timeline() -> None:
+    x = torch.randn(60, 4)
+    y = (x.sum(1) > 0).long()
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    grown = esper.grow(model, (x[:40], y[:40]), (x[40:], y[40:]), epochs=3, controller="fixed")
+    page = shown(grown)
+    for sentence in grown.summary.sentences:
+        assert sentence in page.text
+    assert len(page.cells) == 7 * len(grown.timeline)
+
+
+def test_proposals_are_a_row_for_each_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    proposals = esper.find_slots(model, torch.randn(2, 4))
+    page = shown(proposals)
+    assert page.cells[::7] == proposals.names
+    assert shown(type(proposals)()).text == str(type(proposals)())
+
+
+def test_a_comparison_is_shown_with_its_sentences() -> None:
+    def arm(score: float) -> ArmResults:
+        values = score + 0.01 * np.arange(10.0)
+        return ArmResults(**dict.fromkeys(ArmResults.__annotations__, values))
+
+    comparison = compare_arms({"learned": arm(0.5), EVIL: arm(0.4)})
+    page = shown(comparison)
+    assert page.cells[::7] == ["learned", EVIL]
+    assert comparison.sentences[0] in page.text
+
+
+def test_evidence_is_shown_with_its_verdict() -> None:
+    def arm(name: str, score: float) -> esper.Arm:
+        values = score + 0.01 * np.arange(30.0)[None] % 0.07
+        return esper.Arm(
+            name=name,
+            label=name,
+            kind="learned" if name == "learned" else "simple",
+            accuracy=values,
+            flops=values,
+            parameters=values,
+            n_epochs=values,
+            grown_share=np.ones(1),
+        )
+
+    arms = (arm("learned", 0.5), arm(EVIL, 0.4))
+    page = shown(esper.Evidence(task=EVIL, price=0.0, runs=("one",), arms=arms))
+    assert page.cells[::11] == ["learned", EVIL]
+    assert EVIL in page.text
+
+
+def test_a_run_is_shown_with_its_state_and_latest_results(tmp_path: Path) -> None:
+    run = esper.load_run(make_run(tmp_path / "one", rounds=2).path)
+    page = shown(run)
+    assert page.cells[:2] == ["one", run.state]
+    assert f"2 of {run.config.rounds}" in page.cells
+    assert f"{run.metrics()['rollout/ep_rew_mean'].values[-1]:.3f}" in page.cells
+    run.folder.telemetry_file.write_bytes(b"broken")
+    assert "telemetry.sqlite" in shown(run).text
