@@ -1,4 +1,4 @@
-"""A training step with `esper.Grower` while nothing grows, compared with the same step without."""
+"""`esper.Grower` and `esper.grow` while nothing grows, compared with plain PyTorch loops."""
 
 from __future__ import annotations
 
@@ -22,17 +22,59 @@ CONFIG = GPTHostConfig(vocabulary=256, context=64, width=384, hidden=1536, n_hea
 BATCH_SIZE = 8
 WITHOUT = "without a Grower"
 BUDGET_SECONDS = 60.0
+WIDTHS = (70, 270, 950)
+"""Widths of MLPs of about 10,000, 100,000 and 1 million parameters."""
+N_SAMPLES, N_VALIDATION, N_EPOCHS = 2000, 1000, 12
+PLAIN = "a plain PyTorch loop"
 
 
 def run(effort: Effort) -> list[Row]:
-    """Measure the step of a transformer."""
+    """Measure the step of a transformer, and whole trainings of MLPs."""
     model = build_host(CONFIG)
     size = sum(parameter.numel() for parameter in model.parameters())
     ours = f"GPT, {size / 1e6:.1f}M parameters, {BATCH_SIZE} x {CONFIG.context} tokens, step"
     calls = {ours: _step(copy.deepcopy(model), grows=True), WITHOUT: _step(model, grows=False)}
     budget = BUDGET_SECONDS if effort.budget_seconds else 0.0
     timings = time_side_by_side(calls, replace(effort, budget_seconds=budget))
-    return [compare(timings, ours, WITHOUT, group=GROUP, kind=Ratio.COST, limit=1.02)]
+    return [
+        compare(timings, ours, WITHOUT, group=GROUP, kind=Ratio.COST, limit=1.02),
+        *(_compare_trainings(width, effort) for width in WIDTHS),
+    ]
+
+
+def _compare_trainings(width: int, effort: Effort) -> Row:
+    """Compare `esper.grow`, whose controller waits, with a loop that validates after each epoch."""
+    x = torch.randn(N_SAMPLES + N_VALIDATION, 64, generator=torch.Generator().manual_seed(0))
+    y = x[:, :10].argmax(1)
+    train, validation = (x[:N_SAMPLES], y[:N_SAMPLES]), (x[N_SAMPLES:], y[N_SAMPLES:])
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
+
+    def plain() -> None:
+        twin = copy.deepcopy(model)
+        optimizer = AdamW(twin.parameters(), 1e-3, weight_decay=0.0)
+        for _ in range(N_EPOCHS):
+            twin.train()
+            order = torch.randperm(N_SAMPLES)
+            for start in range(0, N_SAMPLES, 32):
+                rows = order[start : start + 32]
+                optimizer.zero_grad()
+                cross_entropy(twin(train[0][rows]), train[1][rows]).backward()
+                optimizer.step()
+            twin.eval()
+            with torch.no_grad():
+                logits = twin(validation[0])
+            cross_entropy(logits, validation[1]).item()
+            (logits.argmax(1) == validation[1]).float().mean().item()
+
+    def ours() -> None:
+        esper.grow(model, train, validation, N_EPOCHS, controller="wait", progress=False)
+
+    size = sum(parameter.numel() for parameter in model.parameters())
+    name = f"esper.grow, MLP of {size:,} parameters, {N_EPOCHS} epochs without growth"
+    timings = time_side_by_side({name: ours, PLAIN: plain}, effort)
+    return compare(timings, name, PLAIN, group=GROUP, kind=Ratio.COST, limit=1.3)
 
 
 def _step(model: nn.Module, *, grows: bool) -> Call:
