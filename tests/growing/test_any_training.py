@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.errors import BadDataError, GrowerError
+from esper.errors import BadDataError, EsperError, GrowerError
 from esper.growing.grow import grow
 from esper.growing.timeline import TimelineStep
 
@@ -192,7 +192,7 @@ def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None
     assert rest.summary == whole.summary
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, rest.model.state_dict()[name])
-    with pytest.raises(GrowerError, match="another model"):
+    with pytest.raises(GrowerError, match="another training: the model was"):
         grow(make(n_inputs=5), *split(CLASSES, X[:, :5]), 8, resume=tmp_path, **settings)
 
 
@@ -202,6 +202,73 @@ def test_the_baseline_is_the_given_model_trained_without_growth() -> None:
     plain = grow(make(), *data, 6, learning_rate=1e-2, seed=1, controller="wait")
     assert grown.summary.baseline == plain.summary.after
     assert ("better" in str(grown.summary)) == (grown.summary.after > plain.summary.after)
+
+
+def test_the_baseline_has_as_many_epochs_as_growth_had() -> None:
+    data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 1}
+    grown = grow(make(), *data, 12, max_flops=2.5e5, baseline=True, **settings)
+    assert grown.summary.n_epochs < 12
+    plain = grow(make(), *data, grown.summary.n_epochs, controller="wait", **settings)
+    assert grown.summary.baseline == plain.summary.after
+
+
+def test_a_training_that_is_rolled_back_says_so() -> None:
+    broken = X.clone()
+    broken[3] = math.nan
+    grown = grow(make(), *split(CLASSES, broken), 3)
+    assert len(grown.summary.problems) == 3
+    assert "3 of 3 epochs" in str(grown.summary)
+    assert "nan" in str(grown.summary)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"metric": "loss"}, "the metric was accuracy, and now is loss"),
+        ({"epochs": 5}, "epochs was 3, and now is 5"),
+        ({"learning_rate": 1e-4}, "the learning rate was 0.001"),
+        ({"seed": 9}, "seed was 0, and now is 9"),
+    ],
+)
+def test_another_training_is_not_resumed(
+    tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    data = split(CLASSES)
+    grow(make(), *data, epochs=3, controller="wait", resume=tmp_path)
+    wanted: dict[str, Any] = {"epochs": 3, **change}
+    with pytest.raises(GrowerError, match=named):
+        grow(make(), *data, controller="wait", resume=tmp_path, **wanted)
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "named"),
+    [
+        (nn.functional.one_hot(CLASSES, 3), {}, "one-hot"),
+        (CLASSES, {"metric": lambda outputs, _: outputs}, "the metric returns"),
+        (CLASSES, {"patience": 0}, "patience is 0"),
+        (CLASSES, {"max_flops": math.nan}, "max_flops is nan"),
+        (CLASSES, {"scheduler": "cosine"}, "scheduler is a str"),
+        (CLASSES, {"max_parameters": 3}, "max_parameters is 3"),
+        (
+            CLASSES,
+            {"controller": "progressive", "target": {"parameters": 400}, "max_parameters": 200},
+            "target is 400",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_on_one_line(
+    targets: Tensor, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(EsperError, match=named) as caught:
+        grow(make(), *split(targets), 4, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_are_no_classes_of_a_single_output() -> None:
+    with pytest.raises(BadDataError, match="50; the model has one output"):
+        grow(make(1), *split(50 * CLASSES.clamp(max=1)), 2)
+    grown = grow(make(1), *split(50 * CLASSES[:, None]), 2, loss=lambda o, t: mse_loss(o, t * 1.0))
+    assert grown.summary.metric == "loss"
 
 
 def test_a_loader_keeps_its_batches() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import esper
-from esper.errors import GrowerError
+from esper.errors import ConfigError, EsperError, GrowerError
 
 torch.manual_seed(0)
 X = torch.randn(160, 8)
@@ -241,3 +241,62 @@ def test_a_call_with_the_arguments_of_another_method_is_not_taken_as_a_sample() 
     cross_entropy(model(X), Y).backward()
     grower.step(cross_entropy(model(X), Y).detach())
     assert grower.end_epoch(score=0.5).flops > 0.0
+
+
+def test_a_copy_of_the_model_does_not_copy_the_grower() -> None:
+    loop = Loop()
+    twin = copy.deepcopy(loop.model)
+    twin(X[:2])
+    with pytest.raises(GrowerError, match="sample_input"):
+        loop.grower.end_epoch(score=0.5)
+
+
+def test_a_step_without_gradients_is_refused() -> None:
+    loop = Loop()
+    with pytest.raises(GrowerError, match="backward"):
+        loop.grower.step(cross_entropy(loop.model(X), Y))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"accumulate": 0}, "accumulate is 0"), ({"max_grad_norm": -1.0}, "-1.0")],
+)
+def test_settings_of_a_step_that_cannot_work_are_refused(
+    options: dict[str, Any], named: str
+) -> None:
+    loop = Loop()
+    loss = cross_entropy(loop.model(X), Y)
+    loss.backward()
+    with pytest.raises(ConfigError, match=named):
+        loop.grower.step(loss, **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"score": "0.5"}, "score is a str"),
+        ({"score": 0.5, "validate": 3}, "validate is an int"),
+        ({"score": torch.ones(2)}, "score is a"),
+    ],
+)
+def test_scores_that_are_no_numbers_are_refused(values: dict[str, Any], named: str) -> None:
+    loop = Loop()
+    loop.run_epoch()
+    with pytest.raises(EsperError, match=named):
+        loop.grower.end_epoch(**values)
+
+
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    loop = Loop()
+    loop.run_epoch()
+    state = loop.grower.state_dict()
+    model = make_model()
+    other = esper.Grower(model, torch.optim.SGD(model.parameters(), 0.1), epochs=EPOCHS)
+    with pytest.raises(EsperError, match=r"AdamW.*SGD"):
+        other.load_state_dict(state)
+
+
+def test_a_frozen_model_is_refused() -> None:
+    model = make_model().requires_grad_(False)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        esper.Grower(model, torch.optim.SGD(model.parameters(), 0.1), epochs=2)

@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any, overload
 
 from esper.errors import ConfigError
-from esper.formatting import UNKNOWN, html_image, html_lines, html_table, number, share, whole
+from esper.formatting import UNKNOWN, html_image, html_lines, html_table, many, number, share, whole
 
 
 def describe_action(op: str, slot: str, blueprint: str) -> str:
@@ -87,7 +87,7 @@ class Decision:
             f"epoch {self.epoch}/{self.epochs}",
             f"score {self.score:.4g}",
             self.action if odds is None else f"{self.action} ({share(odds)})",
-            *([f"because {self.why}"] if self.why else []),
+            *([f"({self.why})"] if self.why else []),
             *([self.growing] if self.growing else []),
             f"{self.parameters:,} parameters",
             f"{share(self.flops)} of the FLOPs",
@@ -151,6 +151,9 @@ class Trace(Sequence[Decision]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._decisions))
+
+    def __repr__(self) -> str:
+        return f"Trace of {many(len(self), 'decision')}\n{self}"
 
     def figure(self, *, title: str = "") -> Any:
         """Return a matplotlib figure: the score, the seeds of each slot, and the parameters.

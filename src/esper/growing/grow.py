@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +181,12 @@ def grow(
             envs, decider, seed, on_step or _ignore, largest_counts=target is not None
         )
     require_seed(seed)
+    wanted = (target or {}).get("parameters", 0)
+    if max_parameters is not None and wanted > max_parameters:
+        raise ConfigError(
+            f"target is {wanted:,} parameters, but max_parameters is {max_parameters:,}; give one "
+            "of them."
+        )
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
     plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
@@ -234,15 +241,16 @@ def grow(
         resume=resume,
         progress=progress,
     )
-    if baseline:
-        _, plain = work.run("wait", on_step=_ignore, resume=None, progress=progress)
-        value = plain.kept.evaluation.value
-        summary = replace(
-            grown.summary,
-            baseline=value,
-            is_above_baseline=objective.is_better(loop.kept.evaluation.value, value),
-        )
-        return replace(grown, summary=summary)
+    if baseline and not loop.was_interrupted:
+        # As many epochs as growth had, whatever ended it.
+        plain = replace(work, limits=Limits(epochs=max(1, loop.grower.epoch))).run(
+            "wait", on_step=_ignore, resume=None, progress=progress, label="training without growth"
+        )[1]
+        if not plain.was_interrupted:
+            value = plain.kept.evaluation.value
+            is_above = objective.is_better(loop.kept.evaluation.value, value)
+            summary = replace(grown.summary, baseline=value, is_above_baseline=is_above)
+            return replace(grown, summary=summary)
     return grown
 
 
@@ -276,6 +284,7 @@ class _Work:
         on_step: OnStep,
         resume: str | os.PathLike[str] | None,
         progress: bool | Literal["auto"],
+        label: str = "growing",
     ) -> tuple[Grown, TrainingLoop]:
         """Train a copy of the model with a controller."""
         memo: dict[int, Any] = {}
@@ -315,7 +324,7 @@ class _Work:
                 max_parameters=self.max_parameters,
             )
             grower.set_batch_size(self.first.size)
-            with shown_progress(progress, grower, self.objective) as bar:
+            with shown_progress(progress, grower, label) as bar:
                 loop = TrainingLoop(
                     grower,
                     self.objective,
@@ -326,9 +335,28 @@ class _Work:
                     on_batch=bar.on_batch,
                     largest_counts=target is not None,
                     checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
+                    identity=self._identity(grower),
                 )
                 loop.run()
         return self._result(loop, template), loop
+
+    def _identity(self, grower: Grower) -> dict[str, str]:
+        """Return what tells this training from others, to compare with a saved one."""
+        digest = hashlib.sha256()
+        for name, tensor in self.given.state_dict().items():
+            digest.update(f"{name}{list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return {
+            "the model": f"{type(self.given).__name__} with weights {digest.hexdigest()[:12]}",
+            "epochs": str(self.plan.n_epochs),
+            "the metric": self.objective.metric,
+            "price": str(self.plan.flop_price),
+            "seed": str(self.seed),
+            "the controller": grower.controller_name,
+            "the optimizer": type(grower.optimizers[0]).__name__,
+            "the learning rate": str(grower.optimizers[0].param_groups[0]["lr"]),
+            "the batch size": str(self.first.size),
+        }
 
     def _result(self, loop: TrainingLoop, template: nn.Module) -> Grown:
         grower, kept = loop.grower, loop.kept
@@ -356,6 +384,7 @@ class _Work:
             seconds=loop.seconds,
             total_flops=grower.flops,
             stopped=loop.stopped,
+            problems=tuple(loop.problems),
         )
         return Grown(
             model=model,

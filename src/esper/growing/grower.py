@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -113,22 +114,35 @@ class Grower:
             raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
         require_number("price", price, least=0.0)
         require_seed(seed)
-        if max_parameters is not None:
-            require_int("max_parameters", max_parameters, least=1)
-        self.max_parameters = max_parameters
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
         require_growable(model)
         self._module = unwrapped(model)
+        if max_parameters is not None:
+            require_int("max_parameters", max_parameters, least=count_parameters(self._module))
+        self.max_parameters = max_parameters
+        if not any(parameter.requires_grad for parameter in self._module.parameters()):
+            raise ConfigError(
+                f"this {type(self._module).__name__} has no trainable parameter; at least one must "
+                "have requires_grad."
+            )
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
         self.schedulers = _as_tuple(scheduler)
+        for each in self.schedulers:
+            if not callable(getattr(each, "state_dict", None)):
+                raise ConfigError(
+                    f"scheduler is {type_of(each)}; it must be a learning-rate scheduler of "
+                    "torch.optim.lr_scheduler, or a list of them."
+                )
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.seed = seed
         self.epoch = 0
         """Epochs trained."""
         self.trace = Trace()
         """The decision after each epoch."""
+        self.was_rolled_back = False
+        """Whether the governor rolled the model back in the last epoch."""
         self.is_finished = False
         """Whether the controller has ended the training."""
         if ATTRIBUTE not in self._module.__dict__:
@@ -154,7 +168,8 @@ class Grower:
         if self._saved is None and not isinstance(controller, str):
             require_controller(controller)
         if sample_input is None:
-            self._hook = model.register_forward_pre_hook(self._catch_sample, with_kwargs=True)
+            catch = _SampleHook(self._catch_sample)
+            self._hook = model.register_forward_pre_hook(catch, with_kwargs=True)
         if ATTRIBUTE in self._module.__dict__ or sample_input is not None:
             self._start_growth()
 
@@ -194,6 +209,9 @@ class Grower:
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
         """
+        require_int("accumulate", accumulate, least=1)
+        if max_grad_norm is not None:
+            require_number("max_grad_norm", max_grad_norm, above=0.0)
         report = self.check_loss(loss)
         if report is None:
             self._n_micro += 1
@@ -274,8 +292,13 @@ class Grower:
                 f"epoch {self.epoch + 1} is beyond the budget of {self.epochs} epochs; make the "
                 "Grower with more epochs, or end the training here."
             )
+        if validate is not None and not callable(validate):
+            raise ConfigError(
+                f"validate is {type_of(validate)}; it must be a function that returns the score of "
+                "the model as it is."
+            )
         if score is None and validate is not None:
-            score = float(validate())
+            score = _as_number("what validate() returns", validate())
         reshard(self._module)
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
@@ -294,6 +317,7 @@ class Grower:
         for average in self._averages:
             average.sync()
         problems, self._epoch_sums = self._epoch_sums.problems, _EpochSums()
+        self.was_rolled_back = bool(problems)
         self.trace.append(decision)
         if self._recording is not None and slots_now is not None:
             rate = float(growth.records.learning_rate[0])
@@ -560,6 +584,11 @@ class Grower:
         return growth
 
     def _update(self, *, is_synced: bool = True) -> GovernorReport | None:
+        if self.ranks.count == 1 and all(p.grad is None for p in self._module.parameters()):
+            raise GrowerError(
+                "no parameter has a gradient, so there is nothing to learn from; call "
+                "loss.backward() before grower.step(loss)."
+            )
         if self.scaler is not None:
             # Before the scaler looks for infinite gradients, so that all ranks see the same.
             self._ready().governor.average_gradients(is_synced=is_synced)
@@ -600,6 +629,8 @@ class Grower:
         self, train_loss: float | None, val_loss: float | None, score: float | None
     ) -> tuple[float | None, float | None, float]:
         """Return the losses and the score of the epoch, the mean over all ranks."""
+        train_loss = _as_number("train_loss", train_loss)
+        val_loss, score = _as_number("val_loss", val_loss), _as_number("score", score)
         if train_loss is None or not math.isfinite(train_loss):
             train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
         given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
@@ -726,6 +757,28 @@ class Grower:
         )
 
 
+class _SampleHook:
+    """A hook that tells a Grower what its model is called with.
+
+    A copy of the model gets one that does nothing, instead of a copy of the Grower.
+    """
+
+    def __init__(self, catch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        self._catch = weakref.WeakMethod(catch)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        catch = self._catch()
+        if catch is not None:
+            catch(module, args, kwargs)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Callable[..., None]:
+        return _do_nothing
+
+
+def _do_nothing(*_: Any) -> None:
+    """Do nothing before a model is called."""
+
+
 class _EpochSums:
     """What the steps of an epoch add up to."""
 
@@ -759,6 +812,18 @@ class _EpochSums:
 
     def mean_seed_norms(self, names: Iterable[str]) -> list[float]:
         return [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
+
+
+def _as_number(name: str, value: Any) -> float | None:
+    """Return a number that a user gives, also as a tensor or an array of one; None for None."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise GrowerError(f"{name} is {type_of(value)}; it must be a number.") from error
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

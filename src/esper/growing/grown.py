@@ -16,7 +16,7 @@ from torch import nn
 
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration, html_lines, html_table, share, whole
+from esper.formatting import duration, html_lines, html_table, many, share, whole
 from esper.growing.decisions import Trace
 from esper.growing.timeline import TimelineStep
 from esper.storage.files import replacing, write_atomic
@@ -62,6 +62,8 @@ class GrowthSummary:
     """FLOPs of training; 0 if they were not counted."""
     stopped: str = ""
     """Why training ended before its last epoch; empty if it did not."""
+    problems: tuple[str, ...] = ()
+    """Why the model was rolled back, for each epoch in which it was."""
     baseline: float | None = None
     """The metric of the best epoch of the given model, trained without growth; None if unknown."""
     is_above_baseline: bool = False
@@ -70,7 +72,13 @@ class GrowthSummary:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result, the growth, the cost and the comparison, in one sentence each."""
-        return (self._result(), self._growth(), self._cost(), *self._comparison())
+        return (
+            self._result(),
+            self._growth(),
+            self._cost(),
+            *self._rollbacks(),
+            *self._comparison(),
+        )
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -109,6 +117,14 @@ class GrowthSummary:
             f"training the initial model for all of them{total}.{ended}"
         )
 
+    def _rollbacks(self) -> tuple[str, ...]:
+        if not self.problems:
+            return ()
+        return (
+            f"In {len(self.problems)} of {many(self.n_epochs, 'epoch')} {self.problems[0]}; check "
+            "the data, the loss and the learning rate.",
+        )
+
     def _comparison(self) -> tuple[str, ...]:
         if self.baseline is None:
             return ()
@@ -118,7 +134,9 @@ class GrowthSummary:
             verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
         return (
             f"The given model, trained without growth for as many epochs with the same seeds, "
-            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed.",
+            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed. "
+            f"Growing took {self.flops * self.budget_epochs / max(1, self.n_epochs):.2g} times its "
+            "FLOPs.",
         )
 
 

@@ -172,13 +172,16 @@ def make_objective(
         )
     weights = _read_weights(class_weights, predictions)
     if loss is None and _is_whole(targets) and predictions is not None:
-        n_classes = 2 if _is_single(predictions, targets) else predictions.shape[-1]
-        _require_range(targets if all_targets is None else all_targets, n_classes, name)
+        is_single = _is_single(predictions, targets)
+        n_classes = 2 if is_single else predictions.shape[-1]
+        known = targets if all_targets is None else all_targets
+        _require_range(known, n_classes, name, is_single=is_single)
     function = loss or _default_loss(outputs, targets, weights, name)
     if loss is not None and class_weights is not None:
         raise ConfigError("class_weights are given with a loss; give the loss its weights instead.")
     _try_loss(function, outputs, targets, name)
     if callable(chosen) and not isinstance(chosen, str):
+        _as_number(chosen(outputs, targets))
         return _from_function(chosen, function)
     if chosen != "loss" and predictions is None:
         raise _unclear(outputs, name)
@@ -218,8 +221,11 @@ def _is_whole(targets: Any) -> bool:
 
 
 def _is_single(predictions: Tensor, targets: Tensor) -> bool:
-    """Return whether a model has one logit for each target."""
-    return predictions.shape == targets.shape or predictions.shape == (*targets.shape, 1)
+    """Return whether a model has one output for each target, and each sample one of them."""
+    if predictions.shape == (*targets.shape, 1):
+        return True
+    is_column = targets.ndim == 1 or targets.shape[-1] == 1
+    return predictions.shape == targets.shape and is_column
 
 
 def _default_metric(loss: LossFunction | None, outputs: Any, targets: Any) -> str:
@@ -229,7 +235,9 @@ def _default_metric(loss: LossFunction | None, outputs: Any, targets: Any) -> st
     if predictions is None or targets is None:
         return "loss"
     if _is_whole(targets):
-        fits = predictions.shape[:-1] == targets.shape or _is_single(predictions, targets)
+        if loss is not None and _is_single(predictions, targets):
+            return "accuracy" if int(targets.max()) <= 1 else "loss"
+        fits = predictions.shape[:-1] == targets.shape
         return "accuracy" if fits or loss is None else "loss"
     return "r2" if predictions.numel() == cast(Tensor, targets).numel() else "loss"
 
@@ -259,8 +267,9 @@ def _default_loss(outputs: Any, targets: Any, weights: Tensor | None, name: str)
     if predictions.ndim < 2 or predictions.shape[:-1] != targets.shape:
         raise BadDataError(
             f"the model returns {describe(predictions)} for targets of {name} of shape "
-            f"{list(targets.shape)}; it must return logits, with one more axis than the targets. "
-            "For anything else, give a loss."
+            f"{list(targets.shape)}; it must return logits, with one more axis than the targets, "
+            "which are class numbers. For anything else, such as one-hot or multi-label targets, "
+            "give a loss."
         )
     return lambda found, wanted: functional.cross_entropy(
         _require_output(found).flatten(0, -2), wanted.flatten(), weight=weights
@@ -282,7 +291,7 @@ def _unclear(outputs: Any, name: str) -> BadDataError:
 
 
 def _require_alike(predictions: Tensor, targets: Tensor, name: str) -> None:
-    if not _is_single(predictions, targets):
+    if predictions.shape != targets.shape and not _is_single(predictions, targets):
         raise BadDataError(
             f"the model returns {describe(predictions)} for targets of {name} that are "
             f"{describe(targets)}; for regression they must have the same shape. For soft labels "
@@ -290,15 +299,21 @@ def _require_alike(predictions: Tensor, targets: Tensor, name: str) -> None:
         )
 
 
-def _require_range(targets: Tensor, n_classes: int, name: str) -> None:
+def _require_range(targets: Tensor, n_classes: int, name: str, *, is_single: bool = False) -> None:
     wanted = targets[targets != IGNORED]
     if not wanted.numel():
         return
     least, most = int(wanted.min()), int(wanted.max())
     if least < 0 or most >= n_classes:
+        wrong = least if least < 0 else most
+        if is_single:
+            raise BadDataError(
+                f"a target of {name} is {wrong}; the model has one output, so whole targets must "
+                "be 0 or 1. For regression, give them as floating-point numbers, or give a loss."
+            )
         raise BadDataError(
-            f"a target of {name} is {least if least < 0 else most}; the model has {n_classes} "
-            f"outputs, so targets must be in 0..{n_classes - 1}, or {IGNORED} to be ignored."
+            f"a target of {name} is {wrong}; the model has {n_classes} outputs, so targets must "
+            f"be in 0..{n_classes - 1}, or {IGNORED} to be ignored."
         )
 
 
@@ -346,7 +361,7 @@ def _from_metric(
 
 def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
     def add(totals: Totals, outputs: Any, targets: Any, size: int) -> None:
-        totals.metric += float(metric(outputs, targets)) * size
+        totals.metric += _as_number(metric(outputs, targets)) * size
         totals.n += size
 
     return Objective(
@@ -357,6 +372,15 @@ def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
         _value=_mean,
         _score=lambda value, _: value,
     )
+
+
+def _as_number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the metric returns {describe(value)} for a batch; it must return one number."
+        ) from error
 
 
 def _mean(totals: Totals) -> float:

@@ -12,7 +12,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from esper.errors import ConfigError
 from esper.growing.grower import Grower
-from esper.growing.objectives import Objective
 from esper.growing.timeline import OnStep, TimelineStep
 
 
@@ -30,8 +29,8 @@ class _Bar:
 class _RichBar(_Bar):
     """Shows epochs, the metric, what is growing and the time left."""
 
-    def __init__(self, progress: Progress, grower: Grower, objective: Objective) -> None:
-        self._progress, self._grower, self._objective = progress, grower, objective
+    def __init__(self, progress: Progress, grower: Grower) -> None:
+        self._progress, self._grower = progress, grower
         self._task: TaskID = progress.add_task("", total=grower.epochs, what="first epoch")
         self._n_batches = self._per_epoch = 0
 
@@ -56,15 +55,13 @@ class _RichBar(_Bar):
 
 
 @contextmanager
-def shown_progress(
-    wanted: bool | Literal["auto"], grower: Grower, objective: Objective
-) -> Generator[_Bar]:
+def shown_progress(wanted: bool | Literal["auto"], grower: Grower, label: str) -> Generator[_Bar]:
     """Show a bar inside the context.
 
     Args:
         wanted: Whether to show it; ``"auto"`` for terminals and notebooks.
         grower: The Grower whose epochs it shows.
-        objective: What the model is trained for.
+        label: What is going on.
 
     Raises:
         ConfigError: If ``wanted`` is something else.
@@ -77,13 +74,13 @@ def shown_progress(
         yield _Bar()
         return
     columns = (
-        TextColumn("growing"),
+        TextColumn(label),
         BarColumn(bar_width=24),
         TextColumn("epoch {task.completed:.0f}/{task.total:.0f}  {task.fields[what]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _RichBar(progress, grower, objective)
+        yield _RichBar(progress, grower)
 
 
 def _is_notebook() -> bool:

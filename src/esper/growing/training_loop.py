@@ -7,7 +7,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from esper.errors import UnsupportedHostError, blame_user_code
+from esper.config.checks import require_int, require_number
+from esper.errors import GrowerError, UnsupportedHostError, blame_user_code
 from esper.growing.batches import Batches
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
@@ -46,6 +47,14 @@ class Limits:
     max_seconds: float | None = None
     patience: int | None = None
     """Epochs without a better one after which training ends."""
+
+    def __post_init__(self) -> None:
+        if self.max_flops is not None:
+            require_number("max_flops", self.max_flops, above=0.0)
+        if self.max_seconds is not None:
+            require_number("max_seconds", self.max_seconds, above=0.0)
+        if self.patience is not None:
+            require_int("patience", self.patience, least=1)
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class TrainingLoop:
         on_step: OnStep,
         largest_counts: bool = False,
         checkpoints: CheckpointFolder | None = None,
+        identity: Mapping[str, str] | None = None,
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self.grower = grower
@@ -117,6 +127,11 @@ class TrainingLoop:
         self._on_step, self._on_batch = on_step, on_batch
         self._largest_counts = largest_counts
         self._checkpoints = checkpoints
+        self._identity = dict(identity or {})
+        """What tells this training from others, by name."""
+        self.was_interrupted = False
+        self.problems: list[str] = []
+        """Why the model was rolled back, for each epoch in which it was."""
         self._start = time.monotonic()
         self.kept: Kept
 
@@ -128,6 +143,7 @@ class TrainingLoop:
             while self.grower.epoch < self.limits.epochs and not self.stopped:
                 decision = self._run_epoch(decision)
         except KeyboardInterrupt:
+            self.was_interrupted = True
             self.stopped = f"it was interrupted in epoch {self.grower.epoch + 1}"
         self.seconds = time.monotonic() - self._start
 
@@ -152,6 +168,8 @@ class TrainingLoop:
             **_shown(found), validate=lambda: _shown(self._evaluate())["score"]
         )
         self._step_scheduler(found)
+        if self.grower.was_rolled_back:
+            self.problems.append(decision.why)
         self._add_step(before, decision, found.score)
         self._check_limits()
         if self._checkpoints is not None:
@@ -277,11 +295,21 @@ class TrainingLoop:
             "stopped": self.stopped,
             "seconds": time.monotonic() - self._start,
             "first": dict(self.objective.first),
+            "identity": self._identity,
+            "problems": self.problems,
         }
         folder.save(from_nested(state), step=self.grower.epoch)
 
     def _load(self, folder: CheckpointFolder) -> None:
         state = to_nested(folder.latest().state)
+        for name, own in self._identity.items():
+            known = state["identity"].get(name)
+            if known != own:
+                raise GrowerError(
+                    f"{folder.path} holds another training: {name} was {known}, and now is {own}; "
+                    "give the same arguments, or another folder."
+                )
+        self.problems = list(state["problems"])
         self.grower.load_state_dict(state["grower"])
         kept: dict[str, Any] = state["kept"]
         self.kept = Kept(evaluation=Evaluation(**kept.pop("evaluation")), **kept)

@@ -148,10 +148,17 @@ class OptimizerKeeper:
                 {key: value for key, value in group.settings.items() if key != "params"}
                 for group in self._all_groups()
             ],
+            "kinds": [type(each).__name__ for each in self.optimizers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizers' state of a model with the same seeds."""
+        kinds = [type(each).__name__ for each in self.optimizers]
+        if state.get("kinds", kinds) != kinds:
+            raise SlotError(
+                f"the state belongs to {', '.join(state['kinds'])}, but the model is trained by "
+                f"{', '.join(kinds)}; make the same optimizers."
+            )
         parameters = dict(self.slots.model.named_parameters())
         unknown = sorted(set(state["state"]) - set(parameters))
         groups = self._all_groups()
