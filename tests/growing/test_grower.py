@@ -300,3 +300,27 @@ def test_a_frozen_model_is_refused() -> None:
     model = make_model().requires_grad_(False)
     with pytest.raises(ConfigError, match="no trainable parameter"):
         esper.Grower(model, torch.optim.SGD(model.parameters(), 0.1), epochs=2)
+
+
+def test_a_state_does_not_change_as_training_goes_on() -> None:
+    loop = Loop("wait")
+    loop.run_epoch()
+    state = loop.grower.state_dict()
+    kept = copy.deepcopy(state)
+    loop.run_epoch()
+    for name, values in state["optimizers"]["state"].items():
+        assert_equal(values, kept["optimizers"]["state"][name])
+    assert_equal(state["model"], kept["model"])
+
+
+@pytest.mark.parametrize("value", [None, "high", math.nan])
+def test_a_validation_that_gives_no_number_is_refused_before_anything_changes(value: Any) -> None:
+    loop = Loop()
+    while "holding" not in loop.run_epoch().stages.values():
+        pass
+    epoch, kept = loop.grower.epoch, loop.tensors()
+    with pytest.raises(EsperError, match=r"validate\(\)"):
+        loop.grower.end_epoch(score=0.5, validate=lambda: value)
+    assert loop.grower.epoch == epoch
+    assert_equal(kept, loop.tensors())
+    loop.run_epoch()

@@ -14,8 +14,9 @@ import torch
 import esper
 from esper.environment.draws import draw_seed
 from esper.errors import ConfigError, RunError, SavedModelError, StorageError
-from esper.growing.grow import grow, grow_best_host
+from esper.growing.grow import grow
 from esper.growing.grown import save_grown
+from esper.growing.task_hosts import grow_best_host
 from esper.growing.timeline import TimelineStep
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import WaitController

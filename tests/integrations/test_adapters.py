@@ -12,7 +12,7 @@ from torch import nn
 
 import esper
 from esper.errors import ConfigError
-from esper.integrations.adapters import MetricNames, drop_overflow, require_options
+from esper.integrations.adapters import MetricNames, check_gradients, require_options
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,15 @@ def test_an_overflow_of_a_scaled_loss_drops_the_gradients() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.ones(2, 3)
-    grower = esper.Grower(model, optimizer, epochs=1, controller="wait", sample_input=x)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    grower = esper.Grower(
+        model, optimizer, epochs=1, controller="wait", sample_input=x, scaler=scaler
+    )
     for factor, is_dropped in ((1.0, False), (math.inf, True)):
         optimizer.zero_grad()
         scaler.scale((model(x) * factor).sum()).backward()
         scaler.unscale_(optimizer)
-        assert not drop_overflow(grower, None)
-        assert drop_overflow(grower, scaler) is is_dropped
+        assert check_gradients(grower) is not is_dropped
         assert (model[0].weight.grad is None) is is_dropped
         scaler.step(optimizer)
         scaler.update()

@@ -10,7 +10,7 @@ import pytest
 from esper.cli.main import main
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, run_episodes
-from esper.growing.grow import grow_best_host
+from esper.growing.task_hosts import grow_best_host
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import make_controller

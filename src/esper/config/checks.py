@@ -10,7 +10,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from esper.errors import ConfigError, TaskError, did_you_mean
+from esper.errors import ConfigError, TaskError, did_you_mean, type_of
 
 Choice = TypeVar("Choice")
 
@@ -33,6 +33,20 @@ def require_int(name: str, value: object, *, least: int, most: int = MOST_INT) -
         raise ConfigError(
             f"{name} is {value!r}; it must be a whole number of at least {least}{limit}."
         )
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return a number that may be a tensor or an array of one.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise ConfigError(f"{name} is {type_of(value)}; it must be a number.")
 
 
 def require_seed(value: object, name: str = "seed") -> None:

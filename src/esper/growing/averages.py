@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ConfigError, type_of
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.host_slots import HostSlots, own_slots, slots, unwrapped
 from esper.growth.modules import named_modules, named_tensors
 
 
@@ -88,7 +88,7 @@ class AverageKeeper:
     def _is_alike(self) -> bool:
         """Return whether the copy has the modules of the model, and the pairs are up to date."""
         ours, theirs = named_modules(self._model), named_modules(self._copy)
-        if ours.keys() != theirs.keys() or ATTRIBUTE not in self._copy.__dict__:
+        if ours.keys() != theirs.keys() or own_slots(self._copy) is None:
             return False
         tensors = list(named_tensors(self._model).values())
         if len(tensors) != len(self._values):

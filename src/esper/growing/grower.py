@@ -6,47 +6,41 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from esper.config.checks import require_int, require_number, require_seed
+from esper.config.checks import as_number, require_int, require_number, require_seed
 from esper.config.growth import Budget
-from esper.config.run import MOST_THREADS, OWN_TRAINING, RunConfig
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
-from esper.growing.growing_model import GrowingModel
-from esper.growing.recording import Recording, start_recording
-from esper.growing.slots import place_slots
+from esper.growing.growing_model import Choice, EpochSums, GrowingModel, relative_drop
+from esper.growing.recording import Recording, own_training_config, start_recording
+from esper.growing.slots import place_slots, require_trainable
 from esper.growth.dry_run import as_sample, batch_size_of, first_samples, is_call_of
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.host_slots import HostSlots, own_slots, remove_slots, slots, unwrapped
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import as_optimizers, require_vectors
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
-from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
-from esper.lifecycle.factored_actions import WAIT, Op, decode_action
+from esper.growth.sharding import find_mesh, require_whole, reshard
+from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
-from esper.tamiyo.controllers.learned import op_probabilities
 from esper.training.lookup import AnyController, find_saved
 
 FORMAT = 1
 """Version of :meth:`Grower.state_dict`."""
-
-MOST_CLASSES = 1000.0
-"""Classes that a first loss is taken to mean, at most."""
 
 
 class Grower:
@@ -93,8 +87,8 @@ class Grower:
                 of a simple controller, or a controller.
             at: Blocks and pairs of layers that get slots; None for the model's own or, without
                 any, for up to 12 that :func:`esper.find_slots` finds.
-            sample_input: Input of the model, as for :func:`esper.add_slots`; None to take it from
-                the first training step.
+            sample_input: Input of the model, as for :func:`esper.add_slots`, of as many samples as
+                a batch has; None to take it from the first training step.
             price: Price of the FLOPs of plain training, in score. At 0 the controller never ends
                 the training early.
             scheduler: The learning-rate scheduler, or several, to save with the rest; the loop
@@ -121,11 +115,7 @@ class Grower:
         if max_parameters is not None:
             require_int("max_parameters", max_parameters, least=count_parameters(self._module))
         self.max_parameters = max_parameters
-        if not any(parameter.requires_grad for parameter in self._module.parameters()):
-            raise ConfigError(
-                f"this {type(self._module).__name__} has no trainable parameter; at least one must "
-                "have requires_grad."
-            )
+        require_trainable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
         self.schedulers = _as_tuple(scheduler)
@@ -145,7 +135,7 @@ class Grower:
         """Whether the governor rolled the model back in the last epoch."""
         self.is_finished = False
         """Whether the controller has ended the training."""
-        if ATTRIBUTE not in self._module.__dict__:
+        if own_slots(self._module) is None:
             require_whole(self._module)
         if ema is not None and find_mesh(self._module) is not None:
             raise ConfigError("ema does not work with a sharded model; leave it out.")
@@ -153,7 +143,7 @@ class Grower:
         """The processes that train the model."""
         self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
         self._at, self._controller_name = at, controller
-        self._sample = sample_input
+        self._sample = None if sample_input is None else first_samples(sample_input)
         self._batch_size = 1 if sample_input is None else batch_size_of(sample_input)
         self._hook: Any = None
         self._growth: GrowingModel | None = None
@@ -162,7 +152,7 @@ class Grower:
         self._n_micro = 0
         self._max_grad_norm: float | None = None
         """Where the last step clipped the norm of all gradients."""
-        self._epoch_sums = _EpochSums()
+        self._sums = EpochSums()
         self._recording: Recording | None = None
         self._saved = find_saved(controller)  # an unknown controller fails here
         if self._saved is None and not isinstance(controller, str):
@@ -170,7 +160,7 @@ class Grower:
         if sample_input is None:
             catch = _SampleHook(self._catch_sample)
             self._hook = model.register_forward_pre_hook(catch, with_kwargs=True)
-        if ATTRIBUTE in self._module.__dict__ or sample_input is not None:
+        if own_slots(self._module) is not None or sample_input is not None:
             self._start_growth()
 
     @property
@@ -234,7 +224,7 @@ class Grower:
         report = growth.governor.check_loss(loss)
         if report is None:
             value = growth.governor.loss
-            self._epoch_sums.add_loss(value)
+            self._sums.add_loss(value)
             self._first_loss = value if self._first_loss is None else self._first_loss
         return self._note(report)
 
@@ -248,13 +238,10 @@ class Grower:
 
     def _check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         growth = self._ready()
-        if self.scaler is not None:
-            growth.governor.average_gradients(is_synced=is_synced)
-            if not math.isfinite(self._gradient_norm()):
-                return None
-        report = growth.governor.check_gradients(is_synced=is_synced)
-        if report is None:
-            self._epoch_sums.add_norms(growth.governor.gradient_norm, growth.slots)
+        may_overflow = self.scaler is not None
+        report = growth.governor.check_gradients(is_synced=is_synced, may_overflow=may_overflow)
+        if report is None and math.isfinite(growth.governor.gradient_norm):
+            self._sums.add_norms(growth.governor.gradient_norm, growth.slots)
         return self._note(report)
 
     def commit(self) -> None:
@@ -298,7 +285,7 @@ class Grower:
                 "the model as it is."
             )
         if score is None and validate is not None:
-            score = _as_number("what validate() returns", validate())
+            score = validate()
         reshard(self._module)
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
         growth.require_unchanged()
@@ -306,22 +293,24 @@ class Grower:
             self._update(is_synced=False)
             self._n_micro = 0
         self._note(growth.governor.check_parameters())
+        contributions = growth.measure(score, validate)
         self.epoch += 1
-        found = self._record(growth, train_loss, val_loss, score)
-        contributions = self._measure(growth, found, validate)
+        loss = val_loss if val_loss is not None else train_loss
+        if growth.is_first:
+            growth.start(score, loss, self._first_loss)
+        growth.add_epoch(self._sums, self._batch_size, train_loss, loss, score)
         growth.slots.tick()
         growth.governor.mark_good()
         growth.governor.keep()
         slots_now = growth.slot_outcome() if self._recording is not None else None
-        decision = self._decide(growth, train_loss, val_loss, found, contributions)
+        decision = self._decide(growth, train_loss, val_loss, score, contributions)
         for average in self._averages:
             average.sync()
-        problems, self._epoch_sums = self._epoch_sums.problems, _EpochSums()
+        problems, self._sums = self._sums.problems, EpochSums()
         self.was_rolled_back = bool(problems)
         self.trace.append(decision)
         if self._recording is not None and slots_now is not None:
-            rate = float(growth.records.learning_rate[0])
-            self._recording.add_epoch(growth, self.trace, slots_now, problems, rate)
+            self._recording.add_epoch(growth, self.trace, slots_now, problems)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -339,9 +328,7 @@ class Grower:
                 "the first epoch."
             )
         _, val_loss, score = self._agree(None, val_loss, score)
-        seen = np.array([min(1.0, max(-1.0, score))])
-        self._describe_problem(growth, val_loss)
-        growth.records.start_scores([0], seen, np.array([val_loss or 0.0]))
+        growth.start(score, val_loss, None)
         decision = self._decide(growth, None, val_loss, score, {})
         self.trace.append(decision)
         if self._recording is not None:
@@ -374,7 +361,10 @@ class Grower:
             )
         if self.ranks.number:
             return None
-        self._recording = start_recording(folder, self._run_config(), epoch=self.epoch)
+        given: Any = self._saved if self._saved is not None else self._controller_name
+        name = given if isinstance(given, str) else str(given.name)
+        config = own_training_config(self._module, name, self.budget, self.seed)
+        self._recording = start_recording(folder, config, epoch=self.epoch)
         return self._recording.folder.path
 
     def end_recording(self) -> None:
@@ -382,29 +372,6 @@ class Grower:
         if self._recording is not None:
             self._recording.close()
             self._recording = None
-
-    def _run_config(self) -> RunConfig:
-        """Return the settings under which the training is recorded."""
-        given: Any = self._saved if self._saved is not None else self._controller_name
-        options = {
-            "model": type(self._module).__name__,
-            "controller": given if isinstance(given, str) else str(given.name),
-        }
-        return RunConfig(
-            task=OWN_TRAINING,
-            task_options={**options},
-            rounds=self.epochs,
-            envs=1,
-            n_steps=1,
-            seed=self.seed,
-            threads=min(torch.get_num_threads(), MOST_THREADS),
-            budget=self.budget,
-        )
-
-    def set_batch_size(self, n: int) -> None:
-        """Say how many samples a batch has, to count FLOPs, if that differs from the sample's."""
-        require_int("n", n, least=1)
-        self._batch_size = n
 
     @property
     def controller_name(self) -> str:
@@ -424,20 +391,24 @@ class Grower:
         """
         return export(self._module)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
         """Return everything that the next epoch depends on: plain values and tensors.
 
         It can be saved by ``torch.save`` and loaded with ``weights_only=True``. It holds the
         structure, the weights, the optimizers, schedulers, averages and the scaler, the governor,
         the controller's memory and the state of torch's default generator.
+
+        Args:
+            weights: Whether to include the model's weights, which other software may save.
         """
         growth = self._ready()
         reshard(self._module)
+        model = self._module.state_dict() if weights else {}
         return {
             "format": FORMAT,
             "epoch": self.epoch,
             "growth": json.dumps(describe_slots(growth.slots)),
-            "model": {name: t.detach().clone() for name, t in self._module.state_dict().items()},
+            "model": {name: tensor.detach().clone() for name, tensor in model.items()},
             "optimizers": growth.keeper.state_dict(),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "averages": [average.state_dict() for average in self._averages],
@@ -467,17 +438,14 @@ class Grower:
                 f"the state has format {state.get('format')!r}; this version of Esper reads format "
                 f"{FORMAT}."
             )
-        if self.epoch or self._epoch_sums.n_losses:
+        if self.epoch or self._sums.n_losses:
             raise GrowerError(
                 f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
                 "made with a new model and optimizer."
             )
-        own = self._module.__dict__.get(ATTRIBUTE)
-        if own is not None:
-            _require_dormant(cast(HostSlots, own))
-            self._module.__dict__.pop(ATTRIBUTE)
-        values = json.loads(state["growth"])
-        restore_slots(self._module, values)
+        _require_dormant(self._module)
+        remove_slots(self._module)
+        restore_slots(self._module, json.loads(state["growth"]))
         self._growth = growth = self._make_growth()
         try:
             self._module.load_state_dict(state["model"])
@@ -540,7 +508,7 @@ class Grower:
         for name, value in (("seed", self.seed), ("epochs", self.epochs)):
             advice = f"give every Grower the same {name}"
             self.ranks.require_same(Call.START, name, [float(value)], advice)
-        if ATTRIBUTE not in self._module.__dict__ or self._at is not None:
+        if own_slots(self._module) is None or self._at is not None:
             self._place_slots()
         self._growth = self._make_growth()
 
@@ -614,13 +582,9 @@ class Grower:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _gradient_norm(self) -> float:
-        found = [p.grad for p in self._module.parameters() if p.grad is not None]
-        return total_norm(found) if found else 0.0
-
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
-            self._epoch_sums.problems.append(report.reason)
+            self._sums.problems.append(report.reason)
             for average in self._averages:
                 average.sync()
         return report
@@ -629,10 +593,12 @@ class Grower:
         self, train_loss: float | None, val_loss: float | None, score: float | None
     ) -> tuple[float | None, float | None, float]:
         """Return the losses and the score of the epoch, the mean over all ranks."""
-        train_loss = _as_number("train_loss", train_loss)
-        val_loss, score = _as_number("val_loss", val_loss), _as_number("score", score)
+        given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
+        train_loss, val_loss, score = (
+            None if value is None else as_number(name, value) for name, value in given.items()
+        )
         if train_loss is None or not math.isfinite(train_loss):
-            train_loss = self._epoch_sums.mean_loss  # the governor left bad batches out
+            train_loss = self._sums.mean_loss  # the governor left bad batches out
         given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
         agreed = self.ranks.mean(Call.END_EPOCH, list(given.values()))
         means = {n: value for n, value in zip(given, agreed, strict=True) if value is not None}
@@ -651,55 +617,8 @@ class Grower:
             self._first_val_loss = means["val_loss"]
         if "score" not in means:
             first = cast(float, self._first_val_loss)
-            means["score"] = (first - means["val_loss"]) / max(abs(first), 1e-12)
+            means["score"] = relative_drop(first, means["val_loss"])
         return means.get("train_loss"), means.get("val_loss"), means["score"]
-
-    def _record(
-        self, growth: GrowingModel, train_loss: float | None, val_loss: float | None, score: float
-    ) -> float:
-        """Record the epoch for the controller; return the score as it sees it."""
-        records, sums = growth.records, self._epoch_sums
-        seen = np.array([min(1.0, max(-1.0, score))])
-        loss = np.array([val_loss if val_loss is not None else train_loss or 0.0])
-        if growth.is_first and self.epoch == 1:
-            self._describe_problem(growth, float(loss[0]))
-            records.start_scores([0], seen, loss)
-        (size,) = self.ranks.mean(Call.END_EPOCH, [self._batch_size])
-        n_samples = round(max(1, sums.n_losses) * cast(float, size) * self.ranks.count)
-        records.n_samples[0] = n_samples
-        records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
-        train = math.nan if train_loss is None else train_loss
-        norm = sums.mean_norm
-        records.add_epoch([0], seen, loss, np.array([train]), np.array([norm]))
-        records.seed_gradient_norm[0] = sums.mean_seed_norms(growth.slots)
-        records.was_restored[0] = bool(sums.problems)
-        growth.add_flops(n_samples)
-        return score
-
-    def _describe_problem(self, growth: GrowingModel, loss: float | None) -> None:
-        """Record what the first loss tells about the problem: an untrained model guesses."""
-        first = self._first_loss if self._first_loss is not None else loss
-        guess = min(max(first or 0.0, math.log(2.0)), math.log(MOST_CLASSES))
-        growth.records.n_classes[0] = round(math.exp(guess))
-        growth.records.learning_rate[0] = float(self.optimizers[0].param_groups[0]["lr"])
-
-    def _measure(
-        self, growth: GrowingModel, score: float, validate: Callable[[], float] | None
-    ) -> dict[str, float]:
-        """Measure what each held seed contributes, if there is a way to."""
-        records, found = growth.records, dict[str, float]()
-        records.is_measured[0] = False
-        if not any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
-            return found
-        for number, (name, slot) in enumerate(growth.slots.items()):
-            if slot.stage == Stage.HOLDING:
-                with slot.switched_off():
-                    own = None if validate is None else float(validate())
-                    (without,) = self.ranks.mean(Call.VALIDATE, [own])
-                found[name] = score - cast(float, without)
-                records.contribution[0, number] = found[name]
-                records.is_measured[0, number] = True
-        return found
 
     def _decide(
         self,
@@ -709,32 +628,19 @@ class Grower:
         score: float,
         contributions: dict[str, float],
     ) -> Decision:
-        op, action, why, odds = Op.WAIT, WAIT, "", dict[str, float]()
-        chosen: list[int] = []
         if self.epoch >= self.epochs:
-            why = "the budget is used up"
+            choice = Choice(why="the budget is used up")
         elif self.is_finished:
-            why = "the controller has ended the training"
+            choice = Choice(why="the controller has ended the training")
         else:
-            observation, masks = growth.observe()
-            choices = growth.controller.act(observation, masks, np.array([growth.is_first]))[0]
-            odds = op_probabilities(growth.controller)
-            chosen = self.ranks.from_first(Call.DECIDE, choices.tolist())
-            action = decode_action(chosen, growth.slot_config)
-            growth.remember(observation)
-            why = growth.find_excess(action, self.max_parameters)
-            if not why:
-                outcome = growth.slots.apply(action)
-                why = outcome.reason
-            op = Op.WAIT if why else action.op
-            growth.records.last_op[0] = op
-            growth.records.was_refused[0] = bool(why)
-            self.is_finished = op == Op.FINISH
-        if self._epoch_sums.problems:
-            why = f"the model was rolled back: {self._epoch_sums.problems[0]}"
+            choice = growth.choose(self.max_parameters)
+            self.is_finished = choice.op == Op.FINISH
+        why = choice.why
+        if self._sums.problems:
+            why = f"the model was rolled back: {self._sums.problems[0]}"
         growth.count_seeds()
-        acts = op not in (Op.WAIT, Op.FINISH)
-        lives = [(name, life) for name, life in growth.slots.lives.items()]
+        acts = choice.op not in (Op.WAIT, Op.FINISH)
+        lives = growth.slots.lives.items()
         shown = {name: life for name, life in lives if life.stage != Stage.DORMANT}
         return Decision(
             epoch=self.epoch,
@@ -742,12 +648,12 @@ class Grower:
             train_loss=train_loss,
             val_loss=val_loss,
             score=score,
-            op=op.name.lower(),
-            slot=action.slot if acts else "",
-            blueprint=action.blueprint if op is Op.GERMINATE else "",
+            op=choice.op.name.lower(),
+            slot=choice.action.slot if acts else "",
+            blueprint=choice.action.blueprint if choice.op is Op.GERMINATE else "",
             why=why,
-            probabilities=odds,
-            choices=chosen,
+            probabilities=choice.probabilities,
+            choices=choice.heads,
             parameters=count_parameters(self._module),
             seed_parameters=int(growth.records.seed_parameters.sum()),
             flops=float(growth.records.paid_flops[0]),
@@ -779,53 +685,6 @@ def _do_nothing(*_: Any) -> None:
     """Do nothing before a model is called."""
 
 
-class _EpochSums:
-    """What the steps of an epoch add up to."""
-
-    def __init__(self) -> None:
-        self.n_losses = self.n_norms = 0
-        self._loss = self._norm = 0.0
-        self._seed_norms: dict[str, float] = {}
-        self.problems: list[str] = []
-        """Why the governor rolled the model back."""
-
-    @property
-    def mean_loss(self) -> float | None:
-        return self._loss / self.n_losses if self.n_losses else None
-
-    @property
-    def mean_norm(self) -> float:
-        return self._norm / self.n_norms if self.n_norms else math.nan
-
-    def add_loss(self, loss: float) -> None:
-        self._loss += loss
-        self.n_losses += 1
-
-    def add_norms(self, norm: float, host_slots: HostSlots) -> None:
-        self._norm += norm
-        self.n_norms += 1
-        for name, slot in host_slots.items():
-            if slot.seed is not None:
-                grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
-                own = total_norm(grads) if grads else 0.0
-                self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
-
-    def mean_seed_norms(self, names: Iterable[str]) -> list[float]:
-        return [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
-
-
-def _as_number(name: str, value: Any) -> float | None:
-    """Return a number that a user gives, also as a tensor or an array of one; None for None."""
-    if value is None:
-        return None
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise GrowerError(f"{name} is {type_of(value)}; it must be a number.") from error
-
-
 def _as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
@@ -841,8 +700,9 @@ def _unscale(scaler: Any, optimizer: Optimizer) -> None:
             raise
 
 
-def _require_dormant(host_slots: HostSlots) -> None:
-    busy = [name for name, slot in host_slots.items() if slot.is_in_use]
+def _require_dormant(model: nn.Module) -> None:
+    found = own_slots(model)
+    busy = [] if found is None else [name for name, slot in found.items() if slot.is_in_use]
     if busy:
         raise GrowerError(
             f"slot {busy[0]!r} holds a seed; load the state into a model without seeds, which are "

@@ -2,32 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.config.checks import as_number
 from esper.config.growth import Budget
 from esper.environment.episodes import SlotOutcome
 from esper.environment.records import EpisodeRecords
 from esper.errors import GrowerError
 from esper.growth.footprint import TrainingMeter
 from esper.growth.governor import Governor
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.ranks import Ranks
+from esper.growth.ranks import Call, Ranks
 from esper.growth.seed_slot import slot_size
-from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.growth.sharding import total_norm
+from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
+from esper.tamiyo.controllers.learned import op_probabilities
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
+
+MOST_CLASSES = 1000.0
+"""Classes that a first loss is taken to mean, at most."""
+
+
+def relative_drop(first: float, loss: float) -> float:
+    """Return how much lower a loss is than the first one, as a share of that."""
+    return (first - loss) / max(abs(first), 1e-12)
+
+
+class EpochSums:
+    """What the steps of an epoch add up to."""
+
+    def __init__(self) -> None:
+        self.n_losses = self.n_norms = 0
+        self._loss = self._norm = 0.0
+        self._seed_norms: dict[str, float] = {}
+        self.problems: list[str] = []
+        """Why the governor rolled the model back."""
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss; None without any."""
+        return self._loss / self.n_losses if self.n_losses else None
+
+    @property
+    def mean_norm(self) -> float:
+        """The mean norm of the gradients; NaN without any."""
+        return self._norm / self.n_norms if self.n_norms else math.nan
+
+    def add_loss(self, loss: float) -> None:
+        """Add the loss of a batch."""
+        self._loss += loss
+        self.n_losses += 1
+
+    def add_norms(self, norm: float, host_slots: HostSlots) -> None:
+        """Add the norm of all gradients, and those of each seed's."""
+        self._norm += norm
+        self.n_norms += 1
+        for name, slot in host_slots.items():
+            if slot.seed is not None:
+                grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
+                own = total_norm(grads) if grads else 0.0
+                self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
+
+    def mean_seed_norms(self, names: Iterable[str]) -> list[float]:
+        """Return the mean norm of the gradients of each slot's seed; 0 without one."""
+        return [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a controller chose, and what became of it."""
+
+    op: Op = Op.WAIT
+    """What was done."""
+    action: GrowthAction = WAIT
+    """What was chosen."""
+    why: str = ""
+    """Why it was not done; empty if it was."""
+    probabilities: dict[str, float] = field(default_factory=dict[str, float])
+    """How likely each legal op was."""
+    heads: list[int] = field(default_factory=list[int])
+    """The choice of each head; empty if the controller was not asked."""
 
 
 class GrowingModel:
@@ -45,6 +113,7 @@ class GrowingModel:
     ) -> None:
         self.model = model
         self.budget = budget
+        self.ranks = ranks
         self.slots = slots(model)
         may_finish = budget.flop_price > 0.0
         self.slot_config = replace(self.slots.slot_config, allow_finish=may_finish)
@@ -85,6 +154,86 @@ class GrowingModel:
         """Return the number of parameters of all seeds and fossils."""
         return sum(parameter.numel() for parameter in self.grown_parameters())
 
+    def start(self, score: float, loss: float | None, first_loss: float | None) -> None:
+        """Record how the model does before the controller's first decision.
+
+        Args:
+            score: Its score.
+            loss: Its loss.
+            first_loss: Its first training loss, if there was one. An untrained model guesses, so
+                the loss tells among how many classes.
+        """
+        guess = (first_loss if first_loss is not None else loss) or 0.0
+        guess = min(max(guess, math.log(2.0)), math.log(MOST_CLASSES))
+        self.records.n_classes[0] = round(math.exp(guess))
+        self.records.learning_rate[0] = self._learning_rate()
+        self.records.start_scores([0], _clipped(score), np.array([loss or 0.0]))
+
+    def add_epoch(
+        self,
+        sums: EpochSums,
+        batch_size: int,
+        train_loss: float | None,
+        loss: float | None,
+        score: float,
+    ) -> None:
+        """Record an epoch for the controller, and what it cost."""
+        records = self.records
+        (size,) = self.ranks.mean(Call.END_EPOCH, [batch_size])
+        n_samples = round(max(1, sums.n_losses) * cast(float, size) * self.ranks.count)
+        records.n_samples[0] = n_samples
+        records.learning_rate[0] = self._learning_rate()
+        train = math.nan if train_loss is None else train_loss
+        losses = np.array([loss or 0.0]), np.array([train])
+        records.add_epoch([0], _clipped(score), *losses, np.array([sums.mean_norm]))
+        records.seed_gradient_norm[0] = sums.mean_seed_norms(self.slots)
+        records.was_restored[0] = bool(sums.problems)
+        self.add_flops(n_samples)
+
+    def measure(self, score: float, validate: Callable[[], float] | None) -> dict[str, float]:
+        """Return what each held seed contributes to the score, if there is a way to measure it.
+
+        Raises:
+            GrowerError: If validation gives no finite number.
+        """
+        found: dict[str, float] = {}
+        if any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
+            for name, slot in self.slots.items():
+                if slot.stage == Stage.HOLDING:
+                    with slot.switched_off():
+                        found[name] = score - self._validate(validate)
+        self.records.is_measured[0] = [name in found for name in self.slots]
+        for number, name in enumerate(self.slots):
+            if name in found:
+                self.records.contribution[0, number] = found[name]
+        return found
+
+    def _validate(self, validate: Callable[[], float] | None) -> float:
+        own = None if validate is None else as_number("what validate() returns", validate())
+        (mean,) = self.ranks.mean(Call.VALIDATE, [own])
+        if mean is None or not math.isfinite(mean):
+            raise GrowerError(
+                f"what validate() returns is {mean}; it must be a finite number, the score of the "
+                "model as it is. Nothing has changed: end the epoch again."
+            )
+        return mean
+
+    def choose(self, max_parameters: int | None) -> Choice:
+        """Let the controller choose an action, the one of rank 0 on all ranks, and carry it out."""
+        observation, masks = self.observe()
+        chosen = self.controller.act(observation, masks, np.array([self.is_first]))[0]
+        odds = op_probabilities(self.controller)
+        heads = self.ranks.from_first(Call.DECIDE, chosen.tolist())
+        action = decode_action(heads, self.slot_config)
+        self._history.append([observation, *self._seen])
+        why = self.find_excess(action, max_parameters) or self.slots.apply(action).reason
+        op = Op.WAIT if why else action.op
+        self.records.last_op[0], self.records.was_refused[0] = op, bool(why)
+        return Choice(op, action, why, odds, heads)
+
+    def _learning_rate(self) -> float:
+        return float(self.keeper.optimizers[0].param_groups[0]["lr"])
+
     def observe(self) -> tuple[np.ndarray, ActionMasks]:
         """Return the observation of the model and its legal actions."""
         self.count_seeds()
@@ -97,10 +246,6 @@ class GrowingModel:
     def _masks(self, *states: np.ndarray) -> ActionMasks:
         stage, age, at_rest, is_open = (torch.from_numpy(values) for values in states)
         return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
-
-    def remember(self, observation: np.ndarray) -> None:
-        """Keep what the controller saw, to bring another one to the same memory."""
-        self._history.append([observation, *self._seen])
 
     def history_dict(self) -> dict[str, Tensor]:
         """Return what the controller saw in all decisions."""
@@ -159,10 +304,11 @@ class GrowingModel:
             self._plain_flops = self.meter.training_flops()
 
     def require_unchanged(self) -> None:
-        """Raise if blocks with slots were replaced, or the optimizers lost parameters.
+        """Raise if blocks with slots were replaced, or the optimizers lost parameters of seeds.
 
         Raises:
-            GrowerError: Naming the block or the parameter.
+            GrowerError: Naming the block.
+            SlotError: Naming the slot.
         """
         for name, block in self._places:
             found: Any = self.model.get_submodule(name)
@@ -173,17 +319,7 @@ class GrowingModel:
                     f"block {name!r} of the model was replaced while it grows; make a new Grower "
                     "after changing the model."
                 )
-        members = {
-            id(p) for each in self.keeper.optimizers for g in each.param_groups for p in g["params"]
-        }
-        for name, parameter in self.model.named_parameters():
-            if id(parameter) not in members and id(parameter) in {
-                id(p) for p in self.grown_parameters()
-            }:
-                raise GrowerError(
-                    f"the optimizers lack {name!r}, which was grown; they were changed behind the "
-                    "Grower's back."
-                )
+        self.governor.require_seeds()
 
     def slot_outcome(self) -> SlotOutcome:
         """Return the slots as they are, as the environment does after a step."""
@@ -207,3 +343,8 @@ class GrowingModel:
             fossils = self.slots[name].fossils
             arrays.write_fossils((0, number), life, count_parameters(fossils))
         return arrays
+
+
+def _clipped(score: float) -> np.ndarray:
+    """Return a score as controllers see it."""
+    return np.array([min(1.0, max(-1.0, score))])

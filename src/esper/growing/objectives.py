@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esper.config.checks import as_number
 from esper.errors import BadDataError, ConfigError, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growth.sites import describe
@@ -59,15 +60,15 @@ class Totals:
     n: float = 0.0
     """What the sum of the metric is divided by."""
     metric: float = 0.0
-    squares: float = 0.0
     targets: float = 0.0
-    n_targets: int = 0
+    """Sum of the targets of a regression, and of their squares."""
+    squares: float = 0.0
 
     @property
     def variance(self) -> float:
-        """Variance of the targets."""
-        mean = self.targets / max(1, self.n_targets)
-        return max(0.0, self.squares / max(1, self.n_targets) - mean**2)
+        """Variance of the targets of a regression, of which there are ``n``."""
+        mean = self.targets / max(1.0, self.n)
+        return max(0.0, self.squares / max(1.0, self.n) - mean**2)
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Evaluation:
     loss: float
     value: float
     """The metric."""
-    score: float
-    """The metric as controllers see it: 1 is perfect, more is better."""
+    score: float | None
+    """The metric as controllers see it: 1 is perfect, more is better; None if it has no scale."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ class Objective:
     _loss: LossFunction
     _add: Callable[[Totals, Any, Any, int], None]
     _value: Callable[[Totals], float]
-    _score: Callable[[float, Totals], float]
-    first: dict[str, float] = field(default_factory=dict[str, float])
+    _score: Callable[[float, Totals], float | None]
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of a batch, a scalar."""
@@ -117,7 +117,6 @@ class Objective:
         if not totals.n_samples:
             raise BadDataError(f"{batches.name} has no samples in this epoch; it had some before.")
         loss, value = totals.loss / totals.n_samples, self._value(totals)
-        self.first.setdefault("loss", loss)
         return Evaluation(loss, value, self._score(value, totals))
 
 
@@ -181,7 +180,7 @@ def make_objective(
         raise ConfigError("class_weights are given with a loss; give the loss its weights instead.")
     _try_loss(function, outputs, targets, name)
     if callable(chosen) and not isinstance(chosen, str):
-        _as_number(chosen(outputs, targets))
+        as_number("what the metric returns", chosen(outputs, targets))
         return _from_function(chosen, function)
     if chosen != "loss" and predictions is None:
         raise _unclear(outputs, name)
@@ -361,7 +360,7 @@ def _from_metric(
 
 def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
     def add(totals: Totals, outputs: Any, targets: Any, size: int) -> None:
-        totals.metric += _as_number(metric(outputs, targets)) * size
+        totals.metric += as_number("what the metric returns", metric(outputs, targets)) * size
         totals.n += size
 
     return Objective(
@@ -372,15 +371,6 @@ def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
         _value=_mean,
         _score=lambda value, _: value,
     )
-
-
-def _as_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"the metric returns {describe(value)} for a batch; it must return one number."
-        ) from error
 
 
 def _mean(totals: Totals) -> float:
@@ -415,7 +405,6 @@ def _add_errors(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
     totals.n += wanted.numel()
     totals.squares += float(wanted.square().sum())
     totals.targets += float(wanted.sum())
-    totals.n_targets += wanted.numel()
 
 
 def _share_explained(error: float, totals: Totals) -> float:
@@ -446,20 +435,13 @@ def _r2(loss: LossFunction) -> Objective:
 
 
 def _own_loss(loss: LossFunction) -> Objective:
-    first: dict[str, float] = {}
-
-    def score(value: float, _: Totals) -> float:
-        start = first.setdefault("loss", value)
-        return (start - value) / max(abs(start), 1e-12)
-
     return Objective(
         metric="loss",
         is_better_low=True,
         _loss=loss,
         _add=lambda _totals, _outputs, _targets, _size: None,
         _value=lambda totals: totals.loss / max(1, totals.n_samples),
-        _score=score,
-        first=first,
+        _score=lambda _value, _totals: None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
@@ -68,9 +67,9 @@ def shown_progress(wanted: bool | Literal["auto"], grower: Grower, label: str) -
     """
     if wanted not in (True, False, "auto"):
         raise ConfigError(f"progress is {wanted!r}; it must be True, False or 'auto'.")
-    console = Console(file=sys.stderr) if not _is_notebook() else Console()
+    console = Console(stderr=True)
     is_seen = console.is_terminal or console.is_jupyter
-    if not (wanted is True or (wanted == "auto" and is_seen)):
+    if wanted is False or (wanted == "auto" and not is_seen):
         yield _Bar()
         return
     columns = (
@@ -81,7 +80,3 @@ def shown_progress(wanted: bool | Literal["auto"], grower: Grower, label: str) -
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield _RichBar(progress, grower)
-
-
-def _is_notebook() -> bool:
-    return Console().is_jupyter

@@ -9,15 +9,17 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from esper.config.run import RunConfig
+from esper.config.growth import Budget
+from esper.config.run import MOST_THREADS, OWN_TRAINING, RunConfig
 from esper.environment.episodes import SlotOutcome
 from esper.errors import EsperError, RunError, StorageError, TelemetryError
 from esper.formatting import many
@@ -105,7 +107,6 @@ class Recording:
         trace: Trace,
         slots: SlotOutcome,
         problems: Sequence[str],
-        learning_rate: float,
     ) -> None:
         """Record an epoch; on failure, warn and stop recording instead of stopping the training.
 
@@ -114,16 +115,57 @@ class Recording:
             trace: All decisions, the last of them after this epoch.
             slots: The slots after the epoch, before that decision was carried out.
             problems: Why the governor rolled the model back, if it did.
-            learning_rate: The learning rate of the epoch.
         """
         if not self.is_open:
             return
+        with self._surviving():
+            after = trace[-1]
+            rate = float(growth.records.learning_rate[0])
+            before = trace[-2] if len(trace) > 1 else None
+            if self._slots is None:
+                self._slots = _empty(slots)
+                if not self._writer.describes_run():
+                    hosts = {0: growth.model}
+                    name = self.folder.name
+                    self._writer.write(run_record(self._config, growth.slot_config, hosts, name))
+            slots.contribution[0] = self._contributions(after, slots, list(growth.slots))
+            at = {"round": after.epoch, "step": after.epoch, **_PLACE}
+            seed = {"draw_seed": self._config.seed}
+            records: list[Record] = [self._step_record(growth, at, before, after, slots)]
+            events = seed_events(
+                lambda _: at | seed, [after.epoch], [growth.slot_config], self._slots, slots
+            )
+            records += [SeedEventRecord(**values) for values in events]
+            records += [
+                GovernorRecord(**at, **seed, epoch=after.epoch, reason=reason)
+                for reason in problems
+            ]
+            self._slots, self._last = slots, (after.epoch, after)
+            self._ops[before.op if before is not None else "wait"] += 1
+            self.note_decision(growth, after)
+            if after.op == "finish":  # a step of its own, which trains no epoch
+                self._last = (after.epoch + 1, after)
+                self._ops["finish"] += 1
+                records.append(
+                    self._step_record(growth, at | {"step": after.epoch + 1}, after, after, slots)
+                )
+            if after.should_stop:
+                records.append(self._episode_record(was_truncated=False))
+            records.append(self._round_record(before, after, len(problems), rate))
+            self._writer.write_many(records)
+            self._writer.flush()
+            if after.should_stop:
+                self._end()
+
+    @contextmanager
+    def _surviving(self) -> Generator[None]:
+        """Stop recording, with a warning, if it fails inside the context."""
         try:
-            self._add_epoch(growth, trace, slots, problems, learning_rate)
+            yield
         except (TelemetryError, StorageError) as error:
             self._finalizer()
             warnings.warn(
-                f"the training goes on unrecorded: {error}", TelemetryWarning, stacklevel=3
+                f"the training goes on unrecorded: {error}", TelemetryWarning, stacklevel=4
             )
 
     def close(self) -> None:
@@ -148,50 +190,6 @@ class Recording:
         self._slots = _read_slots(steps[-1].slots)
         self._ops = Counter(Op(one.op_done).name.lower() for one in steps)
         return rows[0][0]
-
-    def _add_epoch(
-        self,
-        growth: GrowingModel,
-        trace: Trace,
-        slots: SlotOutcome,
-        problems: Sequence[str],
-        learning_rate: float,
-    ) -> None:
-        after = trace[-1]
-        before = trace[-2] if len(trace) > 1 else None
-        if self._slots is None:
-            self._slots = _empty(slots)
-            if not self._writer.describes_run():
-                hosts = {0: growth.model}
-                name = self.folder.name
-                self._writer.write(run_record(self._config, growth.slot_config, hosts, name))
-        slots.contribution[0] = self._contributions(after, slots, list(growth.slots))
-        at = {"round": after.epoch, "step": after.epoch, **_PLACE}
-        seed = {"draw_seed": self._config.seed}
-        records: list[Record] = [self._step_record(growth, at, before, after, slots)]
-        events = seed_events(
-            lambda _: at | seed, [after.epoch], [growth.slot_config], self._slots, slots
-        )
-        records += [SeedEventRecord(**values) for values in events]
-        records += [
-            GovernorRecord(**at, **seed, epoch=after.epoch, reason=reason) for reason in problems
-        ]
-        self._slots, self._last = slots, (after.epoch, after)
-        self._ops[before.op if before is not None else "wait"] += 1
-        self.note_decision(growth, after)
-        if after.op == "finish":  # a step of its own, which trains no epoch
-            self._last = (after.epoch + 1, after)
-            self._ops["finish"] += 1
-            records.append(
-                self._step_record(growth, at | {"step": after.epoch + 1}, after, after, slots)
-            )
-        if after.should_stop:
-            records.append(self._episode_record(was_truncated=False))
-        records.append(self._round_record(before, after, len(problems), learning_rate))
-        self._writer.write_many(records)
-        self._writer.flush()
-        if after.should_stop:
-            self._end()
 
     def _contributions(self, after: Decision, slots: SlotOutcome, names: list[str]) -> list[float]:
         """Return what each seed contributes, as last measured; NaN if never."""
@@ -299,6 +297,20 @@ class Recording:
         self._writer.end_session("done")
         self._finalizer.detach()
         self._stack.close()
+
+
+def own_training_config(model: nn.Module, controller: str, budget: Budget, seed: int) -> RunConfig:
+    """Return the settings under which a training of the user's own is recorded."""
+    return RunConfig(
+        task=OWN_TRAINING,
+        task_options={"model": type(model).__name__, "controller": controller},
+        rounds=budget.n_epochs,
+        envs=1,
+        n_steps=1,
+        seed=seed,
+        threads=min(torch.get_num_threads(), MOST_THREADS),
+        budget=budget,
+    )
 
 
 def start_recording(

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import SlotError, UnsupportedHostError
+from esper.errors import ConfigError, SlotError, UnsupportedHostError
 from esper.growth.export.composition import require_composable
-from esper.growth.host_slots import ATTRIBUTE, slot_config_for, slots, unwrapped
+from esper.growth.host_slots import own_slots, slot_config_for, slots, unwrapped
 from esper.growth.placement import (
     ProposalKind,
     SlotProposal,
@@ -64,7 +64,7 @@ def place_slots(
 ) -> None:
     """Add empty slots to a model, in place; see :func:`copy_with_slots`."""
     options: dict[str, Any] = {"growth_config": growth_config, "seed": seed}
-    if ATTRIBUTE in model.__dict__:
+    if own_slots(model) is not None:
         _require_empty(model, at)
     elif at is not None:
         add_slots(model, at, sample, **options)
@@ -122,6 +122,19 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     for parameter in twin.parameters():
         parameter.grad = None
     return twin
+
+
+def require_trainable(model: nn.Module) -> None:
+    """Reject a model in which nothing learns.
+
+    Raises:
+        ConfigError: If no parameter requires gradients.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"this {type(model).__name__} has no trainable parameter; at least one must have "
+            "requires_grad."
+        )
 
 
 def _require_residual(model: nn.Module, found: SlotProposals) -> None:

@@ -55,6 +55,10 @@ class TimelineStep:
 OnStep = Callable[[TimelineStep], None]
 
 
+def ignore_step(_: TimelineStep) -> None:
+    """Do nothing after an epoch."""
+
+
 def run_episode(
     envs: GrowthVectorEnv,
     controller: Controller,

@@ -7,10 +7,9 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +20,14 @@ from esper.errors import GrowerError, UnsupportedHostError, blame_user_code
 from esper.growing.batches import Batches
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
+from esper.growing.growing_model import relative_drop
 from esper.growing.objectives import Evaluation, Objective
 from esper.growing.timeline import OnStep, TimelineStep
 from esper.growth.export import export
-from esper.growth.host_slots import ATTRIBUTE, slots
+from esper.growth.host_slots import remove_slots, slots
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
-from esper.lifecycle.stages import Stage
+from esper.populations.host_data import NO_ABLATION, Ablation
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
@@ -70,32 +70,25 @@ class Kept:
     """Whether seeds that are blended in are part of it."""
     n_committed: int
 
-    def rebuild(self, template: nn.Module) -> nn.Module:
-        """Return the model of this epoch as a plain module.
+    def rebuild(self, template: nn.Module) -> tuple[nn.Module, tuple[tuple[str, str], ...]]:
+        """Return the model of this epoch as a plain module, and the seeds that are part of it.
 
         Args:
             template: A model of the given architecture, whose slots if any are empty.
+
+        Returns:
+            The module, and the slot and the blueprint of each seed.
         """
         twin = copy.deepcopy(template)
-        twin.__dict__.pop(ATTRIBUTE, None)
+        remove_slots(twin)
         restore_slots(twin, json.loads(self.growth))
         with torch.no_grad():
             for name, tensor in named_tensors(twin).items():
                 tensor.copy_(self.tensors[name])
         slots(twin).end_growth(keep=self.keeps_blended)
-        plain = export(twin, committed_only=True)
-        for parameter in plain.parameters():
-            parameter.grad = None
-        return plain
-
-    def seeds(self, template: nn.Module) -> tuple[tuple[str, str], ...]:
-        """Return the slot and the blueprint of each seed of this epoch's model."""
-        twin = copy.deepcopy(template)
-        twin.__dict__.pop(ATTRIBUTE, None)
-        restore_slots(twin, json.loads(self.growth))
-        slots(twin).end_growth(keep=self.keeps_blended)
         lives = slots(twin).lives.items()
-        return tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
+        seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
+        return export(twin, committed_only=True), seeds
 
 
 class TrainingLoop:
@@ -133,6 +126,8 @@ class TrainingLoop:
         self.problems: list[str] = []
         """Why the model was rolled back, for each epoch in which it was."""
         self._start = time.monotonic()
+        self.before: Evaluation
+        """How the model did before training."""
         self.kept: Kept
 
     def run(self) -> None:
@@ -151,26 +146,26 @@ class TrainingLoop:
         if self._checkpoints is not None and self._checkpoints.names():
             self._load(self._checkpoints)
             return self.grower.trace[-1]
-        first = self.objective.evaluate(self._model, self._validation)
-        self.kept = self._keep(first, epoch=0, keeps_blended=True)
-        return self.grower.begin(**_shown(first))
+        self.before = self._evaluate()
+        self.kept = self._keep(self.before, epoch=0, keeps_blended=True)
+        return self.grower.begin(**self._shown(self.before))
 
     def _run_epoch(self, before: Decision) -> Decision:
         """Train an epoch after a decision, and return the next decision."""
         if before.op == "finish":
             self.stopped = "the controller ended it"
-            self._add_step(replace(before, stages={}), before, before.score)
+            self._add_step(before, before)
             return before
         self._train_epoch()
-        found = self.objective.evaluate(self._model, self._validation)
+        found = self._evaluate()
         self._settle(found)
         decision = self.grower.end_epoch(
-            **_shown(found), validate=lambda: _shown(self._evaluate())["score"]
+            **self._shown(found), validate=lambda: self.score(self._evaluate())
         )
         self._step_scheduler(found)
         if self.grower.was_rolled_back:
             self.problems.append(decision.why)
-        self._add_step(before, decision, found.score)
+        self._add_step(before, decision)
         self._check_limits()
         if self._checkpoints is not None:
             self._save(self._checkpoints)
@@ -210,7 +205,7 @@ class TrainingLoop:
         lives = self.grower.slots.lives
         keeps, best = True, found
         if any(life.is_growing and life.affects_output for _, life in lives.items()):
-            without = self._evaluate(committed_only=True)
+            without = self._evaluate(Ablation(is_uncommitted=True))
             if self.objective.is_better(without.value, found.value):
                 keeps, best = False, without
         self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
@@ -229,18 +224,19 @@ class TrainingLoop:
     def _n_committed(self) -> int:
         return sum(len(life.committed) for _, life in self.grower.slots.lives.items())
 
-    def _evaluate(self, *, committed_only: bool = False) -> Evaluation:
-        with self._switched_off(committed_only):
+    def _evaluate(self, ablation: Ablation = NO_ABLATION) -> Evaluation:
+        with self.grower.slots.without(ablation.excludes):
             return self.objective.evaluate(self._model, self._validation)
 
-    @contextmanager
-    def _switched_off(self, committed_only: bool) -> Generator[None]:
-        host = self.grower.slots
-        with ExitStack() as stack:
-            for name, life in host.lives.items() if committed_only else ():
-                if life.has_seed and life.stage != Stage.FOSSILIZED:
-                    stack.enter_context(host.switched_off(name))
-            yield
+    def score(self, found: Evaluation) -> float:
+        """Return the score of an evaluation, as the Grower is told it."""
+        score = relative_drop(self.before.loss, found.loss) if found.score is None else found.score
+        return score if math.isfinite(score) else WORST_SCORE
+
+    def _shown(self, found: Evaluation) -> dict[str, float]:
+        """Return what the Grower is told about an evaluation."""
+        loss = {"val_loss": found.loss} if math.isfinite(found.loss) else {}
+        return {"score": self.score(found), **loss}
 
     def _schedulers(self, *, per_batch: bool) -> list[LRScheduler]:
         return [each for each in self.grower.schedulers if isinstance(each, PER_BATCH) == per_batch]
@@ -256,11 +252,10 @@ class TrainingLoop:
         if limits.patience is not None and epoch - self.kept.epoch >= limits.patience:
             self.stopped = self.stopped or f"no epoch was better for {limits.patience} epochs"
 
-    def _add_step(self, before: Decision, after: Decision, score: float) -> None:
+    def _add_step(self, before: Decision, after: Decision) -> None:
         """Add a step to the timeline: what was decided before an epoch, and its outcome."""
-        lives = dict(self.grower.slots.lives.items())
-        is_end = after is before or before.op == "finish"
-        note = before.why if not after.why.startswith("the model was rolled back") else after.why
+        is_end = after is before
+        note = after.why if self.grower.was_rolled_back else before.why
         if after.should_stop and self.kept.epoch != self.grower.epoch:
             note = note or f"the end; epoch {self.kept.epoch} counts"
         step = TimelineStep(
@@ -269,32 +264,28 @@ class TrainingLoop:
             slot=before.slot,
             blueprint=before.blueprint,
             note=note,
-            score=score,
+            score=after.score,
             flops=after.flops,
             seed_parameters=after.seed_parameters,
             stages={} if is_end else after.stages,
             alphas={} if is_end else after.alphas,
-            fossils={slot: len(life.fossils) for slot, life in lives.items() if life.fossils},
+            fossils={
+                slot: len(life.fossils)
+                for slot, life in self.grower.slots.lives.items()
+                if life.fossils
+            },
         )
         self.timeline.append(step)
         self._on_step(step)
 
     def _save(self, folder: CheckpointFolder) -> None:
-        kept = {
-            "epoch": self.kept.epoch,
-            "evaluation": asdict(self.kept.evaluation),
-            "growth": self.kept.growth,
-            "tensors": self.kept.tensors,
-            "keeps_blended": self.kept.keeps_blended,
-            "n_committed": self.kept.n_committed,
-        }
         state = {
             "grower": self.grower.state_dict(),
-            "kept": kept,
+            "before": asdict(self.before),
+            "kept": {**vars(self.kept), "evaluation": asdict(self.kept.evaluation)},
             "timeline": json.dumps([asdict(step) for step in self.timeline]),
             "stopped": self.stopped,
             "seconds": time.monotonic() - self._start,
-            "first": dict(self.objective.first),
             "identity": self._identity,
             "problems": self.problems,
         }
@@ -311,11 +302,11 @@ class TrainingLoop:
                 )
         self.problems = list(state["problems"])
         self.grower.load_state_dict(state["grower"])
+        self.before = Evaluation(**state["before"])
         kept: dict[str, Any] = state["kept"]
         self.kept = Kept(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
         self.timeline = [TimelineStep(**step) for step in json.loads(state["timeline"])]
         self.stopped, self.seconds = state["stopped"], float(state["seconds"])
-        self.objective.first.update(cast(dict[str, Any], state["first"]))
         self._start = time.monotonic() - self.seconds
 
 
@@ -325,9 +316,3 @@ def _step(scheduler: Any, *metrics: float) -> None:
         # A scheduler marks its optimizer's step, and copies of both do not have the mark.
         warnings.filterwarnings("ignore", r"Seems like `optimizer.step\(\)` has been overridden")
         scheduler.step(*metrics)
-
-
-def _shown(found: Evaluation) -> dict[str, float]:
-    """Return what a Grower is told about an evaluation."""
-    score = found.score if math.isfinite(found.score) else WORST_SCORE
-    return {"score": score} | ({"val_loss": found.loss} if math.isfinite(found.loss) else {})

@@ -66,6 +66,8 @@ def is_call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def first_samples(whole: Any, n: int = 2) -> Any:
     """Return the first samples of a batch; the whole batch if its tensors differ in length."""
+    if isinstance(whole, Tensor):
+        return whole[:n].detach().clone()
     is_named = isinstance(whole, Mapping)
     pairs: Any = cast(Any, whole).items() if is_named else enumerate(whole)
     given: dict[Any, Any] = dict(pairs)

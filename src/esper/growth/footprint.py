@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import flop_counter
 
 from esper.growth.dry_run import batch_size_of, call_model, tensors_in
-from esper.growth.host_slots import ATTRIBUTE, slots
+from esper.growth.host_slots import own_slots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sharding import reshard
@@ -72,7 +72,7 @@ def count_flops(work: Callable[[], Any]) -> int:
 
 def footprint(model: nn.Module, sample_input: Any) -> Footprint:
     """Return the parameters and FLOPs of a model on a sample input; the model is not changed."""
-    grown: Mapping[str, SeedSlot] = slots(model) if ATTRIBUTE in model.__dict__ else {}
+    grown: Mapping[str, SeedSlot] = own_slots(model) or {}
     total = count_parameters(model)
     seeds: dict[str, int] = {}
     seed_flops: dict[str, int] = {}

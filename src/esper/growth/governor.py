@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
 from esper.growth.modules import named_modules
-from esper.growth.optimizers import RATE_KEYS, as_optimizers
+from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.ranks import Call, Ranks
 from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
 
@@ -282,16 +281,20 @@ class Governor:
         self._is_proven = True
         return None
 
-    def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
+    def check_gradients(
+        self, *, is_synced: bool = True, may_overflow: bool = False
+    ) -> GovernorReport | None:
         """Roll the model back if a gradient is not finite.
 
         Args:
             is_synced: Whether DistributedDataParallel has averaged the gradients that it knows;
                 not after ``no_sync()``.
+            may_overflow: Whether a gradient scaler is in use: it skips the update and lowers its
+                scale if a gradient is not finite, and nothing has to be rolled back.
         """
         self.average_gradients(is_synced=is_synced)
         problem = self._find_gradient_problem()
-        return None if problem is None else self.restore(problem)
+        return None if problem is None or may_overflow else self.restore(problem)
 
     def average_gradients(self, *, is_synced: bool = True) -> None:
         """Average the gradients of what was grown over all processes; or all gradients."""
@@ -328,7 +331,7 @@ class Governor:
     def keep(self) -> None:
         """Take a snapshot of the current state."""
         reshard(self.model)
-        self._require_seeds()
+        self.require_seeds()
         self._seen.clear()
         self._latest = self._take_snapshot()
         if self._is_proven:
@@ -387,7 +390,8 @@ class Governor:
         self.keep()
         return GovernorReport(reason, pruned)
 
-    def _require_seeds(self) -> None:
+    def require_seeds(self) -> None:
+        """Raise if the optimizers lack parameters of a seed."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         members = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameters in self.slots.growing_parameters().items():
@@ -441,7 +445,7 @@ class Governor:
                 for optimizer in self.optimizers
             ],
             moments=[
-                {p: _copied(state) for p, state in optimizer.state.items()}
+                {p: copied_state(state) for p, state in optimizer.state.items()}
                 for optimizer in self.optimizers
             ],
             slots={name: SlotState.of(slot) for name, slot in self.slots.items()},
@@ -467,7 +471,7 @@ class Governor:
             for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
                 optimizer.state.pop(parameter, None)
                 if parameter in moments:
-                    optimizer.state[parameter] = _copied(moments[parameter])
+                    optimizer.state[parameter] = copied_state(moments[parameter])
 
     def _load_optimizers(self, snapshot: _Snapshot) -> None:
         for optimizer, groups, moments in zip(
@@ -475,19 +479,20 @@ class Governor:
         ):
             current = optimizer.param_groups
             for group, (members, settings) in zip(current, groups, strict=False):
-                group.update(_copied({k: v for k, v in settings.items() if k not in RATE_KEYS}))
+                kept = {key: v for key, v in settings.items() if key not in RATE_KEYS}
+                group.update(copied_state(kept))
                 group["params"] = list(members)
             for group in current[len(groups) :]:  # added after the snapshot
                 group["params"] = []
             optimizer.state.clear()
             for parameter, state in moments.items():
-                optimizer.state[parameter] = _copied(state)
+                optimizer.state[parameter] = copied_state(state)
 
 
 def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, Any]]:
     """Return the parameters of a group, and a copy of its settings."""
     settings = {key: value for key, value in group.items() if key != "params"}
-    return list(group["params"]), _copied(settings)
+    return list(group["params"]), copied_state(settings)
 
 
 def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:
@@ -526,14 +531,3 @@ def _load_tensors(snapshot: _Snapshot) -> None:
             parameter.copy_(value)
         for module, name, buffer, value in snapshot.buffers:
             setattr(module, name, buffer.copy_(value))
-
-
-def _copied(state: Any) -> Any:
-    """Return a copy of an optimizer's state, in which tensors may be nested in lists."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in cast(dict[Any, Any], state).items()}
-    if type(state) in (list, tuple):
-        return type(state)(_copied(value) for value in cast(list[Any], state))
-    return copy.deepcopy(state)

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -274,6 +274,15 @@ class HostSlots(Mapping[str, SeedSlot]):
         with self[slot].switched_off():
             yield
 
+    @contextmanager
+    def without(self, is_left_out: Callable[[str, SlotLife], bool]) -> Generator[None]:
+        """Disable the seeds of which a function of the slot's name and life says so."""
+        with ExitStack() as stack:
+            for name, life in self.lives.items():
+                if is_left_out(name, life):
+                    stack.enter_context(self.switched_off(name))
+            yield
+
     def add_seed(self, slot: str, action: GrowthAction) -> None:
         """Build the action's blueprint and insert the slot into the model."""
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
@@ -472,14 +481,28 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def own_slots(model: nn.Module) -> HostSlots | None:
+    """Return the slots of a model that is not wrapped; None if it has none."""
+    found = model.__dict__.get(ATTRIBUTE)
+    return found if isinstance(found, HostSlots) else None
+
+
+def remove_slots(model: nn.Module) -> None:
+    """Remove the slots of a model and all that has grown in them; do nothing if it has none."""
+    found = own_slots(model)
+    if found is not None:
+        found.remove_all()
+        del model.__dict__[ATTRIBUTE]
+
+
 def slots(model: nn.Module) -> HostSlots:
     """Return the slots of a model.
 
     Raises:
         SlotError: If the model has none.
     """
-    found = unwrapped(model).__dict__.get(ATTRIBUTE)
-    if not isinstance(found, HostSlots):
+    found = own_slots(unwrapped(model))
+    if found is None:
         raise SlotError(
             f"{type(model).__name__} has no slots; call esper.add_slots(model, at=..., "
             "sample_input=...) first."

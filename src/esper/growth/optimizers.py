@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -142,10 +143,12 @@ class OptimizerKeeper:
         names = {id(p): name for name, p in self.slots.model.named_parameters()}
         return {
             "state": {
-                names[id(p)]: dict(s) for each in self.optimizers for p, s in each.state.items()
+                names[id(p)]: copied_state(s)
+                for each in self.optimizers
+                for p, s in each.state.items()
             },
             "groups": [
-                {key: value for key, value in group.settings.items() if key != "params"}
+                copied_state({key: v for key, v in group.settings.items() if key != "params"})
                 for group in self._all_groups()
             ],
             "kinds": [type(each).__name__ for each in self.optimizers],
@@ -173,9 +176,9 @@ class OptimizerKeeper:
             each.state.clear()
         owners = {id(p): group.optimizer for group in groups for p in group.members}
         for name, values in state["state"].items():
-            copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
             parameter = parameters[name]
-            owners.get(id(parameter), self.optimizers[0]).state[parameter] = copied
+            owner = owners.get(id(parameter), self.optimizers[0])
+            owner.state[parameter] = copied_state(values)
 
     def close(self) -> None:
         """Stop following the model's slots."""
@@ -260,6 +263,17 @@ def _scaled(value: Any, factor: float) -> Any:
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
     """Remove a parameter by identity, because tensors compare by value."""
     parameters[:] = [member for member in parameters if member is not parameter]
+
+
+def copied_state(state: Any) -> Any:
+    """Return a copy of an optimizer's state, in which tensors may be nested in lists."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: copied_state(value) for key, value in cast(dict[Any, Any], state).items()}
+    if type(state) in (list, tuple):
+        return type(state)(copied_state(value) for value in cast(list[Any], state))
+    return copy.deepcopy(state)
 
 
 def as_optimizers(

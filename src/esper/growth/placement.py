@@ -18,7 +18,7 @@ from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
 from esper.growth.footprint import count_flops
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots, unwrapped
+from esper.growth.host_slots import ATTRIBUTE, HostSlots, own_slots, slots, unwrapped
 from esper.growth.modules import (
     count_parameters,
     module_names,
@@ -70,7 +70,7 @@ def add_slots(
     require_growable(model)
     require_whole(model)
     model_given, model = model, unwrapped(model)
-    if ATTRIBUTE in model.__dict__:
+    if own_slots(model) is not None:
         present = ", ".join(slots(model))
         raise SlotError(
             f"{type(model).__name__} already has slots ({present}); add all slots in one call."

@@ -26,7 +26,7 @@ from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, type_of
 from esper.growth.blueprints import blueprint_names
 from esper.growth.blueprints.registry import ENTRY_POINT_GROUP
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, slots
+from esper.growth.host_slots import HostSlots, own_slots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
 from esper.growth.sharding import find_mesh, reshard, whole_values
@@ -217,7 +217,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     model = build()
     if not isinstance(model, nn.Module):
         raise SavedModelError(f"build returned {type_of(model)}; it must return a module.")
-    if any(ATTRIBUTE in module.__dict__ for _, module in module_names(model)):
+    if any(own_slots(module) is not None for _, module in module_names(model)):
         raise SavedModelError(
             f"build returned {type_of(model)} with slots; do not call add_slots in build, "
             "because load restores the saved slots."

@@ -14,7 +14,6 @@ from esper.growing.grower import Grower
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import unwrapped
 from esper.integrations.adapters import (
-    drop_overflow,
     full_precision,
     import_library,
     metrics_of,
@@ -81,7 +80,14 @@ class AcceleratedGrower(Grower):
         self._prepared: list[Any] = prepared
         plain: list[Optimizer] = [getattr(each, "optimizer", each) for each in prepared]
         with full_precision(unwrapped(model)):
-            super().__init__(model, plain, epochs=epochs, scheduler=scheduler, **options)
+            super().__init__(
+                model,
+                plain,
+                epochs=epochs,
+                scheduler=scheduler,
+                scaler=accelerator.scaler,
+                **options,
+            )
         self._state = GrownState(unwrapped(model))
         self._state.is_waiting = True
         for each in plain:
@@ -113,16 +119,14 @@ class AcceleratedGrower(Grower):
             report = self.check_loss(loss)
         if report is not None or not self._accelerator.sync_gradients:
             return report
-        if self._accelerator.scaler is not None:
+        if self.scaler is not None:
             for optimizer in self._prepared:
                 self._accelerator.unscale_gradients(optimizer)
-        has_gradients = any(p.grad is not None for p in self.model.parameters())
-        if has_gradients and not drop_overflow(self, self._accelerator.scaler):
-            report = self.check_gradients()
-            if report is None:
-                if max_grad_norm is not None:
-                    self._accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
-                self.commit()
+        report = self.check_gradients()
+        if report is None:
+            if max_grad_norm is not None:
+                self._accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+            self.commit()
         for optimizer in self._prepared:
             optimizer.step()
             optimizer.zero_grad()
@@ -148,9 +152,9 @@ class AcceleratedGrower(Grower):
         self._accelerator.log(metrics_of(decision), step=step)
         return decision
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state without the weights, which the accelerator saves."""
-        return {name: value for name, value in super().state_dict().items() if name != "model"}
+    def state_dict(self, *, weights: bool = False) -> dict[str, Any]:
+        """Return the state, by default without the weights, which the accelerator saves."""
+        return super().state_dict(weights=weights)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume with the weights that the accelerator has loaded."""

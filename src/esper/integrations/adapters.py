@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.utils import get_total_norm
 
 from esper.errors import ConfigError, did_you_mean
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
+from esper.growth.sharding import total_norm
 
 GROWER_OPTIONS = ("at", "controller", "ema", "price", "sample_input", "seed")
 """Arguments of :class:`esper.Grower` that adapters pass on as they are."""
@@ -76,22 +76,20 @@ def metrics_of(decision: Decision) -> dict[str, float]:
     }
 
 
-def drop_overflow(grower: Grower, scaler: Any) -> bool:
-    """Return whether a gradient scaler will skip the update, and drop the gradients if so.
+def check_gradients(grower: Grower) -> bool:
+    """Check the gradients of a step, if there are any; return whether they can be used.
 
-    Gradients of seeds are averaged before, so that all processes find the same.
+    Libraries unscale gradients before Esper averages those of seeds over the ranks, so a scaler may
+    have seen an overflow on one rank only. What is not finite is dropped on all of them.
     """
-    if scaler is None:
-        return False
-    grown = [p for slot in grower.slots.values() for p in slot.grown_parameters()]
-    grower.ranks.average_gradients(grown)
-    parameters = [p for p in grower.model.parameters() if p.grad is not None]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if math.isfinite(norm.item()):
-        return False
-    for parameter in parameters:
-        parameter.grad = None
-    return True
+    found = [p for p in grower.model.parameters() if p.grad is not None]
+    if not found or grower.check_gradients() is not None:
+        return False  # a rollback has dropped them
+    is_finite = math.isfinite(total_norm([p.grad for p in found if p.grad is not None]))
+    if not is_finite:
+        for parameter in found:
+            parameter.grad = None
+    return is_finite
 
 
 @contextmanager

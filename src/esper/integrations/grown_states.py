@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.errors import GrowerError, SavedModelError, message_of
 from esper.growing.grower import Grower
-from esper.growth.host_slots import ATTRIBUTE, HostSlots
+from esper.growth.host_slots import own_slots, remove_slots
 from esper.growth.saved_models import describe_slots, restore_slots
 
 KEY = "esper_growth"
@@ -35,11 +35,6 @@ def find_grown(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the grown modules in a state dict; ``""`` for the model itself."""
     names = [name for name in state if name.rpartition(".")[2] == KEY]
     return [name.rpartition(".")[0] for name in names]
-
-
-def state_without_weights(grower: Grower) -> dict[str, Any]:
-    """Return the state of a Grower, without the weights, which the library saves."""
-    return {name: value for name, value in grower.state_dict().items() if name != "model"}
 
 
 class GrownState:
@@ -82,7 +77,7 @@ class GrownState:
         return weights
 
     def resume(self, grower: Grower, state: Mapping[str, Any]) -> None:
-        """Load into a new Grower what :func:`state_without_weights` returned, and the weights."""
+        """Load the weights into a new Grower, and the state that was saved without them."""
         grower.load_state_dict({**state, "model": self.take_weights()})
 
     def _rebuild(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -91,12 +86,10 @@ class GrownState:
             return
         try:
             structure = json.loads(bytes(cast("list[int]", stored.tolist())))
-            own = module.__dict__.get(ATTRIBUTE)
-            if isinstance(own, HostSlots):
-                if json.loads(json.dumps(describe_slots(own))) == structure:
-                    return
-                own.remove_all()
-                del module.__dict__[ATTRIBUTE]
+            own = own_slots(module)
+            if own is not None and json.loads(json.dumps(describe_slots(own))) == structure:
+                return
+            remove_slots(module)
             restore_slots(module, structure)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise SavedModelError(
@@ -104,16 +97,14 @@ class GrownState:
             ) from error
 
     def _keep(self, module: nn.Module, _: Any) -> None:
-        own = module.__dict__.get(ATTRIBUTE)
-        if self.is_waiting and module is self.model and isinstance(own, HostSlots):
+        if self.is_waiting and module is self.model and own_slots(module) is not None:
             whole = {name: t.detach().clone() for name, t in module.state_dict().items()}
             self._weights = {name: t for name, t in whole.items() if name != KEY}
-            own.remove_all()
-            del module.__dict__[ATTRIBUTE]
+            remove_slots(module)
 
 
 def _write_structure(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    own = module.__dict__.get(ATTRIBUTE)
-    if isinstance(own, HostSlots):
+    own = own_slots(module)
+    if own is not None:
         text = json.dumps(describe_slots(own)).encode()
         state[prefix + KEY] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

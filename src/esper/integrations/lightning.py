@@ -11,7 +11,7 @@ from esper.errors import ConfigError
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
     MetricNames,
-    drop_overflow,
+    check_gradients,
     import_library,
     metrics_of,
     require_options,
@@ -20,7 +20,6 @@ from esper.integrations.grown_states import (
     GrownState,
     find_grown,
     rebuild_on_load,
-    state_without_weights,
 )
 
 _lightning = import_library("lightning.pytorch", "lightning")
@@ -92,6 +91,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
             trainer.optimizers,
             epochs=trainer.max_epochs,
             scheduler=[each.scheduler for each in trainer.lr_scheduler_configs],
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
             **({} if sample is None or self.module else {"sample_input": sample}) | self._options,
         )
         if self._saved:
@@ -100,8 +100,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Keep the loss until its gradients are there."""
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = 1.0 if scaler is None else scaler.get_scale()
+        scale = 1.0 if self.grower.scaler is None else self.grower.scaler.get_scale()
         self._loss = loss.detach() * (trainer.accumulate_grad_batches / scale)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -111,11 +110,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Check the gradients before they are clipped."""
-        has_gradients = any(p.grad is not None for p in pl_module.parameters())
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if not has_gradients or drop_overflow(self.grower, scaler):
-            return
-        if self.grower.check_gradients() is None:
+        if check_gradients(self.grower):
             self.grower.commit()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -130,7 +125,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the Grower; the weights are in the checkpoint already."""
-        return state_without_weights(self.grower) if hasattr(self, "grower") else {}
+        return self.grower.state_dict(weights=False) if hasattr(self, "grower") else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of the Grower until ``fit`` starts."""

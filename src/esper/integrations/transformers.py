@@ -15,7 +15,7 @@ from esper.errors import ConfigError, SavedModelError
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
     MetricNames,
-    drop_overflow,
+    check_gradients,
     full_precision,
     import_library,
     metrics_of,
@@ -25,7 +25,6 @@ from esper.integrations.grown_states import (
     GrownState,
     find_grown,
     rebuild_on_load,
-    state_without_weights,
 )
 from esper.storage.files import write_atomic
 
@@ -96,6 +95,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
             optimizer,
             epochs=math.ceil(state.num_train_epochs),
             scheduler=trainer.lr_scheduler,
+            scaler=trainer.accelerator.scaler,
             **self._options,
         )
         if self._state.has_weights:
@@ -129,13 +129,10 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
             _ = self.grower.slots  # the first step finds them
         if losses and self.grower.check_loss(torch.stack(losses).sum()) is not None:
             return
-        accelerator, parameters = self._trainer.accelerator, list(self._trainer.model.parameters())
-        has_gradients = any(parameter.grad is not None for parameter in parameters)
-        if not has_gradients or drop_overflow(self.grower, accelerator.scaler):
-            return
-        if self.grower.check_gradients() is None:
+        if check_gradients(self.grower):
             if self._clip:
-                accelerator.clip_grad_norm_(parameters, self._clip)
+                trainer = self._trainer
+                trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), self._clip)
             self.grower.commit()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -155,7 +152,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         """Replace the optimizer's file, which goes by order, by the Grower's, which is by name."""
         if args.should_save and not args.save_only_model:
             file = io.BytesIO()
-            torch.save(state_without_weights(self.grower), file)
+            torch.save(self.grower.state_dict(weights=False), file)
             write_atomic(_folder(args, state) / STATE_FILE, file.getvalue())
             (_folder(args, state) / "optimizer.pt").unlink(missing_ok=True)
 

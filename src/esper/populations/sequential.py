@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -208,10 +207,7 @@ class SequentialPopulation(Population):
         inputs, targets = self.specs[host].data.split(split)
         n, total_loss, total_metric = len(inputs), 0.0, 0.0
         held.model.eval()
-        with torch.no_grad(), ExitStack() as stack:
-            for slot, life in held.slots.lives.items():
-                if ablation.excludes(slot, life):
-                    stack.enter_context(held.slots.switched_off(slot))
+        with torch.no_grad(), held.slots.without(ablation.excludes):
             for start in range(0, n, EVALUATION_BATCH):
                 batch = slice(start, start + EVALUATION_BATCH)
                 outputs = self._run_model(host, inputs[batch])

@@ -38,6 +38,9 @@ SHIPPED = "shipped"
 PROGRESSIVE = "progressive"
 """The name of the controller that grows a host to a target size."""
 
+PROGRESSIVE_GROWTH = GrowthConfig(commits_at_once=True, embargo_epochs=1)
+"""Growth to a target size: new seeds are part of the model at once."""
+
 AnyController = str | os.PathLike[str] | Run | SavedController | Controller
 """A controller, or anything that names one."""
 

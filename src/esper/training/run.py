@@ -159,7 +159,7 @@ class Run:
         Args:
             allow_code: Whether to run a task that the settings name by ``module:function``.
         """
-        from esper.growing.grow import grow_best_host
+        from esper.growing.task_hosts import grow_best_host
 
         return grow_best_host(self, allow_code=allow_code).model
 

@@ -1,0 +1,277 @@
+"""Training the user's own model with growth, on the user's data."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from esper.config.growth import OPTIMIZERS, Budget, PopulationConfig
+from esper.config.memory import BYTES_PER_WEIGHT, require_memory
+from esper.environment import EpisodeResults
+from esper.errors import ConfigError, did_you_mean, type_of
+from esper.growing.batches import Batch, Batches
+from esper.growing.grower import Grower
+from esper.growing.grown import Grown, GrowthSummary
+from esper.growing.measuring import copy_modes
+from esper.growing.objectives import Objective
+from esper.growing.progress import shown_progress
+from esper.growing.slots import copy_model, place_slots, require_trainable
+from esper.growing.timeline import OnStep
+from esper.growing.training_loop import Limits, TrainingLoop
+from esper.growth.dry_run import first_samples
+from esper.growth.export import export
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters, seeded
+from esper.growth.placement import require_growable
+from esper.lifecycle.factored_actions import Op
+from esper.populations.host_models import make_optimizer
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.tamiyo.policy.observations import ObservationLayout
+from esper.training.lookup import (
+    PROGRESSIVE,
+    PROGRESSIVE_GROWTH,
+    AnyController,
+    find_progressive,
+    find_saved,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel:
+    """The user's model, its data and its training settings; it can be trained several times."""
+
+    given: nn.Module
+    optimizer: GivenOptimizer
+    settings: PopulationConfig
+    plan: Budget
+    objective: Objective
+    train: Batches
+    validation: Batches
+    first: Batch
+    limits: Limits
+    at: Sequence[str] | None
+    max_parameters: int | None
+    seed: int
+
+    def run(
+        self,
+        controller: AnyController,
+        *,
+        target: Mapping[str, int] | None = None,
+        fractions: Sequence[float] | None = None,
+        on_step: OnStep,
+        resume: str | os.PathLike[str] | None,
+        progress: bool | Literal["auto"],
+        label: str = "growing",
+    ) -> tuple[Grown, TrainingLoop]:
+        """Train a copy of the model with a controller."""
+        memo: dict[int, Any] = {}
+        model = copy.deepcopy(self.given, memo)
+        if not self.given.training:
+            model.train()
+        sample = first_samples(self.first.sample)
+        is_progressive = controller == PROGRESSIVE
+        saved = find_saved(controller)
+        place_slots(
+            model,
+            self.at,
+            sample,
+            for_depth=isinstance(target, Mapping) and "depth" in target,
+            growth_config=PROGRESSIVE_GROWTH if is_progressive else saved and saved.growth,
+            seed=self.seed,
+        )
+        template = export(self.given)  # a model that cannot be exported fails here
+        if is_progressive:
+            layout = ObservationLayout(
+                replace(slots(model).slot_config, allow_finish=self.plan.flop_price > 0.0)
+            )
+            controller = find_progressive(
+                layout, copy.deepcopy(model), self.plan.n_epochs, target, fractions
+            )
+        optimizer, scheduler = self.optimizer.bind(model, memo, self.settings)
+        with seeded(self.seed):
+            grower = Grower(
+                model,
+                optimizer,
+                epochs=self.plan.n_epochs,
+                controller=controller,
+                sample_input=self.first.sample,
+                price=self.plan.flop_price,
+                scheduler=scheduler,
+                seed=self.seed,
+                max_parameters=self.max_parameters,
+            )
+            with shown_progress(progress, grower, label) as bar:
+                loop = TrainingLoop(
+                    grower,
+                    self.objective,
+                    self.train,
+                    self.validation,
+                    self.limits,
+                    on_step=bar.wrap(on_step),
+                    on_batch=bar.on_batch,
+                    largest_counts=target is not None,
+                    checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
+                    identity=self._identity(grower),
+                )
+                loop.run()
+        return self._result(loop, template), loop
+
+    def _identity(self, grower: Grower) -> dict[str, str]:
+        """Return what tells this training from others, to compare with a saved one."""
+        digest = hashlib.sha256()
+        for name, tensor in self.given.state_dict().items():
+            digest.update(f"{name}{list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return {
+            "the model": f"{type(self.given).__name__} with weights {digest.hexdigest()[:12]}",
+            "epochs": str(self.plan.n_epochs),
+            "the metric": self.objective.metric,
+            "price": str(self.plan.flop_price),
+            "seed": str(self.seed),
+            "the controller": grower.controller_name,
+            "the optimizer": type(grower.optimizers[0]).__name__,
+            "the learning rate": str(grower.optimizers[0].param_groups[0]["lr"]),
+            "the batch size": str(self.first.size),
+        }
+
+    def _result(self, loop: TrainingLoop, template: nn.Module) -> Grown:
+        grower, kept = loop.grower, loop.kept
+        before = loop.before
+        was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
+        model, seeds = kept.rebuild(self.given) if was_kept else (template, ())
+        copy_modes(self.given, model)
+        for parameter in model.parameters():
+            parameter.grad = None
+        summary = GrowthSummary(
+            metric=self.objective.metric,
+            split="validation",
+            before=before.value,
+            after=kept.evaluation.value if was_kept else before.value,
+            grown=kept.evaluation.value,
+            parameters_before=count_parameters(self.given),
+            parameters_after=count_parameters(model),
+            flops=float(grower.trace[-1].flops),
+            n_epochs=grower.epoch,
+            best_epoch=kept.epoch,
+            budget_epochs=self.plan.n_epochs,
+            seeds=seeds,
+            was_kept=was_kept,
+            controller=grower.controller_name,
+            seconds=loop.seconds,
+            total_flops=grower.flops,
+            stopped=loop.stopped,
+            problems=tuple(loop.problems),
+        )
+        return Grown(
+            model=model,
+            timeline=tuple(loop.timeline),
+            summary=summary,
+            results=self._episode(loop, summary),
+            sample=self._sample(),
+            trace=grower.trace,
+        )
+
+    def _sample(self) -> Any:
+        found: Any = first_samples(self.validation.first().sample, 4)
+        is_single = isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 1
+        return cast(Any, found)[0] if is_single else cast(Any, found)
+
+    def _episode(self, loop: TrainingLoop, summary: GrowthSummary) -> EpisodeResults:
+        """Return the outcome in the form of a host's episode."""
+        ops = Counter(step.op for step in loop.timeline)
+        score = loop.score(loop.kept.evaluation)
+        return EpisodeResults(
+            returns=np.array([score - self.plan.flop_price * summary.flops]),
+            scores=np.array([score]),
+            flops=np.array([summary.flops]),
+            n_epochs=np.array([summary.n_epochs]),
+            host_parameters=np.array([summary.parameters_before]),
+            seed_parameters=np.array([summary.parameters_after - summary.parameters_before]),
+            op_counts=np.array([[ops[op.name.lower()] for op in Op]]),
+            n_illegal=np.zeros(1, np.int64),
+            draw_seeds=np.array([self.seed]),
+        )
+
+
+@dataclass(frozen=True)
+class GivenOptimizer:
+    """The optimizer and the scheduler as the user gave them, copied with the model if bound."""
+
+    optimizer: Any
+    scheduler: Any
+
+    def bind(
+        self, model: nn.Module, memo: dict[int, Any], settings: PopulationConfig
+    ) -> tuple[Optimizer, Any]:
+        """Return them for a copy of the model that ``copy.deepcopy`` made with this memo."""
+        if isinstance(self.optimizer, Optimizer):
+            optimizer: Any = copy.deepcopy(self.optimizer, memo)
+        elif isinstance(self.optimizer, str):
+            optimizer = make_optimizer(model, settings, settings.learning_rate, fused=True)
+        else:
+            optimizer = self.optimizer(model.parameters())
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer returned {type_of(optimizer)}; it must return a torch.optim optimizer."
+            )
+        if self.scheduler is None:
+            return optimizer, None
+        if callable(self.scheduler) and not hasattr(self.scheduler, "step"):
+            return optimizer, self.scheduler(optimizer)
+        return optimizer, copy.deepcopy(self.scheduler, memo)
+
+
+def copy_all(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Module, GivenOptimizer]:
+    """Return copies of a model and of the optimizer and scheduler that belong to it."""
+    is_known = isinstance(optimizer, (str, Optimizer)) or callable(optimizer)
+    if not is_known or (isinstance(optimizer, str) and optimizer not in OPTIMIZERS):
+        raise ConfigError(
+            f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}, an optimizer "
+            "of the model, or a function of parameters that returns one."
+        )
+    if hasattr(scheduler, "step") and not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            "scheduler belongs to an optimizer; give that too, or give a function of an optimizer "
+            "that returns the scheduler."
+        )
+    memo: dict[int, Any] = {}
+    given = _copy(model, memo)
+    if isinstance(optimizer, Optimizer):
+        optimizer = copy.deepcopy(optimizer, memo)
+        scheduler = copy.deepcopy(scheduler, memo) if hasattr(scheduler, "step") else scheduler
+    return given, GivenOptimizer(optimizer, scheduler)
+
+
+def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy of a model; reject one without trainable parameters."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module, or a task.")
+    require_growable(model)
+    require_trainable(model)
+    size = count_parameters(model)
+    require_memory(BYTES_PER_WEIGHT * size, hosts=1, parameters=size)
+    return copy_model(model, memo)
+
+
+def read_settings(options: dict[str, Any], optimizer: Any) -> PopulationConfig:
+    """Return the training settings; reject unknown ones."""
+    known = [field.name for field in fields(PopulationConfig)]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(
+                f"there is no setting {name!r}; the settings are {', '.join(known)}.{hint}"
+            )
+    kind = {"optimizer": optimizer} if isinstance(optimizer, str) else {}
+    return PopulationConfig(**options, **cast(Any, kind))
