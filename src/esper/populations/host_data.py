@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from esper.config.checks import require_number, require_seed
+from esper.config.checks import require_int, require_number, require_seed
 from esper.errors import ConfigError, ShapeError
 from esper.growth.sites import describe
 from esper.growth.slot_lives import SlotLife
@@ -77,9 +77,16 @@ class HostSpec:
     build: BuildHost | None = None
     """Builds this host if it is smaller than the population's design; None for the design. Each of
     its tensors must fit in the leading corner of the design's."""
+    batch_size: int | None = None
+    """Batch size; None for the population's."""
+    batches_per_epoch: int | None = None
+    """Batches per epoch; None for the population's."""
 
     def __post_init__(self) -> None:
         require_seed(self.seed)
+        for name in ("batch_size", "batches_per_epoch"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), least=1)
         if self.learning_rate is not None:
             require_number("learning_rate", self.learning_rate, above=0.0)
 

@@ -520,7 +520,10 @@ class Population(ABC):
     def _make_order(self, spec: HostSpec) -> BatchOrder:
         config = self.config
         return BatchOrder(
-            spec.seed, len(spec.data.train_inputs), config.batch_size, config.batches_per_epoch
+            spec.seed,
+            len(spec.data.train_inputs),
+            spec.batch_size or config.batch_size,
+            spec.batches_per_epoch or config.batches_per_epoch,
         )
 
     def _follow(self, host: int, lives: SlotLives) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.config.checks import make_numbers_plain, require_number
+from esper.config.checks import make_numbers_plain, require_int, require_number
 from esper.errors import BadDataError, TaskError, type_of
 
 
@@ -66,6 +66,14 @@ class TaskDraw:
     """Learning rate; None for the task's."""
     make_host: Callable[[int], nn.Module] | None = None
     """Creates the host from a seed; None for the task's."""
+    batch_size: int | None = None
+    """Batch size; None for the task's."""
+    batches_per_epoch: int | None = None
+    """Batches per epoch; None for the task's."""
+    n_epochs: int | None = None
+    """Epochs of the episode, at most the task's; None for the task's."""
+    flop_price: float | None = None
+    """Price of a reference run's FLOPs; None for the task's."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """The drawn values by name, which are recorded but not observed."""
 
@@ -75,6 +83,11 @@ class TaskDraw:
             raise BadDataError(f"data of a TaskDraw is a {kind}; it must be TaskData.")
         if self.learning_rate is not None:
             require_number("learning_rate of a TaskDraw", self.learning_rate, above=0.0)
+        for name in ("batch_size", "batches_per_epoch", "n_epochs"):
+            if getattr(self, name) is not None:
+                require_int(f"{name} of a TaskDraw", getattr(self, name), least=1)
+        if self.flop_price is not None:
+            require_number("flop_price of a TaskDraw", self.flop_price, least=0.0)
         if self.make_host is not None and not callable(self.make_host):
             raise TaskError(
                 f"make_host of a TaskDraw is {self.make_host!r}; it must be a function of a seed, "
