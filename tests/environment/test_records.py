@@ -148,7 +148,7 @@ def test_histories_hold_the_scores_seen_so_far() -> None:
         scores.append(records.score.copy())
         norms.append(records.gradient_norm.copy())
         losses.append(records.validation_loss.copy())
-        facts = records.host_facts(envs.task.budget)
+        facts = records.host_facts()
         np.testing.assert_array_equal(facts.previous_score, scores[-2])
         np.testing.assert_array_equal(facts.older_score, scores[max(0, len(scores) - 5)])
         np.testing.assert_array_equal(facts.best_score, np.max(scores, axis=0))

@@ -58,8 +58,10 @@ def pay(
             potential_after=potentials[t + 1 : t + 2],
             is_end=np.array([t == n - 1 and not is_cut]),
             final_score=episode["final"],
+            flop_price=np.array([BUDGET.flop_price]),
+            epoch_rent=np.array([BUDGET.parameter_rent / BUDGET.n_epochs]),
         )
-        for name, value in settle_step(step, account, BUDGET, config).by_name().items():
+        for name, value in settle_step(step, account, config).by_name().items():
             terms[name].append(float(value[0]))
     return {name: np.array(values) for name, values in terms.items()}
 

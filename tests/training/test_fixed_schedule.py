@@ -83,7 +83,7 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
 ) -> None:
     envs = trial_envs(tiny_config(budget__n_epochs=5))
     forbidding = replace(envs.slot_config, allow_finish=False)
-    for holder in (envs.growth, envs.growth.hosts.groups[0]):
+    for holder in (envs.growth, envs.growth.hosts, envs.growth.hosts.groups[0]):
         monkeypatch.setattr(holder, "slot_config", forbidding)
     monkeypatch.setattr(fixed_schedule, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs

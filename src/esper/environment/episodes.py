@@ -107,8 +107,8 @@ class GrowthEpisodes:
         self.rewards = rewards or RewardConfig()
         self.stopwatch = Stopwatch()
         self.hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
-        self.slot_config: SlotConfig = self.hosts.groups[0].slot_config
-        """The slots of the task's own hosts; variants may name theirs differently."""
+        self.slot_config: SlotConfig = self.hosts.slot_config
+        """The slots of the task's own hosts; others may name theirs differently."""
         self.layout = ObservationLayout(self.slot_config)
         self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
@@ -155,7 +155,7 @@ class GrowthEpisodes:
     def observe(self) -> NDArray[np.float32]:
         """Return the observation of each host, ``[N, D]``."""
         with self.stopwatch.measure("observations"):
-            hosts = self.records.host_facts(self.task.budget)
+            hosts = self.records.host_facts()
             return self.layout.encode(hosts, self.records.slot_facts(self.hosts.slot_arrays()))
 
     def step(self, actions: Integers) -> StepResult:
@@ -181,7 +181,7 @@ class GrowthEpisodes:
         self._settle(training, flops)
         records.n_steps += is_running
 
-        ended = is_running & (self.hosts.is_finished | (records.epoch >= self.task.budget.n_epochs))
+        ended = is_running & (self.hosts.is_finished | (records.epoch >= records.n_epochs))
         added_parameters = np.where(is_training, records.seed_parameters.sum(1), 0)
         potential_after = self._potential()
         final_scores = self._end(ended)
@@ -194,8 +194,10 @@ class GrowthEpisodes:
             potential_after=np.where(is_running, potential_after, 0.0),
             is_end=ended,
             final_score=final_scores,
+            flop_price=records.flop_price,
+            epoch_rent=self.task.budget.parameter_rent / records.n_epochs,
         )
-        terms = settle_step(account, records.account, self.task.budget, self.rewards)
+        terms = settle_step(account, records.account, self.rewards)
         records.is_over |= ended
         return StepResult(
             was_running=is_running,
@@ -274,8 +276,7 @@ class GrowthEpisodes:
         self._masks = None
 
     def _replace(self, host: int, seed: int) -> None:
-        group, number = self.hosts.locate(host)
-        group.restart(number, seed)
+        self.hosts.restart(host, seed)
         self._start_record(host, seed)
 
     def _start_record(self, host: int, seed: int) -> None:
@@ -290,8 +291,10 @@ class GrowthEpisodes:
         records.learning_rate[host] = population.learning_rate(number)
         records.n_parameters[host] = costs.host_parameters
         records.set_slot_sizes(host, costs.slot_sizes)
+        records.n_epochs[host] = group.n_epochs(number)
+        records.flop_price[host] = group.price(number)
         epoch_flops = group.reference_epoch_flops(number)
-        records.reference_flops[host] = self.task.budget.n_epochs * epoch_flops
+        records.reference_flops[host] = records.n_epochs[host] * epoch_flops
 
     def _score_untrained(self, hosts: list[int]) -> None:
         """Score hosts before their first epoch; this first evaluation is free of charge."""

@@ -1,5 +1,8 @@
 """The hosts of episodes: one population for each design of a task, numbered consecutively.
 
+Hosts whose designs are drawn have a population each. Their slots are padded to the number of the
+hosts with the most: the slots that a host lacks are dormant for ever and no blueprint fits them.
+
 Shapes: N = hosts, S = slots.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,15 +28,16 @@ from esper.populations import (
     HostData,
     HostSpec,
     HostState,
+    Population,
     SlotArrays,
     make_population,
 )
 from esper.populations.factory import Form
 from esper.populations.host_data import Split
 from esper.populations.host_models import CostTable
-from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
+from esper.tamiyo.policy.action_masks import ActionMasks, JointMasks, compute_array_masks
 from esper.tamiyo.policy.observations import clip
-from esper.tasks import Task, TaskDraw
+from esper.tasks import Metric, Task, TaskDraw
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,23 @@ class HostScores:
     """Clipped to [-1, 1], so that a diverged host has a finite score."""
     losses: Floats
     flops: Floats
+
+
+class SparePopulations:
+    """Populations of one host that are not in use, by the function that makes their hosts."""
+
+    def __init__(self) -> None:
+        self._spares: dict[int, list[Population]] = {}
+
+    def put(self, draw: TaskDraw, population: Population) -> None:
+        """Keep a population that trained the host of a draw."""
+        population.write_slots_to(SlotArrays.blank(1, population.slot_config.max_slots))
+        self._spares.setdefault(id(draw.make_host), []).append(population)
+
+    def take(self, draw: TaskDraw) -> Population | None:
+        """Return a population for hosts like that of a draw, if there is one."""
+        known = self._spares.get(id(draw.make_host))
+        return known.pop() if known else None
 
 
 class HostGroup:
@@ -57,43 +78,86 @@ class HostGroup:
         first: int,
         form: Form,
         final_split: FinalSplit,
+        spares: SparePopulations | None = None,
     ) -> None:
+        """Make the hosts.
+
+        Args:
+            task: The task.
+            draw_seeds: The draw seed of each host.
+            first: Number of the first host among all.
+            form: How hosts are trained.
+            final_split: What the final score is measured on.
+            spares: Populations for other designs, if the task draws designs.
+        """
         self.task, self.first, self.n_hosts = task, first, len(draw_seeds)
+        self._form: Form = form
         self._final_split: FinalSplit = final_split
+        self._spares = spares
         self._fixed_data: HostData | None = None
         drawn = [self._draw(seed) for seed in draw_seeds]
         self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
-        self.population = make_population(
-            task.make_host,
-            [spec for _, spec in drawn],
-            task.training,
-            form=form,
-            objective=task.metric.objective,
-            growth_config=task.growth,
-        )
-        self.slot_config = self.population.slot_config
-        self.seed_sizes = SeedSizes(self.population.costs, self.slot_config)
+        self._use(self._make_population([spec for _, spec in drawn]))
 
     @property
     def rows(self) -> slice:
         """Their positions among all hosts."""
         return slice(self.first, self.first + self.n_hosts)
 
+    @property
+    def metric(self) -> Metric:
+        """What their scores measure."""
+        return self.task.metric
+
+    def price(self, host: int) -> float:
+        """Return the price of a reference run's FLOPs for a host."""
+        own = self.draws[host].flop_price
+        return own if self.task.draws_price and own is not None else self.task.budget.flop_price
+
+    def n_epochs(self, host: int) -> int:
+        """Return the epochs of a host's episode."""
+        return self.draws[host].n_epochs or self.task.budget.n_epochs
+
     def restart(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""
+        before = self.draws[host]
         self.draws[host], spec = self._draw(seed)
-        self.population.restart(host, spec)
+        if self._spares is None:
+            self.population.restart(host, spec)
+            return
+        self._spares.put(before, self.population)
+        spare = self._spares.take(self.draws[host])
+        if spare is not None:
+            spare.restart(host, spec)
+        self._use(spare or self._make_population([spec]))
 
-    def masks(self) -> ActionMasks:
-        """Return the legal actions of these hosts."""
-        arrays = self.population.slot_arrays()
-        return compute_array_masks(
-            torch.from_numpy(arrays.stage),
-            torch.from_numpy(arrays.age_epochs),
-            torch.from_numpy(arrays.alpha_at_rest),
-            self.slot_config,
-            torch.from_numpy(arrays.is_gate_open),
+    def _make_population(self, specs: list[HostSpec]) -> Population:
+        task, build = self.task, self.task.make_host
+        if self._spares is not None:
+            build = specs[0].build or build
+        return make_population(
+            build,
+            specs,
+            task.training,
+            form="stacked" if self._spares is not None and self._form == "auto" else self._form,
+            objective=self.metric.objective,
+            growth_config=task.growth,
         )
+
+    def _use(self, population: Population) -> None:
+        """Train the hosts in this population from now on."""
+        self.population = population
+        is_paid = self.task.budget.parameter_rent > 0.0 or any(map(self.price, range(self.n_hosts)))
+        own = population.slot_config
+        own = replace(own, allow_finish=own.allow_finish and is_paid)
+        self.slot_config = _padded(own, self.task.most_slots)
+        """The slots of each host, and those that it lacks. Without costs it trains to the end."""
+        self.seed_sizes = SeedSizes(population.costs, population.slot_config)
+
+    def write_slots_to(self, arrays: SlotArrays) -> None:
+        """Keep the state of all slots in these arrays from now on."""
+        arrays.clear()
+        self.population.write_slots_to(arrays)
 
     def reference_epoch_flops(self, host: int) -> float:
         """Return the FLOPs of training and validating the reference host for one epoch."""
@@ -109,11 +173,13 @@ class HostGroup:
         return {
             "task": task.name,
             "data": data_digest(task.sample(0)),
-            "host": [list(p.shape) for p in self.population.template.parameters()],
+            "host": None
+            if task.draws_designs
+            else [list(p.shape) for p in self.population.template.parameters()],
             "budget": asdict(task.budget),
             "training": asdict(task.training),
             "growth": None if task.growth is None else asdict(task.growth),
-            "slots": list(self.slot_config.slot_ids),
+            "slots": None if task.draws_designs else list(self.slot_config.slot_ids),
             "blueprints": list(self.slot_config.blueprints),
         }
 
@@ -127,7 +193,12 @@ class HostGroup:
                 self._fixed_data = make_host_data(draw, self._final_split)
             data = self._fixed_data
         return draw, HostSpec(
-            seed=seed, data=data, learning_rate=draw.learning_rate, build=draw.make_host
+            seed=seed,
+            data=data,
+            learning_rate=draw.learning_rate,
+            build=draw.make_host,
+            batch_size=draw.batch_size,
+            batches_per_epoch=draw.batches_per_epoch,
         )
 
 
@@ -150,17 +221,47 @@ class Hosts:
                 f"use at least {n_designs} environments, or a task with one design, such as "
                 "digits-family with host='mlp'."
             )
+        spares = SparePopulations() if task.draws_designs else None
+        parts = [(task, 1)] * self.n_hosts
+        if not task.draws_designs:
+            parts = list(zip(task.designs, task.share_out(self.n_hosts), strict=True))
         groups, first = list[HostGroup](), 0
-        for design, count in zip(task.designs, task.share_out(self.n_hosts), strict=True):
+        for design, count in parts:
+            options: dict[str, Any] = {"form": form, "final_split": final_split, "spares": spares}
             seeds = draw_seeds[first : first + count]
-            groups.append(HostGroup(design, seeds, first=first, form=form, final_split=final_split))
+            groups.append(HostGroup(design, seeds, first=first, **options))
             _require_same_slots(groups[0], groups[-1])
             first += count
         self.groups = tuple(groups)
-        counts = [group.n_hosts for group in groups]
-        references = [group.population.costs.host_parameters for group in groups]
-        self.reference_parameters: Integers = np.repeat(references, counts)
+        self._places = [(group, number) for group in groups for number in range(group.n_hosts)]
+        self.slot_config: SlotConfig = groups[0].slot_config
+        """The slots of the first hosts; others may name theirs differently."""
+        if task.draws_designs:
+            names = tuple(f"slot.{number}" for number in range(task.most_slots))
+            self.slot_config = SlotConfig(names, blueprints=self.slot_config.blueprints)
+        self._slot_arrays = SlotArrays.blank(self.n_hosts, self.slot_config.max_slots)
+        self._joint_masks: JointMasks | None = None
+        if len(groups) > 1 or task.draws_designs:
+            self._joint_masks = JointMasks(self.slot_config, self.n_hosts)
+        self.reference_parameters: Integers = np.zeros(self.n_hosts, np.int64)
         """``[N]`` parameters of the reference host that rent is relative to."""
+        for group in groups:
+            self._follow(group)
+
+    def _follow(self, group: HostGroup) -> None:
+        """Take note of the population that a group uses."""
+        rows = group.rows
+        group.write_slots_to(self._slot_arrays.rows(rows))
+        self.reference_parameters[rows] = group.population.costs.host_parameters
+        if self._joint_masks is not None:
+            self._joint_masks.set_slots(rows, group.slot_config)
+
+    def restart(self, host: int, seed: int) -> None:
+        """Replace a host by that of another draw seed."""
+        group, number = self.locate(host)
+        group.restart(number, seed)
+        if group.task.draws_designs:
+            self._follow(group)
 
     @property
     def draws(self) -> list[TaskDraw]:
@@ -174,32 +275,39 @@ class Hosts:
 
     def locate(self, host: int) -> tuple[HostGroup, int]:
         """Return the group of a host and its number in that group."""
-        group = next(group for group in reversed(self.groups) if group.first <= host)
-        return group, host - group.first
+        return self._places[host]
 
     def by_group(self, hosts: Sequence[int]) -> Iterator[tuple[HostGroup, list[int], list[int]]]:
         """Iterate over groups with the indices into ``hosts`` and the numbers in the group."""
-        for group in self.groups:
-            members = range(group.first, group.first + group.n_hosts)
-            indices = [index for index, host in enumerate(hosts) if host in members]
-            if indices:
-                yield group, indices, [hosts[index] - group.first for index in indices]
+        by_group: dict[int, tuple[HostGroup, list[int], list[int]]] = {}
+        for index, host in enumerate(hosts):
+            group, number = self._places[host]
+            _, indices, numbers = by_group.setdefault(group.first, (group, [], []))
+            indices.append(index)
+            numbers.append(number)
+        yield from by_group.values()
 
     def masks(self) -> ActionMasks:
         """Return the legal actions of each host."""
-        return ActionMasks.join([group.masks() for group in self.groups])
+        arrays = self._slot_arrays
+        state = (arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open)
+        stage, age, at_rest, is_open = (torch.from_numpy(values) for values in state)
+        if self._joint_masks is not None:
+            return self._joint_masks.compute(stage, age, at_rest, is_open)
+        return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
+
+    def slot_configs(self) -> list[SlotConfig]:
+        """Return the slots of each host."""
+        return [group.slot_config for group, _ in self._places]
 
     def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as read-only arrays."""
-        parts = [group.population.slot_arrays() for group in self.groups]
-        if len(parts) == 1:
-            return parts[0]
-        names = [field.name for field in fields(SlotArrays)]
-        return SlotArrays(**{name: _join([getattr(p, name) for p in parts]) for name in names})
+        """Return the state of all slots as live arrays; treat them as read-only."""
+        return self._slot_arrays
 
     def seed_parameters(self) -> Integers:
         """Return the parameters of each slot's seed and fossils, ``[N, S]``; 0 without any."""
-        return _join([g.seed_sizes.count(g.population.slot_arrays()) for g in self.groups])
+        arrays = self._slot_arrays
+        return _join([group.seed_sizes.count(arrays.rows(group.rows)) for group in self.groups])
 
     def apply(self, host: int, choices: Sequence[int]) -> Outcome:
         """Carry out a legal action of one host."""
@@ -208,7 +316,7 @@ class Hosts:
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch; the report is zero for the others."""
-        n, n_slots = self.n_hosts, self.groups[0].slot_config.max_slots
+        n, n_slots = self.n_hosts, self.slot_config.max_slots
         joined = EpochReport(
             losses=np.zeros(n),
             gradient_norms=np.zeros(n),
@@ -222,7 +330,8 @@ class Hosts:
                 joined.losses[rows] = report.losses
                 joined.gradient_norms[rows] = report.gradient_norms
                 joined.flops[rows] = report.flops
-                joined.seed_gradient_norms[rows] = report.seed_gradient_norms
+                own = report.seed_gradient_norms
+                joined.seed_gradient_norms[rows, : own.shape[1]] = own
                 for host, why in report.interventions.items():
                     joined.interventions[group.first + host] = why
         return joined
@@ -242,7 +351,7 @@ class Hosts:
             evaluation = group.population.evaluate(
                 split, hosts=numbers, without_slot=slot, committed_only=committed_only
             )
-            scores = np.asarray(group.task.metric.score(evaluation.metrics), np.float64)
+            scores = np.asarray(group.metric.score(evaluation.metrics), np.float64)
             found.scores[indices] = clip(scores, -1.0, 1.0, missing=-1.0)
             found.losses[indices], found.flops[indices] = evaluation.losses, evaluation.flops
         return found
@@ -284,6 +393,16 @@ class Hosts:
                 "growth.hosts.groups, or environments of one design."
             )
         return self.groups[0]
+
+
+def _padded(slot_config: SlotConfig, n_slots: int) -> SlotConfig:
+    """Return a configuration with at least so many slots; nothing grows in those added."""
+    own = slot_config.slot_ids
+    absent = tuple(f"absent.{number}" for number in range(len(own), n_slots))
+    if not absent:
+        return slot_config
+    fits = {**slot_config.fits, **dict.fromkeys(absent, ())}
+    return replace(slot_config, slot_ids=(*own, *absent), fits=fits)
 
 
 _GATE = STYLES.index(BlendStyle.LEARNED_GATE)

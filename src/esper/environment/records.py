@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from esper.arrays import Flags, Floats, Integers
-from esper.config.growth import Budget
 from esper.environment.rewards import EpisodeAccount
 from esper.growth.sites import SlotSize
 from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
 
+NO_KIND = -1
 N_SCORES = 5
 """Scores that are kept: the current one and the four before it."""
 
@@ -67,13 +67,18 @@ class EpisodeRecords:
     """``[N, S]`` number of its fossils."""
     settled_fossil_parameters: Integers
     slot_kind: Integers
-    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot."""
+    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot; -1 if the host
+    lacks it."""
     slot_width: Integers
     slot_hidden: Integers
     n_classes: Integers
     n_samples: Integers
     learning_rate: Floats
     n_parameters: Integers
+    n_epochs: Integers
+    """Epochs of the budget."""
+    flop_price: Floats
+    """Price of a reference run's FLOPs."""
     reference_flops: Floats
     """FLOPs of training and validating the reference host for the whole budget."""
     paid_progress: Floats
@@ -129,11 +134,12 @@ class EpisodeRecords:
         )
 
     def set_slot_sizes(self, host: int, sizes: Sequence[SlotSize]) -> None:
-        """Record kind, width and hidden units of a host's slots."""
-        kinds = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
-        self.slot_kind[host] = kinds
-        self.slot_width[host] = [size.width for size in sizes]
-        self.slot_hidden[host] = [size.hidden for size in sizes]
+        """Record kind, width and hidden units of a host's slots; it may lack the last ones."""
+        n = len(sizes)
+        self.slot_kind[host] = NO_KIND
+        self.slot_kind[host, :n] = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
+        self.slot_width[host, :n] = [size.width for size in sizes]
+        self.slot_hidden[host, :n] = [size.hidden for size in sizes]
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
         """Record the validation scores and losses of hosts before their first epoch."""
@@ -185,12 +191,11 @@ class EpisodeRecords:
         self.settled_fossils[hosts] = arrays.n_fossils[hosts]
         self.settled_fossil_parameters[hosts] = of_fossils
 
-    def host_facts(self, budget: Budget) -> HostFacts:
+    def host_facts(self) -> HostFacts:
         """Return the facts about hosts that observations encode."""
-        shape = self.epoch.shape
         return HostFacts(
             epoch=self.epoch,
-            n_epochs=np.full(shape, budget.n_epochs),
+            n_epochs=self.n_epochs,
             train_loss=self.train_loss,
             validation_loss=self.validation_loss,
             previous_validation_loss=self.previous_validation_loss,
@@ -208,7 +213,7 @@ class EpisodeRecords:
             n_samples=self.n_samples,
             learning_rate=self.learning_rate,
             n_parameters=self.n_parameters,
-            flop_price=np.full(shape, budget.flop_price),
+            flop_price=self.flop_price,
         )
 
     def slot_facts(self, arrays: SlotArrays) -> SlotFacts:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Floats, Integers
-from esper.config.growth import Budget, RewardConfig
+from esper.config.growth import RewardConfig
 from esper.lifecycle.stages import Stage
 
 STAGE_POTENTIALS: dict[Stage, float] = {
@@ -82,6 +82,10 @@ class StepAccount:
     """Episodes that terminated."""
     final_score: Floats
     """Final score of the settled host; only read where ``is_end``."""
+    flop_price: Floats
+    """Price of a reference run's FLOPs."""
+    epoch_rent: Floats
+    """Rent for an epoch on as many parameters as the reference host has."""
 
 
 @dataclass(eq=False)
@@ -103,11 +107,9 @@ def potential(stage: Integers, n_fossils: Integers, config: RewardConfig) -> Flo
     return config.shaping * by_slot.mean(axis=1)
 
 
-def settle_step(
-    step: StepAccount, episode: EpisodeAccount, budget: Budget, config: RewardConfig
-) -> RewardTerms:
+def settle_step(step: StepAccount, episode: EpisodeAccount, config: RewardConfig) -> RewardTerms:
     """Return the reward of a step and add the step to its episode's totals."""
-    rent = -budget.parameter_rent * step.added_parameters / budget.n_epochs
+    rent = -step.epoch_rent * step.added_parameters
     penalty = np.where(step.was_restored, -config.governor_penalty, 0.0)
     episode.progress += step.score_change
     episode.flops += step.flops
@@ -118,7 +120,7 @@ def settle_step(
         return RewardTerms(
             progress=nothing,
             settlement=np.where(end, step.final_score, 0.0),
-            flops=np.where(end, -budget.flop_price * episode.flops, 0.0),
+            flops=np.where(end, -step.flop_price * episode.flops, 0.0),
             rent=np.where(end, episode.rent, 0.0),
             penalty=np.where(end, episode.penalty, 0.0),
             shaping=nothing,
@@ -127,7 +129,7 @@ def settle_step(
     return RewardTerms(
         progress=step.score_change,
         settlement=np.where(step.is_end, step.final_score - episode.progress, 0.0),
-        flops=-budget.flop_price * step.flops,
+        flops=-step.flop_price * step.flops,
         rent=rent,
         penalty=penalty,
         shaping=config.gamma * after - step.potential_before,

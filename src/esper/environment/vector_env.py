@@ -239,6 +239,8 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     def _group_descriptions(self) -> list[dict[str, Any]]:
         """What determines the hosts of each design; computed once, as it hashes the data."""
         groups = self._growth.hosts.groups
+        if self.task.draws_designs:
+            return [{**groups[0].describe(), "n_hosts": self.num_envs}]
         return [{**group.describe(), "n_hosts": group.n_hosts} for group in groups]
 
     def _arguments(self) -> dict[str, Any]:

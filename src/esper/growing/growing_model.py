@@ -126,6 +126,7 @@ class GrowingModel:
         n_slots = self.slot_config.max_slots
         self.records = EpisodeRecords.blank(1, n_slots)
         self.records.clear(0)
+        self.records.n_epochs[0], self.records.flop_price[0] = budget.n_epochs, budget.flop_price
         self.records.n_parameters[0] = count_parameters(model) - self.n_grown()
         self.records.set_slot_sizes(0, [slot_size(slot) for slot in self.slots.values()])
         self._history: list[list[np.ndarray]] = []
@@ -238,7 +239,7 @@ class GrowingModel:
         """Return the observation of the model and its legal actions."""
         self.count_seeds()
         arrays = self._arrays()
-        hosts = self.records.host_facts(self.budget)
+        hosts = self.records.host_facts()
         observation = self.layout.encode(hosts, self.records.slot_facts(arrays))
         self._seen = [arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open]
         return observation, self._masks(*self._seen)

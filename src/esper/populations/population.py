@@ -97,6 +97,25 @@ class SlotArrays:
             fossil_parameters=np.zeros(shape, np.int64),
         )
 
+    def rows(self, hosts: slice) -> SlotArrays:
+        """Return the arrays of some hosts, which share memory with these."""
+        return SlotArrays(
+            **{field.name: getattr(self, field.name)[hosts] for field in fields(self)}
+        )
+
+    def columns(self, n_slots: int) -> SlotArrays:
+        """Return the arrays of the first slots, which share memory with these."""
+        return SlotArrays(
+            **{field.name: getattr(self, field.name)[:, :n_slots] for field in fields(self)}
+        )
+
+    def clear(self) -> None:
+        """Make all slots dormant."""
+        for field in fields(self):
+            getattr(self, field.name)[...] = 0
+        self.alpha_at_rest[...] = self.is_gate_open[...] = True
+        self.blueprint[...] = NO_BLUEPRINT
+
     def write(
         self,
         host: int,
@@ -407,6 +426,13 @@ class Population(ABC):
     def slot_arrays(self) -> SlotArrays:
         """Return the state of all slots as live arrays; treat them as read-only."""
         return self._slot_arrays
+
+    def write_slots_to(self, arrays: SlotArrays) -> None:
+        """Keep the state of all slots in the first columns of these arrays from now on."""
+        own = arrays.columns(self.slot_config.max_slots)
+        for field in fields(SlotArrays):
+            getattr(own, field.name)[...] = getattr(self._slot_arrays, field.name)
+        self._slot_arrays = own
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts as tensors and plain values."""

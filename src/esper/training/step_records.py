@@ -39,6 +39,10 @@ TERM_COLUMNS = {name: "flops_cost" if name == "flops" else name for name in REWA
 """The column of each reward term; the column ``flops`` holds the FLOPs themselves."""
 
 
+Before = tuple[SlotOutcome, NDArray[np.int64], list[SlotConfig]]
+"""The slots, the draw seeds and the slot configuration of each environment before a step."""
+
+
 class StepRecorder:
     """Turns the steps of a run into records."""
 
@@ -61,19 +65,17 @@ class StepRecorder:
         self._first_env = first_env
         self._envs, self._policy, self._spec = envs, policy, policy.spec
         self._record_steps = record_steps
-        self._slot_configs: list[SlotConfig] = [
-            group.slot_config for group in envs.growth.hosts.groups for _ in range(group.n_hosts)
-        ]
 
-    def before(self) -> tuple[SlotOutcome, NDArray[np.int64]]:
+    def before(self) -> Before:
         """Return the slots and draw seeds before a step, for :meth:`records`."""
-        return self._envs.growth.slot_outcome(), self._envs.growth.records.draw_seed.copy()
+        growth = self._envs.growth
+        return growth.slot_outcome(), growth.records.draw_seed.copy(), growth.hosts.slot_configs()
 
     def records(
         self,
         position: dict[str, int],
         step: CollectedStep,
-        before: tuple[SlotOutcome, NDArray[np.int64]],
+        before: Before,
         tally: RoundTally,
     ) -> list[RecordColumns]:
         """Return the records of a step, in the order in which they are written.
@@ -86,7 +88,7 @@ class StepRecorder:
         """
         result = self._envs.last_step
         assert result is not None, "the environments have taken a step"
-        slots_before, draws = before
+        slots_before, draws, slot_configs = before
         episodes: list[int] = tally.episode.tolist()
         epochs = self._epochs(step)
         found: list[RecordColumns] = []
@@ -98,9 +100,7 @@ class StepRecorder:
             return {**position, **place, "draw_seed": int(draws[env])}
 
         events: dict[type[Record], list[dict[str, Any]]] = {
-            SeedEventRecord: seed_events(
-                host, epochs, self._slot_configs, slots_before, result.slots
-            ),
+            SeedEventRecord: seed_events(host, epochs, slot_configs, slots_before, result.slots),
             GovernorRecord: [
                 {**host(env), "epoch": epochs[env], "reason": reason}
                 for env, reason in sorted(result.interventions.items())

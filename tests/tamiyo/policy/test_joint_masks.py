@@ -1,16 +1,23 @@
 """Joined masks of several designs equal the masks of each design."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from esper.errors import ConfigError, ShapeError
+from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.distribution import draw_actions
 from esper.simic.policy.masks import as_choice_masks, layout_of
 from esper.tamiyo.controllers.simple import draw_rows
-from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
+from esper.tamiyo.policy.action_masks import (
+    ActionMasks,
+    JointMasks,
+    SlotMaskState,
+    compute_batch_masks,
+)
 
 DENSE = SlotConfig(("a", "b"), fits={"a": ["norm", "mlp_small"], "b": ["low_rank"]})
 IMAGE = SlotConfig(("c", "d"), fits={"c": ["conv_small"], "d": ["norm", "conv_light"]})
@@ -23,8 +30,19 @@ def dormant(config: SlotConfig, n_hosts: int) -> ActionMasks:
     return compute_batch_masks([DORMANT] * n_hosts, config)
 
 
+def join(*parts: tuple[SlotConfig, int]) -> ActionMasks:
+    """Return the masks of so many hosts of each design, all dormant."""
+    n_hosts, first = sum(count for _, count in parts), 0
+    masks = JointMasks(parts[0][0], n_hosts)
+    for config, count in parts:
+        masks.set_slots(slice(first, first + count), config)
+        first += count
+    stage, flags = torch.zeros(n_hosts, 2, dtype=torch.int64), torch.ones(n_hosts, 2).bool()
+    return masks.compute(stage, stage, flags, flags)
+
+
 def joint() -> ActionMasks:
-    return ActionMasks.join([dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)])
+    return join((DENSE, 3), (IMAGE, 2), (FREE, 1))
 
 
 def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
@@ -36,7 +54,7 @@ def germinations(rng: np.random.Generator, n_hosts: int) -> np.ndarray:
 
 def test_joined_masks_concatenate_the_parts() -> None:
     parts = [dormant(DENSE, 3), dormant(IMAGE, 2), dormant(FREE, 1)]
-    masks = ActionMasks.join(parts)
+    masks = joint()
     assert list(masks) == list(parts[0])
     for name in masks:
         assert torch.equal(masks[name], torch.cat([part[name] for part in parts])), name
@@ -102,7 +120,7 @@ def test_drawn_actions_are_legal_for_each_design(method: str) -> None:
 
 def test_other_designs_do_not_change_the_draws_of_one() -> None:
     spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
-    parts = ActionMasks.join([hosts.of_hosts(0, 3), hosts.of_hosts(3, 4)])
+    parts = join((DENSE, 3), (DENSE, 1))
     logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
     layout = layout_of(spec, logits.device, torch.float32)
     drawn = [
@@ -118,8 +136,11 @@ def test_other_designs_do_not_change_the_draws_of_one() -> None:
         assert torch.equal(own, other)
 
 
-def test_designs_with_different_head_sizes_are_rejected() -> None:
-    with pytest.raises(ShapeError, match="slots and blueprints"):
-        ActionMasks.join([dormant(DENSE, 1), compute_batch_masks([[None]], SlotConfig(("a",)))])
+def test_hosts_may_differ_in_whether_they_may_finish() -> None:
+    masks = join((replace(DENSE, allow_finish=False), 1), (IMAGE, 1))
+    assert masks["op"][:, Op.FINISH].tolist() == [False, True]
+
+
+def test_controllers_with_other_blueprints_are_rejected() -> None:
     with pytest.raises(ConfigError, match="several designs"):
         joint().within(DENSE)

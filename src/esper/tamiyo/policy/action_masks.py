@@ -11,6 +11,7 @@ slot states as tensors. The number of tensor operations does not depend on the b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +38,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 __all__ = [
     "ActionMasks",
+    "JointMasks",
     "SlotConfig",
     "SlotMaskState",
     "compute_action_masks",
@@ -69,29 +71,6 @@ class ActionMasks(Mapping[str, Tensor]):
         self.blueprint_fits = tables.fits if blueprint_fits is None else blueprint_fits
         """The blueprints that fit each slot: ``[S, blueprints]`` bool for all hosts, or
         ``[B, S, blueprints]`` for hosts of several designs."""
-
-    @classmethod
-    def join(cls, parts: Sequence[ActionMasks]) -> ActionMasks:
-        """Return the masks of the hosts of several designs as one batch.
-
-        Raises:
-            ShapeError: If the designs differ in their numbers of slots or blueprints.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        sizes = [part._tables.spec.sizes for part in parts]
-        if any(own != sizes[0] for own in sizes):
-            raise ShapeError(
-                f"the heads have sizes {sizes}; all designs of one controller need the same "
-                "numbers of slots and blueprints."
-            )
-        fits = [part.blueprint_fits.expand(len(part.choices), -1, -1) for part in parts]
-        return cls(
-            torch.cat([part.choices for part in parts]),
-            torch.cat([part.slot_by_op for part in parts]),
-            parts[0]._tables,
-            torch.cat(fits),
-        )
 
     def __getitem__(self, name: str) -> Tensor:
         if name == SLOT_BY_OP:
@@ -263,8 +242,14 @@ def compute_array_masks(
         bad = ((stage < 0) | (stage >= len(Stage))).flatten().nonzero()
         if len(bad):
             _raise_bad_stage(int(bad[0]), stage, slot_config)
+    return _masks_of_codes(tables, _state_codes(stage, age_epochs, alpha_at_rest, is_gate_open))
+
+
+def _state_codes(
+    stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, is_gate_open: Tensor | None
+) -> Tensor:
     gates = 4 if is_gate_open is None else 4 * is_gate_open
-    return _masks_of_codes(tables, 8 * stage + gates + 2 * (age_epochs >= 1) + alpha_at_rest)
+    return 8 * stage + gates + 2 * (age_epochs >= 1) + alpha_at_rest
 
 
 class MaskTables:
@@ -314,7 +299,41 @@ class MaskTables:
         """``[H, K]``: every choice of every head, False where a head is padded."""
 
 
-@lru_cache(maxsize=64)
+class JointMasks:
+    """Computes the masks of hosts of several designs, which have equally many slots."""
+
+    def __init__(self, slot_config: SlotConfig, n_hosts: int) -> None:
+        """Prepare for hosts that have no slots yet.
+
+        Args:
+            slot_config: Names as many slots as every host has, and all blueprints.
+            n_hosts: The number of hosts, B.
+        """
+        device = torch.device("cpu")
+        self._tables = mask_tables(replace(slot_config, allow_finish=True), device)
+        n_slots, n_blueprints = slot_config.max_slots, len(slot_config.blueprints)
+        self._is_germinable = torch.zeros(n_hosts, n_slots, dtype=torch.bool)
+        self._fits = torch.zeros(n_hosts, n_slots, n_blueprints, dtype=torch.bool)
+        self._may_finish = torch.zeros(n_hosts, 1, dtype=torch.bool)
+
+    def set_slots(self, hosts: slice, slot_config: SlotConfig) -> None:
+        """Give some hosts other slots, with the same blueprints."""
+        tables = mask_tables(slot_config, self._tables.device)
+        self._is_germinable[hosts], self._fits[hosts] = tables.is_germinable, tables.fits
+        self._may_finish[hosts] = slot_config.allow_finish
+
+    def compute(
+        self, stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, is_gate_open: Tensor
+    ) -> ActionMasks:
+        """Return the masks of the hosts in these states, like :func:`compute_array_masks`."""
+        codes = _state_codes(stage, age_epochs, alpha_at_rest, is_gate_open)
+        by_slot = _allowed_ops(self._tables, codes, self._is_germinable)
+        by_slot[..., Op.FINISH] &= self._may_finish
+        slot_by_op = by_slot.transpose(-1, -2).contiguous()
+        return _add_head_masks(self._tables, slot_by_op, self._fits)
+
+
+@lru_cache(maxsize=1024)
 def mask_tables(slot_config: SlotConfig, device: torch.device) -> MaskTables:
     """Return the tables of a slot configuration on a device, cached."""
     return MaskTables(slot_config, device)
@@ -322,28 +341,43 @@ def mask_tables(slot_config: SlotConfig, device: torch.device) -> MaskTables:
 
 def _masks_of_codes(tables: MaskTables, codes: Tensor) -> ActionMasks:
     """Return the masks of hosts whose slots have the state codes ``[B, S]``."""
+    by_slot = _allowed_ops(tables, codes, tables.is_germinable)
+    return _add_head_masks(tables, by_slot.transpose(-1, -2).contiguous())
+
+
+def _allowed_ops(tables: MaskTables, codes: Tensor, is_germinable: Tensor) -> Tensor:
+    """Return the ops that each slot allows, ``[B, S, O]``."""
     codes = codes.long()
     by_slot = tables.state_allows[codes]
     may_germinate = tables.is_live[codes].sum(-1) < tables.seed_limit
     may_germinate &= ~tables.is_blocking[codes].any(-1)
-    by_slot[..., Op.GERMINATE] &= may_germinate.unsqueeze(-1) & tables.is_germinable
-    return _add_head_masks(tables, by_slot.transpose(-1, -2).contiguous())
+    by_slot[..., Op.GERMINATE] &= may_germinate.unsqueeze(-1) & is_germinable
+    return by_slot
 
 
-def _add_head_masks(tables: MaskTables, slot_by_op: Tensor) -> ActionMasks:
-    """Return the masks with the legal choices of each head added to ``slot_by_op``."""
+def _add_head_masks(
+    tables: MaskTables, slot_by_op: Tensor, fits: Tensor | None = None
+) -> ActionMasks:
+    """Return the masks with the legal choices of each head added to ``slot_by_op``.
+
+    Args:
+        tables: The tables of the hosts' slots.
+        slot_by_op: ``[B, O, S]``
+        fits: ``[B, S, blueprints]`` if the hosts differ in what fits.
+    """
     spec = tables.spec
     slot = slot_by_op.index_select(1, tables.ops_that_read_slot).any(1)
     masks = {"slot": slot | ~slot.any(-1, keepdim=True), "op": slot_by_op.any(-1)}
     # If everything fits everywhere, every blueprint is legal or the head does not matter.
-    if not tables.does_everything_fit:
-        fitting = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & tables.fits).any(-2)
+    if fits is not None or not tables.does_everything_fit:
+        own = tables.fits if fits is None else fits
+        fitting = (slot_by_op[:, Op.GERMINATE].unsqueeze(-1) & own).any(-2)
         masks["blueprint"] = fitting | ~fitting.any(-1, keepdim=True)
     choices = tables.all_choices.repeat(len(slot_by_op), 1, 1)
     for name, mask in masks.items():
         column = spec.index(name)
         choices[:, column, : spec.sizes[column]] = mask
-    return ActionMasks(choices, slot_by_op, tables)
+    return ActionMasks(choices, slot_by_op, tables, fits)
 
 
 def _check_arrays(
