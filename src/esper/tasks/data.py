@@ -76,6 +76,8 @@ class TaskDraw:
     """Price of a reference run's FLOPs; None for the task's."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """The drawn values by name, which are recorded but not observed."""
+    title: str = ""
+    """What was drawn, in words."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, TaskData):

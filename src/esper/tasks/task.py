@@ -124,6 +124,12 @@ class Task:
     variants: tuple[tuple[Task, float], ...] = ()
     """Tasks with hosts of other designs for the same controller, each with its share of the
     environments. All use the budget of this task."""
+    draws_price: bool = False
+    """Whether the prices of draws count, instead of the budget's."""
+    draws_designs: bool = False
+    """Whether draws have hosts of different designs, with 1 to ``most_slots`` slots."""
+    most_slots: int = 0
+    """Most slots of a drawn host, if ``draws_designs``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
