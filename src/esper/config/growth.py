@@ -245,7 +245,7 @@ class CNNHostConfig:
     n_channels: int = 1
     """Channels of an image."""
     n_classes: int = 10
-    """Number of classes."""
+    """Number of classes, or of outputs for regression."""
     width: int = 8
     """Channels of the residual stream."""
     hidden: int = 8

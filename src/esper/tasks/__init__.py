@@ -4,8 +4,9 @@ from esper.config.growth import Budget
 from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
 from esper.tasks.digits import load_digits
+from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.registry import make_task, register_task, task_names, task_summaries
-from esper.tasks.task import ACCURACY, Metric, Task, bits_per_character
+from esper.tasks.task import Task
 from esper.tasks.text import load_book
 
 register_task("digits", digits.make_digits, summary=digits.SUMMARY)
@@ -17,6 +18,7 @@ register_task("spirals", spirals.make_spirals, summary=spirals.SUMMARY)
 
 __all__ = [
     "ACCURACY",
+    "RELATIVE_ERROR",
     "Budget",
     "Metric",
     "Samples",
