@@ -1,7 +1,7 @@
 """Tasks: the data that hosts learn from, the hosts, the metric and the budget."""
 
 from esper.config.growth import Budget
-from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text
+from esper.tasks import cifar10, digits, digits_family, fashion_mnist, prior, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
 from esper.tasks.digits import load_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
@@ -15,6 +15,7 @@ register_task("fashion-mnist", fashion_mnist.make_fashion_mnist, summary=fashion
 register_task("cifar10", cifar10.make_cifar10, summary=cifar10.SUMMARY)
 register_task("text", text.make_text, summary=text.SUMMARY)
 register_task("spirals", spirals.make_spirals, summary=spirals.SUMMARY)
+register_task("prior", prior.make_prior, summary=prior.SUMMARY)
 
 __all__ = [
     "ACCURACY",
