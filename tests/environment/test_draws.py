@@ -27,6 +27,28 @@ def test_halves_are_disjoint_and_balanced_by_class(labels: list[int]) -> None:
         assert abs(counts[0] - counts[1]) <= 1
 
 
+@given(st.lists(st.floats(-9, 9, width=32), min_size=4, max_size=60), st.booleans())
+def test_halves_of_numbers_are_disjoint_and_alike(values: list[float], is_column: bool) -> None:
+    targets = torch.tensor(values)
+    samples = Samples(targets[:, None], targets[:, None] if is_column else targets)
+    halves = [half.targets.flatten().sort().values for half in split_in_half(samples)]
+    assert sorted(torch.cat(halves).tolist()) == sorted(targets.tolist())
+    # Between two successive numbers of one half there is one of the other.
+    first, second = halves[0][: len(halves[1])], halves[1]
+    assert bool((first <= second).all())
+    assert bool((second[:-1] <= halves[0][1 : len(second)]).all())
+
+
+def test_halves_of_several_numbers_keep_each_sample_together() -> None:
+    targets = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    halves = split_in_half(Samples(targets.clone(), targets))
+    assert [len(half) for half in halves] == [5, 4]
+    for half in halves:
+        assert torch.equal(half.inputs, half.targets)
+    seen = {tuple(row) for half in halves for row in half.targets.tolist()}
+    assert seen == {tuple(row) for row in targets.tolist()}
+
+
 def test_the_test_split_is_used_only_on_request() -> None:
     draw = make_task("spirals").sample(3)
     by_default = make_host_data(draw, "validation")

@@ -36,7 +36,7 @@ from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
 from esper.tamiyo import WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
-from esper.tasks.task import bits_per_character
+from esper.tasks import bits_per_character
 from tests.growing.own_models import CNN, MLP, Block, Transformer, digits
 from tests.tamiyo.fresh_controllers import fresh_controller
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,23 @@ def make_specs(config: HostConfig, sizes: Sequence[int]) -> list[HostSpec]:
     ]
 
 
+def to_regression(specs: Sequence[HostSpec], n_outputs: int | None = None) -> list[HostSpec]:
+    """Return hosts whose targets are numbers ``[n]``, or ``[n, n_outputs]``."""
+
+    def measure(inputs: Tensor) -> Tensor:
+        flat = inputs.flatten(1)
+        generator = torch.Generator().manual_seed(9)
+        weights = torch.randn(flat.shape[1], n_outputs or 1, generator=generator).to(flat.dtype)
+        values = (flat @ weights).sin()
+        return values.squeeze(1) if n_outputs is None else values
+
+    def convert(data: HostData) -> HostData:
+        train, validation = data.train_inputs, data.validation_inputs
+        return HostData(train, measure(train), validation, measure(validation))
+
+    return [replace(spec, data=convert(spec.data)) for spec in specs]
+
+
 class Builder:
     """Builds hosts of one size, in one dtype."""
 
@@ -72,9 +90,9 @@ def to_double(specs: list[HostSpec]) -> list[HostSpec]:
             seed=spec.seed,
             data=HostData(
                 double(spec.data.train_inputs),
-                spec.data.train_targets,
+                double(spec.data.train_targets),
                 double(spec.data.validation_inputs),
-                spec.data.validation_targets,
+                double(spec.data.validation_targets),
             ),
             learning_rate=spec.learning_rate,
         )

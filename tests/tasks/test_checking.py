@@ -167,7 +167,58 @@ def test_inputs_that_require_a_gradient_are_checked_too() -> None:
         check_data(draw_with(inputs=with_value(float("nan")).requires_grad_()), task="mine")
 
 
-@pytest.mark.parametrize("n_classes", [1, 0, 2.5])
+@pytest.mark.parametrize("n_classes", [1, -1, 2.5, True])
 def test_fewer_than_two_classes_are_rejected(n_classes: int) -> None:
     with pytest.raises(BadDataError, match=f"'mine' has {n_classes} classes"):
         check_data(draw_with(n_classes=n_classes), task="mine")
+
+
+def numbers(*shape: int) -> Samples:
+    return Samples(torch.linspace(-1, 1, 2 * shape[0]).view(-1, 2), torch.randn(shape))
+
+
+def regression_with(
+    split: str = "train", shape: tuple[int, ...] = (7,), **changes: Tensor
+) -> TaskDraw:
+    samples = {name: numbers(*shape) for name in SPLITS}
+    samples[split] = replace(samples[split], **changes)
+    return TaskDraw(data=TaskData(**samples), n_classes=0)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 3)])
+def test_numbers_can_be_predicted(shape: tuple[int, ...]) -> None:
+    check_data(regression_with(shape=shape), task="mine")
+
+
+def test_targets_that_require_a_gradient_are_checked_too() -> None:
+    check_data(regression_with(targets=torch.randn(7).requires_grad_()), task="mine")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("shape", [(7,), (7, 3)])
+def test_numbers_that_are_not_finite_are_rejected(
+    split: str, value: float, shape: tuple[int, ...]
+) -> None:
+    targets = torch.randn(shape)
+    targets[4] = value
+    message = f"'mine', {split} split: {targets[4].numel()} targets .* {value} in sample 4"
+    with pytest.raises(BadDataError, match=message):
+        check_data(regression_with(split, shape, targets=targets), task="mine")
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (regression_with(targets=torch.randn(7).double()), "targets are float64 .* float32"),
+        (regression_with("test", targets=torch.randn(7, 3)), r"float32 of shape \[3\]"),
+        (regression_with("test", targets=torch.arange(7)), "targets are int64"),
+        (draw_with(n_classes=0), "targets are int64 .* 0 classes"),
+        (replace(regression_with(), n_classes=3), "targets are float32 .* 3 classes"),
+        (regression_with(targets=torch.randn(6)), "7 inputs .* 6 targets"),
+        (regression_with(targets=torch.randn(7, 0)), r"\[7, 0\]; .* empty"),
+    ],
+)
+def test_targets_of_the_wrong_kind_are_rejected(draw: TaskDraw, message: str) -> None:
+    with pytest.raises(BadDataError, match=f"task 'mine', .* split: .*{message}"):
+        check_data(draw, task="mine")

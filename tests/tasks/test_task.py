@@ -9,8 +9,17 @@ import torch
 from torch import nn
 
 from esper.errors import BadDataError, ConfigError, TaskError
-from esper.populations import CrossEntropy
-from esper.tasks import ACCURACY, Metric, Samples, Task, TaskData, TaskDraw, bits_per_character
+from esper.populations import CrossEntropy, SquaredError
+from esper.tasks import (
+    ACCURACY,
+    RELATIVE_ERROR,
+    Metric,
+    Samples,
+    Task,
+    TaskData,
+    TaskDraw,
+    bits_per_character,
+)
 
 
 def some_data(n_classes: int = 3, n: int = 6) -> TaskData:
@@ -38,6 +47,48 @@ def test_fixed_data_are_the_same_for_every_seed() -> None:
     )
     with pytest.raises(BadDataError, match=r"'mine', train split: .* class 3"):
         a_task(data=data, n_classes=4).sample(0)
+
+
+def some_numbers(value: float = 0.5) -> TaskData:
+    samples = Samples(torch.zeros(6, 2), torch.full((6,), value))
+    return TaskData(train=samples, validation=samples, test=samples)
+
+
+def test_numbers_as_targets_have_no_classes() -> None:
+    assert a_task(data=some_numbers(), metric=RELATIVE_ERROR).sample(0).n_classes == 0
+    assert a_task(data=some_numbers(), metric=RELATIVE_ERROR, n_classes=0).sample(0).n_classes == 0
+    with pytest.raises(BadDataError, match=r"float32 .* 3 classes"):
+        a_task(data=some_numbers(), metric=RELATIVE_ERROR, n_classes=3).sample(0)
+    with pytest.raises(BadDataError, match=r"6 targets .* nan"):
+        a_task(data=some_numbers(math.nan), metric=RELATIVE_ERROR).sample(0)
+
+
+@pytest.mark.parametrize(
+    ("data", "n_classes", "right", "wrong"),
+    [(some_numbers(), 0, RELATIVE_ERROR, ACCURACY), (some_data(), 3, ACCURACY, RELATIVE_ERROR)],
+)
+def test_a_metric_must_fit_the_targets(
+    data: TaskData, n_classes: int, right: Metric, wrong: Metric
+) -> None:
+    message = f"task 'mine' has .*{data.train.targets.dtype}.*{wrong.name}".replace("torch.", "")
+    with pytest.raises(TaskError, match=message):
+        a_task(data=data, metric=wrong).sample(0)
+    drawn = TaskDraw(data=data, n_classes=n_classes, metric=right)
+    assert a_task(draw=lambda seed: drawn, metric=wrong).sample(0).metric is right
+    unfit = TaskDraw(data=data, n_classes=n_classes, metric=wrong)
+    with pytest.raises(TaskError, match=message):
+        a_task(draw=lambda seed: unfit, metric=right).sample(0)
+
+
+def test_the_score_of_standardized_numbers_is_r_squared() -> None:
+    targets = torch.randn(500, generator=torch.Generator().manual_seed(0)).double()
+    targets = (targets - targets.mean()) / targets.std(correction=0)
+    outputs = 0.8 * targets[:, None] + 0.1
+    found = RELATIVE_ERROR.objective.metrics(outputs, targets).mean().item()
+    residual = targets - outputs.squeeze(1)
+    expected = 1.0 - float(residual.square().sum() / (targets - targets.mean()).square().sum())
+    assert RELATIVE_ERROR.score(found) == pytest.approx(expected)
+    assert isinstance(RELATIVE_ERROR.objective, SquaredError)
 
 
 def test_every_draw_is_validated() -> None:
@@ -113,6 +164,7 @@ def test_an_invalid_draw_is_rejected() -> None:
         ({"learning_rate": math.nan}, ConfigError, "learning_rate of a TaskDraw is nan"),
         ({"learning_rate": 0}, ConfigError, "learning_rate of a TaskDraw is 0"),
         ({"make_host": 7}, TaskError, "make_host of a TaskDraw is 7"),
+        ({"metric": "accuracy"}, TaskError, "metric of a TaskDraw is 'accuracy'"),
     ):
         draw_fields: dict[str, Any] = {"data": some_data(), "n_classes": 3, **fields}
         with pytest.raises(error, match=message):

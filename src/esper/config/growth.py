@@ -205,6 +205,9 @@ class PopulationConfig:
         make_numbers_plain(self)
 
 
+MLP_ACTIVATIONS = ("relu", "gelu", "tanh")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPHostConfig:
     """An MLP for vectors, residual by default."""
@@ -212,7 +215,7 @@ class MLPHostConfig:
     n_features: int = 64
     """Number of input features."""
     n_classes: int = 10
-    """Number of classes."""
+    """Number of classes, or of outputs for regression."""
     width: int = 16
     """Width of the residual stream."""
     hidden: int = 16
@@ -221,10 +224,16 @@ class MLPHostConfig:
     """Number of blocks, each with a slot."""
     has_skips: bool = True
     """Whether blocks have skip connections."""
+    activation: Literal["relu", "gelu", "tanh"] = "relu"
+    """Activation of the hidden units."""
+    has_norm: bool = False
+    """Whether the input of each block is normalized (LayerNorm)."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "n_features", "n_classes", "width", "hidden", "n_blocks")
         require_bool("has_skips", self.has_skips)
+        require_choice("activation", self.activation, MLP_ACTIVATIONS)
+        require_bool("has_norm", self.has_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +245,7 @@ class CNNHostConfig:
     n_channels: int = 1
     """Channels of an image."""
     n_classes: int = 10
-    """Number of classes."""
+    """Number of classes, or of outputs for regression."""
     width: int = 8
     """Channels of the residual stream."""
     hidden: int = 8

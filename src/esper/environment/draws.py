@@ -30,7 +30,10 @@ def make_host_data(draw: TaskDraw, final_split: FinalSplit) -> HostData:
 
 
 def split_in_half(samples: Samples) -> tuple[Samples, Samples]:
-    """Return two halves whose sample counts differ by at most one in each class."""
+    """Return two halves whose sample counts differ by at most one in each class.
+
+    The halves of a regression have alike targets: they split each pair of successive ones.
+    """
     n = len(samples)
     if n < 4:
         raise TaskError(
@@ -38,6 +41,8 @@ def split_in_half(samples: Samples) -> tuple[Samples, Samples]:
             "are used during an episode and the other half for its final score."
         )
     targets = samples.targets
+    if targets.is_floating_point() and targets.ndim == 2:
+        targets = targets.mean(1)
     # Sorted by class, every second sample is half of each class.
     order = torch.argsort(targets, stable=True) if targets.ndim == 1 else torch.arange(n)
     first, second = order[0::2].sort().values, order[1::2].sort().values

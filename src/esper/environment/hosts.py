@@ -107,7 +107,7 @@ class HostGroup:
     @property
     def metric(self) -> Metric:
         """What their scores measure."""
-        return self.task.metric
+        return self.draws[0].metric or self.task.metric
 
     def price(self, host: int) -> float:
         """Return the price of a reference run's FLOPs for a host."""

@@ -5,6 +5,7 @@ The same configuration and seed always give the same weights.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,7 @@ from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.host_slots import slots
 from esper.growth.modules import draw_weights, seeded
 from esper.growth.placement import add_slots, attach_slots
-from esper.growth.sites import SlotSite
+from esper.growth.sites import ACTIVATIONS, SlotSite
 
 
 def make_host(
@@ -106,7 +107,7 @@ def _count_matrix_weights(config: HostConfig) -> int:
             return width * (ends + blocks * (4 * width + 2 * config.hidden))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def host_sites(config: HostConfig) -> tuple[SlotSite, ...]:
     """Return the sites of a host's slots, found by a dry run once per configuration.
 
@@ -123,6 +124,8 @@ def slot_names(config: HostConfig) -> list[str]:
     blocks = [f"blocks.{index}" for index in range(config.n_blocks)]
     if isinstance(config, GPTHostConfig):
         return [name for block in blocks for name in (f"{block}.mlp", block)]
+    if isinstance(config, MLPHostConfig) and config.has_norm:
+        return [f"{block}.body" for block in blocks]
     return blocks
 
 
@@ -151,13 +154,15 @@ def _require_same_sites(config: HostConfig, design: HostConfig) -> None:
 
 
 class PlainBlock(nn.Module):
-    """``second(relu(norm(first(x))))``; extra leading axes are allowed."""
+    """``second(activation(norm(first(x))))``; extra leading axes are allowed."""
 
-    def __init__(self, first: nn.Module, norm: nn.Module, second: nn.Module) -> None:
+    def __init__(
+        self, first: nn.Module, norm: nn.Module, second: nn.Module, *, activation: str = "relu"
+    ) -> None:
         super().__init__()
         self.first = first
         self.norm = norm
-        self.activation = nn.ReLU()
+        self.activation = ACTIVATIONS[activation]()
         self.second = second
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ class PlainBlock(nn.Module):
 
 
 class ResidualBlock(PlainBlock):
-    """``x + second(relu(norm(first(x))))``; extra leading axes are allowed."""
+    """``x + second(activation(norm(first(x))))``; extra leading axes are allowed."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, in the shape of ``x``."""
@@ -178,20 +183,28 @@ class MLPHost(nn.Module):
 
     def __init__(self, config: MLPHostConfig) -> None:
         super().__init__()
-        width, hidden = config.width, config.hidden
-        block = ResidualBlock if config.has_skips else PlainBlock
-        self.stem = nn.Linear(config.n_features, width)
-        self.blocks = nn.Sequential(
-            *(
-                block(nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width))
-                for _ in range(config.n_blocks)
-            )
-        )
-        self.head = nn.Linear(width, config.n_classes)
+        self.stem = nn.Linear(config.n_features, config.width)
+        self.blocks = nn.Sequential(*(_mlp_block(config) for _ in range(config.n_blocks)))
+        self.head = nn.Linear(config.width, config.n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
         return self.head(self.blocks(self.stem(x)))
+
+
+def _mlp_block(config: MLPHostConfig) -> nn.Module:
+    """Return a block; a norm is outside the body, whose hidden units then stay independent."""
+    width, hidden = config.width, config.hidden
+    block = ResidualBlock if config.has_skips else PlainBlock
+    body = block(
+        nn.Linear(width, hidden),
+        nn.Identity(),
+        nn.Linear(hidden, width),
+        activation=config.activation,
+    )
+    if not config.has_norm:
+        return body
+    return nn.Sequential(OrderedDict(norm=nn.LayerNorm(width), body=body))
 
 
 class CNNHost(nn.Module):

@@ -1,7 +1,14 @@
 """Many hosts trained at once: sequential and stacked populations with the same results."""
 
 from esper.populations.factory import make_population
-from esper.populations.host_data import CrossEntropy, HostData, HostSpec, HostState, Objective
+from esper.populations.host_data import (
+    CrossEntropy,
+    HostData,
+    HostSpec,
+    HostState,
+    Objective,
+    SquaredError,
+)
 from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population, SlotArrays
 from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation
@@ -18,6 +25,7 @@ __all__ = [
     "Population",
     "SequentialPopulation",
     "SlotArrays",
+    "SquaredError",
     "StackedPopulation",
     "make_population",
 ]

@@ -41,6 +41,8 @@ enum {
 };
 /* In the order of OPTIMIZERS in config/population.py. */
 enum { SGD, ADAM, ADAMW };
+/* As in _objective_kind in vector_hosts.py. */
+enum { CROSS_ENTROPY, SQUARED_ERROR };
 
 /* An op reads the values `from` and `other` and writes `to`; a detached one sends no gradient to
  * `from`. Some have parameters (bias: -1 for none), a slot whose alpha they read, or numbers. Those
@@ -81,12 +83,13 @@ typedef struct {
     double rate, n_steps;
 } part;
 
-/* One host's work. An evaluation has its first sample in `numbers`, the number of samples in
+/* One host's work. The targets are classes, int64, or for the squared error as many numbers as the
+ * host has outputs. An evaluation has its first sample in `numbers`, the number of samples in
  * `n_batches` and two results in `losses`. */
 typedef struct {
     const program *plan;
-    const void *inputs;
-    const int64_t *targets, *numbers;
+    const void *inputs, *targets;
+    const int64_t *numbers;
     int64_t n_batches, batch;
     double *losses, *squares;
     const double *alphas;
@@ -94,11 +97,12 @@ typedef struct {
 } job;
 
 typedef struct {
-    int64_t kind, n_parts;
+    int64_t kind, n_parts, objective;
     double weight_decay, momentum, beta1, beta2, eps;
 } rule;
 
-_Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 6 * 8 && sizeof(program) == 7 * 8,
+_Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 6 * 8 && sizeof(program) == 7 * 8 &&
+                   sizeof(rule) == 8 * 8,
                "the fields are as wide as those of the tables in vector_hosts.py");
 
 /* tanh within two units in the last place, without calls, so that loops over it use vectors. The

@@ -15,7 +15,8 @@ typedef struct {
     REAL *weights, *gradient;       /* [n_numbers], followed by the moments in weights */
     REAL *values, *slopes;          /* the values and the gradient of the loss by them */
     REAL *rows, *turned;            /* the inputs, and one value, as [B, D] */
-    int64_t targets[MAX_SAMPLES];
+    int64_t classes[MAX_SAMPLES];   /* the targets of a classification, */
+    const REAL *wanted[MAX_SAMPLES];  /* of a regression: one number for each output */
     REAL *packed;                   /* what a convolution needs */
     const double *alphas;           /* of each slot */
     const part *parts;

@@ -54,22 +54,27 @@ static void NAME(carry)(const NAME(host) *host, const job *work, int64_t n_plane
 }
 
 /* Copy the samples with these indices, as rows and as the first value. */
-static void NAME(gather)(NAME(host) *host, const job *work, const int64_t *numbers, int64_t n)
+static void NAME(gather)(NAME(host) *host, const job *work, const rule *how,
+                         const int64_t *numbers, int64_t n)
 {
-    const int64_t D = host->plan->sizes[0], B = host->padded_batch, width = PADDED(D);
+    const int64_t D = host->plan->sizes[0], K = host->plan->sizes[host->plan->output];
+    const int64_t B = host->padded_batch, width = PADDED(D);
     if (n < B || D < width) memset(host->rows, 0, B * width * sizeof(REAL));
     for (int64_t b = 0; b < n; b++) {
         memcpy(host->rows + b * width, (const REAL *)work->inputs + numbers[b] * D,
                D * sizeof(REAL));
-        host->targets[b] = work->targets[numbers[b]];
+        if (how->objective == SQUARED_ERROR)
+            host->wanted[b] = (const REAL *)work->targets + numbers[b] * K;
+        else
+            host->classes[b] = ((const int64_t *)work->targets)[numbers[b]];
     }
     NAME(turn)(host->rows, width, B, D, host->values, B);
 }
 
 /* Add the cross-entropy of n samples to `loss` and the number of correct predictions to `hits`; if
  * asked, write the gradient of the mean loss to the output's slopes. */
-static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, double *loss,
-                          double *hits)
+static void NAME(compare_classes)(const NAME(host) *host, int64_t n, int needs_slopes,
+                                  double *loss, double *hits)
 {
     const int64_t output = host->plan->output, K = host->plan->sizes[output];
     const int64_t B = host->padded_batch;
@@ -86,7 +91,7 @@ static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, d
             sums[b] += shares[k * B + b];
         }
     for (int64_t b = 0; b < n; b++) {
-        const int64_t target = host->targets[b];
+        const int64_t target = host->classes[b];
         int64_t guess = 0;
         *loss += (REAL)(LOG(sums[b]) + most[b] - logits[target * B + b]);
         for (int64_t k = 1; k < K && !needs_slopes; k++) {
@@ -99,7 +104,40 @@ static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, d
     for (int64_t b = 0; b < B; b++) sums[b] = b < n ? 1 / (sums[b] * n) : 0;
     for (int64_t k = 0; k < K; k++)
         for (int64_t b = 0; b < B; b++) shares[k * B + b] *= sums[b];
-    for (int64_t b = 0; b < n; b++) shares[host->targets[b] * B + b] -= (REAL)1 / n;
+    for (int64_t b = 0; b < n; b++) shares[host->classes[b] * B + b] -= (REAL)1 / n;
+}
+
+/* Add the squared error of n samples, the mean over their outputs, to `loss`; if asked, write the
+ * gradient of the mean loss to the output's slopes. */
+static void NAME(compare_numbers)(const NAME(host) *host, int64_t n, int needs_slopes,
+                                  double *loss)
+{
+    const int64_t output = host->plan->output, K = host->plan->sizes[output];
+    const int64_t B = host->padded_batch;
+    const REAL *outputs = host->values + host->at[output] * B, slope = (REAL)2 / (n * K);
+    REAL *slopes = needs_slopes ? host->slopes + host->at[output] * B : NULL;
+    for (int64_t b = 0; b < n; b++) {
+        REAL sum = 0;
+        for (int64_t k = 0; k < K; k++) {
+            const REAL error = outputs[k * B + b] - host->wanted[b][k];
+            sum += error * error;
+            if (slopes) slopes[k * B + b] = error * slope;
+        }
+        *loss += sum / K;
+    }
+}
+
+/* Add the losses of n samples to `loss` and their metrics to `metric`; if asked, write the gradient
+ * of the mean loss to the output's slopes, which are zero for padding. */
+static void NAME(compare)(const NAME(host) *host, const rule *how, int64_t n, int needs_slopes,
+                          double *loss, double *metric)
+{
+    if (how->objective == SQUARED_ERROR) {
+        NAME(compare_numbers)(host, n, needs_slopes, loss);
+        *metric = *loss;
+    } else {
+        NAME(compare_classes)(host, n, needs_slopes, loss, metric);
+    }
 }
 
 /* Update n parameters by their gradient like torch's optimizers. */
@@ -167,19 +205,19 @@ static void NAME(train)(const job *work, const rule *how, void *memory)
     NAME(carry)(&host, work, n_planes, 0);
     memset(host.gradient, 0, host.n_numbers * sizeof(REAL));
     for (int64_t step = 0; step < work->n_batches; step++) {
-        double loss = 0, hits = 0;
-        NAME(gather)(&host, work, work->numbers + step * work->batch, work->batch);
+        double loss = 0, metric = 0;
+        NAME(gather)(&host, work, how, work->numbers + step * work->batch, work->batch);
         NAME(forward)(&host);
         memset(host.slopes, 0, host.n_values * host.padded_batch * sizeof(REAL));
-        NAME(compare)(&host, work->batch, 1, &loss, &hits);
+        NAME(compare)(&host, how, work->batch, 1, &loss, &metric);
         NAME(backward)(&host);
         work->losses[step] = (REAL)(loss / work->batch);
         NAME(update)(&host, work, how, step, work->squares + step * how->n_parts);
     }
-    double loss = 0, hits = 0;
+    double loss = 0, metric = 0;
     host.is_observing = 0;
     NAME(forward)(&host);
-    NAME(compare)(&host, work->batch, 1, &loss, &hits);
+    NAME(compare)(&host, how, work->batch, 1, &loss, &metric);
     work->losses[work->n_batches] = (REAL)(loss / work->batch);
     NAME(carry)(&host, work, n_planes, 1);
 }
@@ -191,25 +229,24 @@ static int64_t NAME(judge_scratch)(const job *work, const rule *how)
     return NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, NULL);
 }
 
-/* Write the sum of a host's losses and its number of correct predictions on consecutive samples. */
+/* Write the sums of a host's losses and metrics on consecutive samples. */
 static void NAME(judge)(const job *work, const rule *how, void *memory)
 {
     NAME(host) host;
-    double *loss = work->losses, *hits = work->losses + 1;
-    (void)how;
+    double *loss = work->losses, *metric = work->losses + 1;
     NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, memory);
     host.alphas = work->alphas, host.parts = work->parts;
     host.is_training = host.is_observing = 0;
     NAME(carry)(&host, work, 1, 0);
-    *loss = *hits = 0;
+    *loss = *metric = 0;
     for (int64_t first = 0; first < work->n_batches; first += JUDGED_AT_ONCE) {
         int64_t numbers[JUDGED_AT_ONCE];
         const int64_t left = work->n_batches - first;
         const int64_t n = left < JUDGED_AT_ONCE ? left : JUDGED_AT_ONCE;
         for (int64_t b = 0; b < n; b++) numbers[b] = work->numbers[0] + first + b;
-        NAME(gather)(&host, work, numbers, n);
+        NAME(gather)(&host, work, how, numbers, n);
         NAME(forward)(&host);
-        NAME(compare)(&host, n, 0, loss, hits);
+        NAME(compare)(&host, how, n, 0, loss, metric);
     }
 }
 

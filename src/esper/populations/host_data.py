@@ -213,6 +213,34 @@ class CrossEntropy:
         return (outputs.argmax(-1) == targets).to(outputs.dtype)
 
 
+class SquaredError:
+    """Regression: outputs ``[..., K]`` and targets ``[..., K]``, or ``[...]`` if K is 1."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of each prediction, the mean over its K numbers.
+
+        Raises:
+            ShapeError: If outputs and targets differ in shape, or targets are integers.
+        """
+        wanted = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 else targets
+        # Tensors of other shapes would be broadcast.
+        if outputs.ndim < 2 or outputs.shape != wanted.shape:
+            raise ShapeError(
+                f"outputs have shape {list(outputs.shape)} and targets {list(targets.shape)}; for "
+                "a squared error they must be [n, K] and [n, K], or [n, 1] and [n]."
+            )
+        if not targets.is_floating_point():
+            kind = str(targets.dtype).removeprefix("torch.")
+            raise ShapeError(
+                f"targets are {kind}; for a squared error they must be floating point."
+            )
+        return (outputs - wanted).square().mean(-1)
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the same as :meth:`losses`."""
+        return self.losses(outputs, targets)
+
+
 def sample_means(values: Tensor) -> Tensor:
     """Return the mean of each sample's predictions ``[B, ...]``, as ``[B]`` in double precision."""
     values = values.double()

@@ -3,8 +3,8 @@
 Shapes: K = hosts that are computed, T = steps of the longest epoch, S = slots, Q = parts of a host:
 itself, then the seed and the gate of each slot, then those of each fossil.
 
-Each host has a program for the kernel. Only classifiers made of linear layers or 3x3 convolutions
-have one; others, and all hosts if the kernel was not built, use tensor operations.
+Each host has a program for the kernel. Only classifiers and regressors made of linear layers or 3x3
+convolutions have one; others, and all hosts if the kernel was not built, use tensor operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from esper.config.growth import OPTIMIZERS
 from esper.growth.slot_lives import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
-from esper.populations.host_data import Ablation, CrossEntropy, HostData, Split
+from esper.populations.host_data import (
+    Ablation,
+    CrossEntropy,
+    HostData,
+    Objective,
+    Split,
+    SquaredError,
+)
 from esper.populations.host_models import CostTable
 from esper.populations.rows import RowStore, Shapes
 from esper.populations.segments import EpochTally
@@ -59,7 +66,7 @@ _PARTS = np.dtype(
     [(name, np.int64) for name in _PART_ADDRESSES] + [(name, np.float64) for name in _PART_NUMBERS]
 )
 _RULE = np.dtype(
-    [("kind", np.int64), ("n_parts", np.int64)]
+    [(name, np.int64) for name in ("kind", "n_parts", "objective")]
     + [(name, np.float64) for name in ("weight_decay", "momentum", "beta1", "beta2", "eps")]
 )
 
@@ -126,18 +133,17 @@ class VectorHosts:
         self.population = population
         config = population.config
         data = population.specs[0].data
+        objective = _objective_kind(population.objective, data)
         self._is_possible = (
             _kernel is not None
-            and type(population.objective) is CrossEntropy
+            and objective is not None
             and data.train_inputs.ndim in (2, 4)
-            and data.train_targets.ndim == 1
-            and data.train_targets.dtype == torch.int64
             and population.state.hosts.data.dtype == data.train_inputs.dtype
             and data.train_inputs.dtype in (torch.float32, torch.float64)
         )
         kind = OPTIMIZERS.index(config.optimizer)
         numbers = (config.weight_decay, config.momentum, config.beta1, config.beta2)
-        self._rule = np.array([(kind, 0, *numbers, config.adam_eps)], _RULE)
+        self._rule = np.array([(kind, 0, objective or 0, *numbers, config.adam_eps)], _RULE)
         self._forms: dict[int, list[Any]] = {}
         """What the structure of each host depends on, by slot."""
         self._structures: dict[int, _Structure] = {}
@@ -467,6 +473,16 @@ class VectorHosts:
                 gate=gate,
             )
         return self._seed_plans[key]
+
+
+def _objective_kind(objective: Objective, data: HostData) -> int | None:
+    """Return the kernel's number of an objective; None if it cannot compute it for the targets."""
+    targets, kind = data.train_targets, type(objective)
+    if kind is CrossEntropy and targets.ndim == 1 and targets.dtype == torch.int64:
+        return 0
+    if kind is SquaredError and targets.ndim <= 2 and targets.dtype == data.train_inputs.dtype:
+        return 1
+    return None
 
 
 def _form_of(life: SlotLife) -> tuple[Any, ...]:

@@ -1,11 +1,12 @@
 """Tasks: the data that hosts learn from, the hosts, the metric and the budget."""
 
 from esper.config.growth import Budget
-from esper.tasks import cifar10, digits, digits_family, fashion_mnist, spirals, text
+from esper.tasks import cifar10, digits, digits_family, fashion_mnist, prior, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
 from esper.tasks.digits import load_digits
+from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.registry import make_task, register_task, task_names, task_summaries
-from esper.tasks.task import ACCURACY, Metric, Task, bits_per_character
+from esper.tasks.task import Task
 from esper.tasks.text import load_book
 
 register_task("digits", digits.make_digits, summary=digits.SUMMARY)
@@ -14,9 +15,11 @@ register_task("fashion-mnist", fashion_mnist.make_fashion_mnist, summary=fashion
 register_task("cifar10", cifar10.make_cifar10, summary=cifar10.SUMMARY)
 register_task("text", text.make_text, summary=text.SUMMARY)
 register_task("spirals", spirals.make_spirals, summary=spirals.SUMMARY)
+register_task("prior", prior.make_prior, summary=prior.SUMMARY)
 
 __all__ = [
     "ACCURACY",
+    "RELATIVE_ERROR",
     "Budget",
     "Metric",
     "Samples",

@@ -1,4 +1,5 @@
-"""The data of a task, and checks of it. Shapes: n samples, T predictions per sample."""
+"""The data of a task, and checks of it. Shapes: n samples, T predictions per
+sample, K numbers to predict."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from esper.config.checks import make_numbers_plain, require_int, require_number
 from esper.errors import BadDataError, TaskError, type_of
+from esper.tasks.metrics import Metric
+from esper.tasks.user_code import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +26,8 @@ class Samples:
     inputs: Tensor
     """``[n, ...]``, floating point, or int64 for tokens."""
     targets: Tensor
-    """``[n]`` or ``[n, T]``, int64: the right class of each prediction."""
+    """``[n]`` or ``[n, T]``, int64: the right class of each prediction. For regression, ``[n]`` or
+    ``[n, K]`` in the dtype of the inputs."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -61,7 +65,7 @@ class TaskDraw:
 
     data: TaskData
     n_classes: int
-    """Number of classes; a host may have more outputs."""
+    """Number of classes; a host may have more outputs. 0 for regression."""
     learning_rate: float | None = None
     """Learning rate; None for the task's."""
     make_host: Callable[[int], nn.Module] | None = None
@@ -74,8 +78,12 @@ class TaskDraw:
     """Epochs of the episode, at most the task's; None for the task's."""
     flop_price: float | None = None
     """Price of a reference run's FLOPs; None for the task's."""
+    metric: Metric | None = None
+    """Metric; None for the task's."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """The drawn values by name, which are recorded but not observed."""
+    title: str = ""
+    """What was drawn, in words."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, TaskData):
@@ -88,6 +96,11 @@ class TaskDraw:
                 require_int(f"{name} of a TaskDraw", getattr(self, name), least=1)
         if self.flop_price is not None:
             require_number("flop_price of a TaskDraw", self.flop_price, least=0.0)
+        if self.metric is not None and not isinstance(self.metric, Metric):
+            raise TaskError(
+                f"metric of a TaskDraw is {shown(self.metric)}; it must be a Metric, or None for "
+                "the task's."
+            )
         if self.make_host is not None and not callable(self.make_host):
             raise TaskError(
                 f"make_host of a TaskDraw is {self.make_host!r}; it must be a function of a seed, "
@@ -137,8 +150,8 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
         needs_all_classes: Whether each split must have a sample of each class.
 
     Raises:
-        BadDataError: If a split is empty, not finite, lacks a class, or differs in shape or dtype
-            from the others.
+        BadDataError: If a split is empty, not finite, lacks a class, has targets of the wrong kind,
+            or differs in shape or dtype from the others.
     """
     if not isinstance(draw, TaskDraw):
         raise BadDataError(
@@ -148,9 +161,14 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
     for split, samples in draw.data.splits():
         what = f"task {task!r}, {split} split"
         check_samples(samples, like=draw.data.train, what=what)
-        _check_targets(samples.targets, draw.n_classes, what=what)
+        targets = samples.targets.detach()
+        _check_kind(targets, draw.n_classes, what=what)
+        if draw.n_classes == 0:
+            _require_finite(targets, "targets", what=what)
+            continue
+        _check_targets(targets, draw.n_classes, what=what)
         if needs_all_classes:
-            _require_all_classes(samples.targets, draw.n_classes, what=what)
+            _require_all_classes(targets, draw.n_classes, what=what)
 
 
 def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
@@ -164,14 +182,16 @@ def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
 
 
 def check_classes(n_classes: object, *, task: str) -> None:
-    """Reject a number of classes that is not an integer of at least 2.
+    """Reject a number of classes that is neither 0, for regression, nor an integer of at least 2.
 
     Raises:
         BadDataError: Naming the task and the value.
     """
-    if not isinstance(n_classes, Integral) or isinstance(n_classes, bool) or int(n_classes) < 2:
+    count = int(n_classes) if isinstance(n_classes, Integral) else -1
+    if count < 0 or count == 1 or isinstance(n_classes, bool):
         raise BadDataError(
-            f"task {task!r} has {n_classes!r} classes; it must be an integer of at least 2."
+            f"task {task!r} has {n_classes!r} classes; it must be an integer of at least 2, or 0 "
+            "for regression."
         )
 
 
@@ -194,10 +214,11 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
     if inputs.ndim < 2 or targets.ndim not in (1, 2):
         raise BadDataError(
             f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
-            "they must be [n, ...] and [n] or [n, T]."
+            "they must be [n, ...] and [n] or [n, T], or [n, K] for regression."
         )
     is_token = inputs.dtype == torch.int64 and inputs.ndim == 2 and inputs.shape[1] == 1
-    if targets.ndim == 2 and targets.shape[1] == 1 and not is_token:
+    is_regression = targets.is_floating_point()
+    if targets.ndim == 2 and targets.shape[1] == 1 and not (is_token or is_regression):
         raise BadDataError(
             f"{what}: targets have shape {list(targets.shape)}; they must be [n], one class per "
             "sample (targets.squeeze(1)), or [n, T], one per prediction."
@@ -209,8 +230,16 @@ def _check_form(samples: Samples, *, like: Samples, what: str) -> None:
             f"{what}: inputs have shape {list(inputs.shape)} and targets {list(targets.shape)}; "
             "neither may be empty."
         )
-    if targets.dtype != torch.int64:
-        raise BadDataError(f"{what}: targets are {_name(targets.dtype)}; they must be int64.")
+    if targets.dtype != torch.int64 and not is_regression:
+        raise BadDataError(
+            f"{what}: targets are {_name(targets.dtype)}; they must be int64, or floating point "
+            "for regression."
+        )
+    if is_regression and inputs.is_floating_point() and targets.dtype != inputs.dtype:
+        raise BadDataError(
+            f"{what}: targets are {_name(targets.dtype)} and inputs {_name(inputs.dtype)}; for "
+            "regression they must have the same dtype (targets.to(inputs.dtype))."
+        )
     for name, tensor, first in (
         ("inputs", inputs, like.inputs),
         ("targets", targets, like.targets),
@@ -235,17 +264,33 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
             f"{what}: inputs are {_name(inputs.dtype)}; they must be floating point, or int64 for "
             "tokens."
         )
+    _require_finite(inputs, "inputs", what=what)
+
+
+def _require_finite(numbers: Tensor, name: str, *, what: str) -> None:
     # A finite sum, which is cheap, proves that all are finite. The converse fails: sums overflow.
-    if math.isfinite(float(inputs.sum())):
+    if math.isfinite(float(numbers.sum())):
         return
-    wrong = ~inputs.isfinite()
+    wrong = ~numbers.isfinite()
     if wrong.any():
-        sample = int(wrong.flatten(1).any(1).nonzero()[0, 0])
-        value = float(inputs[wrong][0])
+        sample = int(wrong.nonzero()[0, 0])
+        value = float(numbers[wrong][0])
         raise BadDataError(
-            f"{what}: {int(wrong.sum())} inputs are not finite; the first is {value} in sample "
+            f"{what}: {int(wrong.sum())} {name} are not finite; the first is {value} in sample "
             f"{sample}."
         )
+
+
+def _check_kind(targets: Tensor, n_classes: int, *, what: str) -> None:
+    """Reject numbers to predict where classes are needed, and the reverse."""
+    if targets.is_floating_point() == (n_classes == 0):
+        return
+    needed = "floating point, for regression" if n_classes == 0 else "int64"
+    other = "set the number of classes" if n_classes == 0 else "set n_classes to 0 for regression"
+    raise BadDataError(
+        f"{what}: targets are {_name(targets.dtype)} and the task has {n_classes} classes; targets "
+        f"must be {needed}, or {other}."
+    )
 
 
 def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:

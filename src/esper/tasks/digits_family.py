@@ -9,7 +9,6 @@ Shapes: n samples.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -30,6 +29,7 @@ from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
 from esper.tasks.digits import digit_splits, standard_digits
+from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
 
 SUMMARY = "random tasks on digits: classes, noise, sizes and learning rates vary by episode"
@@ -160,7 +160,7 @@ def draw_digits(seed: int, host: str = "mlp", width: int | None = None) -> TaskD
         "n_classes": grouping.n_classes,
         "label_noise": rng.uniform(*LABEL_NOISE),
         "input_noise": rng.uniform(*INPUT_NOISE),
-        "learning_rate": _log_uniform(rng, *LEARNING_RATES),
+        "learning_rate": log_uniform(rng, *LEARNING_RATES),
         "width": kind.widths[rng.integers(len(kind.widths))],
     }
     if width is not None:
@@ -204,7 +204,7 @@ def _draw_training(
 
     One sample of each digit comes first and keeps its label.
     """
-    n_samples = min(round(_log_uniform(rng, *N_SAMPLES)), len(available))
+    n_samples = min(round(log_uniform(rng, *N_SAMPLES)), len(available))
     available = rng.permutation(available)
     digits = _pools().digits
     firsts = np.unique(digits[available], return_index=True)[1]
@@ -251,11 +251,6 @@ def _draw_noise(rng: np.random.Generator, n_rows: int) -> Tensor:
 @lru_cache(maxsize=1)
 def _noise_table() -> Tensor:
     return torch.randn(N_NOISE_ROWS, 64, generator=torch.Generator().manual_seed(5))
-
-
-def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
-    drawn = math.exp(rng.uniform(math.log(least), math.log(most)))
-    return min(max(drawn, least), most)  # exp(log(x)) can be off by one rounding.
 
 
 @lru_cache(maxsize=1)

@@ -1,96 +1,27 @@
-"""Tasks and metrics."""
+"""Tasks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from esper.config.checks import make_numbers_plain, require_int, require_seed
+from esper.config.checks import require_seed
 from esper.config.growth import Budget, GrowthConfig, PopulationConfig
 from esper.errors import TaskError
 from esper.growth.hosts import HostMaker
-from esper.populations.host_data import CrossEntropy, Objective
+from esper.populations.host_data import CrossEntropy, SquaredError
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_classes, check_data, check_forms
+from esper.tasks.metrics import ACCURACY, Metric
 from esper.tasks.user_code import (
     call_with_seed,
     checked_host_maker,
     require_function_of_seed,
     shown,
 )
-
-Values = TypeVar("Values", float, NDArray[np.floating], Tensor)
-
-
-class BitsPerPrediction(CrossEntropy):
-    """Classification whose metric is the cross-entropy in bits."""
-
-    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return ``-log2 p(target)`` of each prediction, in the shape of ``targets``."""
-        return self.losses(outputs, targets) / math.log(2.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A measure of how good a host is."""
-
-    name: str
-    objective: Objective
-    """Computes the loss and the metric of each prediction."""
-    worst: float
-    """The value for random guessing."""
-    best: float
-    """The value for a perfect host."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise TaskError(f"a metric's name is {self.name!r}; it must be a non-empty string.")
-        for method in ("losses", "metrics"):
-            if isinstance(self.objective, type) or not callable(
-                getattr(self.objective, method, None)
-            ):
-                raise TaskError(
-                    f"objective of metric {self.name!r} is {shown(self.objective)}; it must be an "
-                    "object with the methods losses and metrics, such as CrossEntropy()."
-                )
-        ends = (self.worst, self.best)
-        if not all(_is_finite(end) for end in ends) or self.worst == self.best:
-            raise TaskError(
-                f"metric {self.name!r} has worst {self.worst!r} and best {self.best!r}; they must "
-                "be finite and different."
-            )
-        make_numbers_plain(self)
-
-    def score(self, values: Values) -> Values:
-        """Return metrics as scores: 0 for guessing, 1 for perfect, higher is better."""
-        return (values - self.worst) / (self.best - self.worst)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0)
-"""The share of correct predictions."""
-
-
-def bits_per_character(vocabulary: int) -> Metric:
-    """Return the metric of character models with a vocabulary of this size."""
-    require_int("vocabulary", vocabulary, least=2)
-    return Metric(
-        name="bits per character",
-        objective=BitsPerPrediction(),
-        worst=math.log2(vocabulary),
-        best=0.0,
-    )
-
 
 MOST_BATCHES = 100_000_000
 """Most batches of an episode, which take hours even for the smallest hosts."""
@@ -111,8 +42,10 @@ class Task:
     draw: Callable[[int], TaskDraw] | None = None
     """... or a distribution: a function of a seed that always returns the same draw for it."""
     n_classes: int | None = None
-    """Number of classes of fixed data; None for one more than the largest target."""
+    """Number of classes of fixed data, 0 for regression; None for one more than the largest target,
+    or 0 if targets are floating point."""
     metric: Metric = ACCURACY
+    """Measures hosts, unless a draw has a metric of its own."""
     budget: Budget = field(default_factory=Budget)
     training: PopulationConfig = field(default_factory=PopulationConfig)
     growth: GrowthConfig | None = None
@@ -127,9 +60,9 @@ class Task:
     draws_price: bool = False
     """Whether the prices of draws count, instead of the budget's."""
     draws_designs: bool = False
-    """Whether draws have hosts of different designs, each with 1 to ``most_slots`` slots."""
+    """Whether draws have hosts of different designs, with 1 to ``most_slots`` slots."""
     most_slots: int = 0
-    """Slots of the hosts with the most, if draws have different designs."""
+    """Most slots of a drawn host, if ``draws_designs``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -163,7 +96,7 @@ class Task:
         if self.draw is None:
             return self._fixed
         drawn = call_with_seed(f"draw of task {self.name!r}", self.draw, seed)
-        check_data(drawn, task=self.name, needs_all_classes=self.needs_all_classes)
+        self._check_draw(drawn)
         if drawn.make_host is None or isinstance(drawn.make_host, HostMaker):
             return drawn
         return replace(drawn, make_host=self._checked_maker(drawn.make_host))
@@ -269,10 +202,30 @@ class Task:
         n_classes = self.n_classes
         if n_classes is None:
             check_forms(self.data, task=self.name)
-            n_classes = 1 + max(int(samples.targets.max()) for _, samples in self.data.splits())
+            if self.data.train.targets.is_floating_point():
+                n_classes = 0
+            else:
+                n_classes = 1 + max(int(samples.targets.max()) for _, samples in self.data.splits())
         drawn = TaskDraw(data=self.data, n_classes=n_classes)
-        check_data(drawn, task=self.name, needs_all_classes=self.needs_all_classes)
+        self._check_draw(drawn)
         return drawn
+
+    def _check_draw(self, drawn: TaskDraw) -> None:
+        """Reject invalid data, and a metric for other targets.
+
+        Raises:
+            BadDataError: If the data are invalid.
+            TaskError: If the metric does not fit them.
+        """
+        check_data(drawn, task=self.name, needs_all_classes=self.needs_all_classes)
+        metric, is_regression = drawn.metric or self.metric, drawn.n_classes == 0
+        if isinstance(metric.objective, CrossEntropy if is_regression else SquaredError):
+            kind = str(drawn.data.train.targets.dtype).removeprefix("torch.")
+            fitting = "RELATIVE_ERROR" if is_regression else "ACCURACY"
+            raise TaskError(
+                f"task {self.name!r} has {kind} targets and the metric {metric.name!r}, which "
+                f"is not for them; use another metric, such as esper.tasks.{fitting}."
+            )
 
     @cached_property
     def _drawn_makers(self) -> dict[int, Callable[[int], nn.Module]]:

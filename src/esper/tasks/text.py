@@ -16,7 +16,8 @@ from esper.config.growth import Budget, GPTHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData
-from esper.tasks.task import Task, bits_per_character
+from esper.tasks.metrics import bits_per_character
+from esper.tasks.task import Task
 
 UNKNOWN = "\ufffd"
 """The decoded form of characters outside the vocabulary."""
