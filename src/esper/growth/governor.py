@@ -80,6 +80,33 @@ class LossWatch:
         self.n_calm[hosts] += 1.0
         self.n_outliers[hosts] = 0.0
 
+    def add_all(self, losses: list[float], host: int) -> bool:
+        """Record the losses of one host in turn; change nothing and return False if one is bad.
+
+        The same as :meth:`limits` and :meth:`add` for each, in a fraction of the time.
+        """
+        config = self.config
+        count, mean, variance, first, n_calm, n_outliers = self.get_state(host)
+        for loss in losses:
+            rise = config.outlier_deviations * math.sqrt(variance)
+            rise = max(rise, (config.outlier_factor - 1.0) * abs(mean), config.outlier_floor)
+            if n_calm < config.warmup_losses:
+                n_widenings = min(max(n_outliers, 1.0), MAX_WIDENINGS)
+                wide = max(first, config.outlier_floor)
+                factor = config.warmup_factor ** np.array([n_widenings])  # as for many hosts
+                rise = max(rise, wide * float(factor[0]))
+            if not loss <= mean + rise:  # not a number, or too large
+                return False
+            if count == 0.0:
+                first = abs(loss)
+            weight = max(1.0 / (count + 1.0), 1.0 - config.memory)
+            change = loss - mean
+            mean += weight * change
+            variance = (1.0 - weight) * (variance + weight * (change * change))
+            count, n_calm, n_outliers = count + 1.0, n_calm + 1.0, 0.0
+        self.set_state([count, mean, variance, first, n_calm, n_outliers], host)
+        return True
+
     def judge(self, loss: float, host: int = 0) -> str | None:
         """Return why a loss is bad, or None if it is not; outliers widen the bound."""
         if not math.isfinite(loss):

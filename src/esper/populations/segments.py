@@ -68,6 +68,38 @@ class EpochTally:
         self.seed_norms[hosts] += seed_norms
         self.counts[hosts] += 1.0
 
+    def record_host(
+        self,
+        watch: LossWatch,
+        host: int,
+        losses: NDArray[Any],
+        norms: NDArray[Any],
+        seed_norms: NDArray[Any],
+        flops: float,
+    ) -> bool:
+        """Record all steps of one host at once, if they are good; return whether they are.
+
+        Args:
+            watch: Loss statistics; the losses are added.
+            host: The host.
+            losses: ``[T]`` loss of each step.
+            norms: ``[T]`` gradient norms.
+            seed_norms: ``[T, S]`` gradient norms of each seed.
+            flops: FLOPs of a step.
+        """
+        own: list[float] = losses.tolist()
+        if not self.is_alive[host] or not np.isfinite(norms).all() or not watch.add_all(own, host):
+            return False
+        for sums, steps in ((self.losses, losses), (self.norms, norms)):
+            # One after the other, because the order of additions matters to the last bit.
+            sums[host] = np.add.accumulate(np.concatenate([sums[host : host + 1], steps]))[-1]
+        if seed_norms.any():
+            for step in seed_norms:
+                self.seed_norms[host] += step
+        self.flops[host] = np.add.accumulate(np.array([self.flops[host], *[flops] * len(own)]))[-1]
+        self.counts[host] += float(len(own))
+        return True
+
     def check_losses(
         self,
         watch: LossWatch,

@@ -140,7 +140,9 @@ class StackedPopulation(Population):
                     f"{self._describe_misfit(host, spec)} Use SequentialPopulation."
                 )
         sample = self.specs[0].data.train_inputs[:3]
-        self.design: StackedDesign = StackedDesign(self.template, sample)
+        self.design: StackedDesign = StackedDesign(
+            self.template, sample, pads_seeds=self.n_hosts > 1
+        )
         self.state: StackedState = StackedState(
             design=self.design,
             config=self.config,

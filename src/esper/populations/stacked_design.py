@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -183,12 +184,13 @@ MAX_STRUCTURES = 64
 class StackedDesign:
     """A host design and its seeds, stacked."""
 
-    def __init__(self, template: nn.Module, sample: Tensor) -> None:
+    def __init__(self, template: nn.Module, sample: Tensor, *, pads_seeds: bool = True) -> None:
         """Stack a design.
 
         Args:
             template: A host of the design.
             sample: A few samples of its input.
+            pads_seeds: Whether seeds of one family form one group; pointless for a single host.
 
         Raises:
             UnsupportedHostError: If the design cannot be stacked.
@@ -202,6 +204,7 @@ class StackedDesign:
         require_plain_parameters(template)
         self.template = template
         self.sample = sample
+        self._pads_seeds = pads_seeds
         self.slots = slots(template)
         self.rows = ActiveRows()
         self.places = {name: StackedSlot() for name in self.slots}
@@ -256,7 +259,8 @@ class StackedDesign:
         if (slot, blueprint, units) not in self._groups:
             own = units if self._depends_on_units(slot, blueprint, units) else 0
             family = find_blueprint(blueprint).family
-            is_part = bool(family) and self._is_corner(slot, blueprint, family, own)
+            can_pad = bool(family) and self._pads_seeds
+            is_part = can_pad and self._is_corner(slot, blueprint, family, own)
             self._groups[slot, blueprint, units] = family if is_part else blueprint, own
         return GroupKey(layer, *self._groups[slot, blueprint, units])
 
@@ -272,11 +276,12 @@ class StackedDesign:
         if key not in self._seeds:
             first = self._seeds.get(key._replace(layer=Layer(key.layer.slot, 0)))
             if first is not None:
-                self._seeds[key] = _restack(first)
+                self._seeds[key] = first.copied()
             else:
                 place = self._plant(key.layer.slot, key.blueprint, key.units)
                 assert place.seed is not None
-                self._seeds[key] = _stack(place.seed, place.form, place.seed_input_shape)
+                stack = partial(_stack, shape=place.seed_input_shape)
+                self._seeds[key] = StackedSeed(place.form, place.seed, stack)
         return self._seeds[key]
 
     def gate(self, layer: Layer) -> StackedSeed:
@@ -285,7 +290,8 @@ class StackedDesign:
             place = self.new_slot(layer.slot, self.slots.lives)
             place.restyle(BlendStyle.LEARNED_GATE)
             assert place.gate is not None
-            self._gates[layer] = _stack(place.gate, SeedForm.SERIAL, place.site.output_shape)
+            stack = partial(_stack, shape=place.site.output_shape)
+            self._gates[layer] = StackedSeed(SeedForm.SERIAL, place.gate, stack)
         return self._gates[layer]
 
     def _plant(self, slot: str, blueprint: str, units: int) -> SeedSlot:
@@ -344,28 +350,16 @@ class StackedDesign:
         return None
 
 
-def _stack(module: nn.Module, form: SeedForm, shape: tuple[int, ...]) -> StackedSeed:
+def _stack(module: nn.Module, rows: ActiveRows, shape: tuple[int, ...]) -> nn.Module:
     """Return a seed's stacked form or, if it has none, a loop over hosts."""
-    part = StackedSeed(form, module)
     try:
         require_plain_parameters(module)
-        part.module = stack_module(module, part.rows, {})
-        is_exact = find_difference(module, _sample(shape)) is None
+        stacked = stack_module(module, rows, {})
+        if find_difference(module, _sample(shape)) is None:
+            return stacked
     except UnsupportedHostError:
-        is_exact = False
-    if not is_exact:
-        part.module = LoopedModule(part.rows, module)
-    return part
-
-
-def _restack(seed: StackedSeed) -> StackedSeed:
-    """Return another stacked form of the same seeds, with rows of its own."""
-    part = StackedSeed(seed.form, seed.template)
-    if isinstance(seed.module, LoopedModule):
-        part.module = LoopedModule(part.rows, seed.template)
-    else:
-        part.module = stack_module(seed.template, part.rows, {})
-    return part
+        pass
+    return LoopedModule(rows, module)
 
 
 def _sample(shape: tuple[int, ...]) -> Tensor:

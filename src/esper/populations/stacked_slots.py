@@ -8,8 +8,9 @@ grow on one fossil the next. A host without a seed in a layer passes through it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -46,13 +47,33 @@ class GroupKey(NamedTuple):
 class StackedSeed:
     """The seeds of one group as one module."""
 
-    def __init__(self, form: SeedForm, template: nn.Module) -> None:
+    def __init__(
+        self,
+        form: SeedForm,
+        template: nn.Module,
+        stack: Callable[[nn.Module, ActiveRows], nn.Module],
+    ) -> None:
+        """Describe a group.
+
+        Args:
+            form: What the seeds read.
+            template: The largest seed of the group; smaller ones are padded to its size.
+            stack: Returns the module that computes the seeds of some rows, on first use: the
+                compiled kernel needs none.
+        """
         self.form = form
         self.template = template
-        """The largest seed of the group; smaller ones are padded to its size."""
         self.rows = ActiveRows()
-        self.module: nn.Module = template
+        self._stack = stack
+
+    @cached_property
+    def module(self) -> nn.Module:
         """Computes all seeds of :attr:`rows`."""
+        return self._stack(self.template, self.rows)
+
+    def copied(self) -> StackedSeed:
+        """Return another group of the same seeds, with rows of its own."""
+        return StackedSeed(self.form, self.template, self._stack)
 
     def run(self, x: Tensor) -> Tensor:
         """Return what each seed adds to its block's output."""

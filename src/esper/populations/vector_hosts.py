@@ -345,6 +345,11 @@ class VectorHosts:
         # Fossils come after the seeds; their gradients count as the host's.
         of_seeds = squares[:, :, 1 : 1 + 2 * self.population.slot_config.max_slots]
         seed_norms = np.sqrt(of_seeds[:, :, ::2] + of_seeds[:, :, 1::2])
+        if len(hosts) == 1 and tally.record_host(
+            watch, int(hosts[0]), losses[0, :-1], norms[0], seed_norms[0], float(step_flops[0])
+        ):
+            tally.check_losses(watch, hosts, losses[:, -1])
+            return
         for step in range(squares.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
             tally.record_step(
