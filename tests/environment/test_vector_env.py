@@ -18,11 +18,12 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from safetensors.torch import load_file, save_file
 
 from esper.config import PPOConfig
-from esper.config.growth import RewardConfig
+from esper.config.growth import MLPHostConfig, RewardConfig
 from esper.environment import GrowthEnv, GrowthVectorEnv
 from esper.environment.rewards import REWARD_TERMS
 from esper.errors import ConfigError, ResetNeededError, UnsupportedEnvironmentError
 from esper.growth.host_slots import HostSlots
+from esper.growth.hosts import HostMaker
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
@@ -31,7 +32,7 @@ from esper.simic import PPO, Callback
 from esper.simic.agent import PPOAgent
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.rollout import VectorCollector
-from esper.tasks import make_task
+from esper.tasks import RELATIVE_ERROR, Samples, Task, TaskData, make_task
 from tests.environment.worlds import (
     TINY,
     choose,
@@ -42,6 +43,29 @@ from tests.environment.worlds import (
 )
 
 FORMS = ["sequential", "stacked"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_score_of_a_regression_is_r_squared(form: str) -> None:
+    inputs = torch.randn(96, 2, generator=torch.Generator().manual_seed(0))
+    targets = inputs.prod(1)
+    samples = Samples(inputs, (targets - targets.mean()) / targets.std(correction=0))
+    task = Task(
+        name="product",
+        make_host=HostMaker(MLPHostConfig(n_features=2, n_classes=1, width=8, hidden=4)),
+        data=TaskData(train=samples, validation=samples, test=samples),
+        metric=RELATIVE_ERROR,
+    )
+    envs = GrowthVectorEnv(task, 2, form=form)
+    observations, _ = envs.reset(seed=0)
+    for _ in range(3):
+        observations, *_ = envs.step(wait(2))
+        assert observations in envs.observation_space
+    population, scores = envs.growth.population, envs.growth.hosts.evaluate([0, 1], "train").scores
+    for host, score in enumerate(scores):
+        errors = population.model(host).eval()(inputs).squeeze(1) - samples.targets
+        explained = 1.0 - errors.square().mean() / samples.targets.var(correction=0)
+        assert score == pytest.approx(explained.item(), abs=1e-5)
 
 
 def test_make_vec_gives_no_warnings() -> None:

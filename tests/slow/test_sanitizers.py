@@ -19,6 +19,7 @@ TESTS = (
     "tests/simic/agent/test_advantages.py",
     "tests/simic/policy/test_draw.py",
     "tests/populations/test_vector_hosts.py",
+    "tests/populations/test_regression.py",
     "tests/populations/test_stacked_conv.py",
 )
 FLAGS = (
