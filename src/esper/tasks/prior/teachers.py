@@ -1,8 +1,8 @@
 """Teachers: random functions that label random inputs.
 
-A draw has the same bits on every machine: numbers that are multiplied are multiples of 2**-10, so
-products and their sums are exact in float64 in any order, and functions such as the sine, whose
-last bit differs between libraries, are rounded before anything is decided.
+A draw has the same bits on every machine: numbers that are multiplied are multiples of 2**-16 and
+of 2**-10, so products and their sums are exact in float64 in any order, and functions such as the
+sine, whose last bit differs between libraries, are rounded before anything is decided.
 
 Shapes: n samples, k inputs that matter, C classes.
 """
@@ -19,8 +19,10 @@ from esper.tasks.sampling import log_uniform
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-GRID = 1024.0
+GRID = 2.0**16
 """The multiples of the reciprocal are the numbers that teachers compute with."""
+WEIGHT_GRID = 2.0**10
+"""The same for weights, which need not be as fine: no two samples must become equal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,17 +37,17 @@ class Lesson:
     """The drawn properties of the teacher by name."""
 
 
-def round_to_grid(values: NDArray[np.floating]) -> Floats:
-    """Return the nearest multiples of 2**-10, in float64."""
-    rounded = np.multiply(values, GRID, dtype=np.float64)
+def round_to_grid(values: NDArray[np.floating], grid: float = GRID) -> Floats:
+    """Return the nearest multiples of ``1 / grid``, in float64."""
+    rounded = np.multiply(values, grid, dtype=np.float64)
     np.rint(rounded, out=rounded)
-    rounded /= GRID
+    rounded /= grid
     return rounded
 
 
 def multiply(left: NDArray[np.floating], right: NDArray[np.floating]) -> Floats:
-    """Return the matrix product of the rounded arrays, which is exact."""
-    return round_to_grid(left) @ round_to_grid(right)
+    """Return the matrix product of rounded samples and rounded weights, which is exact."""
+    return round_to_grid(left) @ round_to_grid(right, WEIGHT_GRID)
 
 
 def draw_normal(rng: np.random.Generator, *shape: int) -> Floats:
@@ -85,7 +87,11 @@ def teach_network(
         x = _ACTIVATIONS[activation][1](multiply(x, weight) + draw_normal(rng, width) / 2.0)
     scores = multiply(x, draw_normal(rng, width, n_classes))
     facts = {"depth": depth, "width": width, "activation": activation}
-    return Lesson(inputs, label_by_scores(scores), {f"teacher_{k}": v for k, v in facts.items()})
+    return Lesson(
+        inputs,
+        label_by_scores(scores),
+        {f"teacher_{name}": float(value) for name, value in facts.items()},
+    )
 
 
 def teach_tree(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
@@ -234,15 +240,14 @@ def teach_markov(
     order, concentration = int(rng.integers(1, 3)), log_uniform(rng, 0.03, 0.5)
     chances = rng.gamma(concentration, size=(vocabulary**order, vocabulary)) + 1e-4
     chances = np.cumsum(chances, axis=1)
-    chances = round_to_grid(GRID * GRID * chances / chances[:, -1:])
+    chances = round_to_grid(chances / chances[:, -1:])
     tokens = np.empty((n_samples, n_tokens), dtype=np.int64)
     tokens[:, :order] = rng.integers(vocabulary, size=(n_samples, order))
     for step in range(order, n_tokens):
         contexts = tokens[:, step - 1]
         if order == 2:
             contexts = contexts + vocabulary * tokens[:, step - 2]
-        draws = rng.random((n_samples, 1)) * (GRID * GRID)
-        tokens[:, step] = (chances[contexts, :-1] <= draws).sum(1)
+        tokens[:, step] = (chances[contexts, :-1] <= rng.random((n_samples, 1))).sum(1)
     facts = {"teacher_order": float(order), "teacher_concentration": concentration}
     return Lesson(tokens, tokens, facts)
 
