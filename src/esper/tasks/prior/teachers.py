@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,10 @@ WEIGHT_GRID = 2.0**10
 class Lesson:
     """Inputs with what a teacher says about them."""
 
-    inputs: NDArray[np.floating]
-    """``[n, k]``, or ``[n, 1, 8, 8]`` for images."""
-    targets: NDArray[np.generic]
-    """``[n]``: classes, int64, or real numbers, float64."""
+    inputs: NDArray[Any]
+    """``[n, k]``, ``[n, 1, 8, 8]`` for images, or ``[n, T]`` int64 for tokens."""
+    targets: NDArray[Any]
+    """``[n]`` classes, int64, or real numbers, float64; for tokens, the inputs."""
     facts: dict[str, float] = field(default_factory=dict[str, float])
     """The drawn properties of the teacher by name."""
 
@@ -121,15 +122,16 @@ def _teach_forest(
 
 def _find_leaves(rng: np.random.Generator, inputs: Floats, depth: int) -> Labels:
     """Return ``[n]`` the leaf of each sample in a random tree."""
-    n_samples, n_inputs = inputs.shape
-    columns = rng.integers(n_inputs, size=2**depth)
-    thresholds = 0.6 * draw_normal(rng, 2**depth)
-    flat, starts = inputs.ravel(), np.arange(n_samples) * n_inputs
-    nodes = np.ones(n_samples, dtype=np.int64)
+    n_samples, n_inputs, n_leaves = len(inputs), int(inputs.shape[1]), 1 << depth
+    columns = rng.integers(n_inputs, size=n_leaves)
+    thresholds = 0.6 * draw_normal(rng, n_leaves)
+    flat = inputs.ravel()
+    starts = np.arange(0, n_samples * n_inputs, n_inputs)
+    nodes: Labels = np.ones(n_samples, dtype=np.int64)
     for _ in range(depth):
         is_right = flat.take(starts + columns.take(nodes)) > thresholds.take(nodes)
         nodes = 2 * nodes + is_right
-    return nodes - 2**depth
+    return nodes - n_leaves
 
 
 def teach_mixture(
