@@ -277,3 +277,36 @@ def test_widening_is_merged_into_a_block_without_skips() -> None:
 def test_has_skips_must_be_a_bool() -> None:
     with pytest.raises(ConfigError, match="has_skips is 1"):
         MLPHostConfig(has_skips=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+@pytest.mark.parametrize("has_skips", [True, False])
+def test_hosts_with_norms_widen_by_units_of_the_same_kind_and_merge(
+    activation: str, has_skips: bool
+) -> None:
+    config = MLPHostConfig(
+        n_features=4,
+        n_classes=3,
+        width=5,
+        hidden=6,
+        has_skips=has_skips,
+        activation=activation,  # pyright: ignore[reportArgumentType]
+        has_norm=True,
+    )
+    host = make_host(config, growth_config=GrowthConfig(commits_at_once=True))
+    assert [
+        site.path and (site.path.hidden, site.path.activation) for site in slots(host).sites
+    ] == [(6, activation)] * 2
+    grown = build_host(replace(config, hidden=12))
+    for slot in slots(host):
+        action = GrowthAction(op=Op.GERMINATE, slot=slot, blueprint="widen_large", alpha_target=1.0)
+        assert slots(host).apply(action).was_done
+    merged = esper.export(host)
+    assert [p.shape for p in merged.parameters()] == [p.shape for p in grown.parameters()]
+    x = sample_input(config, 7)
+    torch.testing.assert_close(merged(x), host(x))
+
+
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"activation.*'relux'.*tanh"):
+        MLPHostConfig(activation="relux")  # pyright: ignore[reportArgumentType]

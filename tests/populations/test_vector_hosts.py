@@ -189,6 +189,21 @@ def test_smaller_hosts_match_tensor_operations() -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("has_skips", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_norms_and_activations_match_tensor_operations(activation: str, has_skips: bool) -> None:
+    design = replace(MLP, activation=activation, has_norm=True, has_skips=has_skips)
+    config = PopulationConfig(batch_size=8, learning_rate=0.01)
+    compiled, plain = make_pair((30, 20, 25), config, design=design)
+    slot = compiled.slot_config.slot_ids[1]
+    for population, host in product((compiled, plain), range(3)):
+        grow(population, host, slot, "widen_large", BlendStyle.ADD_LINEAR)
+    assert all(compiled.vector_hosts.has_program(host) for host in range(3))
+    for _ in range(3):
+        assert_same_numbers(compiled, plain, tolerance=1e-10)
+
+
+@needs_kernel
 def test_smaller_convolutions_match_tensor_operations() -> None:
     design = CNNHostConfig(image_size=5, n_channels=2, n_classes=3, width=5, hidden=9)
     makers = [HostMaker(replace(design, hidden=n), design=design) for n in (1, 4, 9)]

@@ -11,7 +11,7 @@ from esper.errors import ConfigError, EsperError, TaskError, UnknownTaskError
 from esper.tasks import Task, make_task, register_task, registry, task_names, task_summaries
 from esper.tasks.spirals import make_spirals
 
-BUILT_IN = ("digits", "digits-family", "fashion-mnist", "cifar10", "text", "spirals")
+BUILT_IN = ("digits", "digits-family", "fashion-mnist", "cifar10", "text", "spirals", "prior")
 OFFLINE = ("digits", "digits-family", "text", "spirals")
 OWN_MODULE = "own_module_of_a_user"
 OWN_CODE = """

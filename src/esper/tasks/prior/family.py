@@ -156,36 +156,48 @@ def draw_prior(
     problem = _draw_problem(rng, kind, maker)
     n_samples = len(problem.data.train)
     most_batches = MOST_SEQUENCE_BATCHES if kind == "markov" else MOST_BATCHES
-    settings = {
+    batches_per_epoch = min(max(n_samples // batch_size, 1), most_batches)
+    if n_epochs is None:
+        n_epochs = drawn_epochs
+    if price is None:
+        price = 0.0 if is_free else drawn_price
+    facts: dict[str, float] = {
+        "kind": KINDS.index(kind),
+        "design": catalogue().designs.index(maker),
+        "n_classes": problem.n_classes,
+        "n_samples": n_samples,
+        **problem.facts,
         "learning_rate": learning_rate,
         "batch_size": batch_size,
-        "batches_per_epoch": min(max(n_samples // batch_size, 1), most_batches),
-        "n_epochs": drawn_epochs if n_epochs is None else n_epochs,
-        "flop_price": price if price is not None else 0.0 if is_free else drawn_price,
-    }
-    facts = {
-        "kind": float(KINDS.index(kind)),
-        "design": float(catalogue().designs.index(maker)),
-        "n_classes": float(problem.n_classes),
-        "n_samples": float(n_samples),
-        **problem.facts,
-        **{name: float(value) for name, value in settings.items()},
-        **_host_facts(maker),
+        "batches_per_epoch": batches_per_epoch,
+        "n_epochs": n_epochs,
+        "flop_price": price,
+        "host_width": maker.config.width,
+        "host_hidden": maker.config.hidden,
+        "host_blocks": maker.config.n_blocks,
     }
     return TaskDraw(
         data=problem.data,
         n_classes=problem.n_classes,
+        learning_rate=learning_rate,
         make_host=maker,
+        batch_size=batch_size,
+        batches_per_epoch=batches_per_epoch,
+        n_epochs=n_epochs,
+        flop_price=price,
         metric=problem.metric,
-        facts=facts,
+        facts={name: float(value) for name, value in facts.items()},
         title=f"{_describe_problem(kind, facts)}; {_describe_host(maker)}",
-        **settings,
     )
 
 
 def _draw_kind(rng: np.random.Generator, kinds: tuple[str, ...]) -> str:
-    ends = np.cumsum([SHARES[kind] for kind in kinds])
-    return kinds[min(int(np.searchsorted(ends, rng.random() * ends[-1])), len(kinds) - 1)]
+    place = rng.random() * sum(SHARES[kind] for kind in kinds)
+    for kind in kinds:
+        place -= SHARES[kind]
+        if place < 0.0:
+            return kind
+    return kinds[-1]
 
 
 def _makers(kind: str) -> tuple[HostMaker, ...]:
@@ -353,20 +365,13 @@ def _split(
     inputs: NDArray[np.generic], targets: NDArray[np.generic], sizes: tuple[int, int, int]
 ) -> TaskData:
     """Return consecutive samples as splits of these sizes."""
-    pair = (torch.from_numpy(np.ascontiguousarray(each)) for each in (inputs, targets))
-    parts = zip(*(each.split(sizes) for each in pair), strict=True)
-    train, validation, test = (Samples(*part) for part in parts)
+    x, y = (torch.from_numpy(np.ascontiguousarray(each)) for each in (inputs, targets))
+    ends = np.cumsum(sizes).tolist()
+    train, validation, test = (
+        Samples(x[end - size : end], y[end - size : end])
+        for end, size in zip(ends, sizes, strict=True)
+    )
     return TaskData(train=train, validation=validation, test=test)
-
-
-def _host_facts(maker: HostMaker) -> dict[str, float]:
-    config = maker.config
-    facts = {
-        "host_width": config.width,
-        "host_hidden": config.hidden,
-        "host_blocks": config.n_blocks,
-    }
-    return {name: float(value) for name, value in facts.items()}
 
 
 _TITLES = {

@@ -23,7 +23,7 @@ N_OUTPUTS = {2: 0.35, 3: 0.2, 5: 0.2, 10: 0.15, 26: 0.1}
 N_BLOCKS = (0.35, 0.35, 0.2, 0.1)
 """The share of MLPs with 1, 2, 3 and 4 blocks."""
 HIDDEN = (2, 64)
-SMALLNESS = 1.5
+SMALLNESS = 2.0
 """Exponent of the uniform number that determines ``hidden``; above 1, small sizes prevail."""
 WIDTHS = (4, 32)
 CONTEXT = 16

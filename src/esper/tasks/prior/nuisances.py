@@ -14,14 +14,16 @@ LEAST_OF_CLASS = 8
 """Fewest samples of a class; each split gets at least one of them, validation two."""
 
 
-def rotate(rng: np.random.Generator, inputs: Floats) -> Floats:
+def rotate(rng: np.random.Generator, inputs: NDArray[np.floating]) -> Floats:
     """Return the inputs ``[n, k]`` in random orthogonal coordinates."""
     k = inputs.shape[1]
     rotation, triangle = np.linalg.qr(rng.standard_normal((k, k)))
     return multiply(inputs, rotation * np.sign(np.diag(triangle)))
 
 
-def combine_inputs(rng: np.random.Generator, inputs: Floats, n_redundant: int) -> Floats:
+def combine_inputs(
+    rng: np.random.Generator, inputs: NDArray[np.floating], n_redundant: int
+) -> Floats:
     """Return ``[n, n_redundant]`` random linear combinations of the inputs ``[n, k]``."""
     weights = draw_normal(rng, inputs.shape[1], n_redundant)
     return multiply(inputs, weights / np.sqrt(inputs.shape[1]))

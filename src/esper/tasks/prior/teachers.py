@@ -1,8 +1,8 @@
 """Teachers: random functions that label random inputs.
 
-A draw has the same bits on every machine: numbers that are multiplied are multiples of 2**-10, so
-products and their sums are exact in float64 in any order, and functions such as the sine, whose
-last bit differs between libraries, are rounded before anything is decided.
+A draw has the same bits on every machine: numbers that are multiplied are multiples of 2**-16 and
+of 2**-10, so products and their sums are exact in float64 in any order, and functions such as the
+sine, whose last bit differs between libraries, are rounded before anything is decided.
 
 Shapes: n samples, k inputs that matter, C classes.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,33 +20,35 @@ from esper.tasks.sampling import log_uniform
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-GRID = 1024.0
+GRID = 2.0**16
 """The multiples of the reciprocal are the numbers that teachers compute with."""
+WEIGHT_GRID = 2.0**10
+"""The same for weights, which need not be as fine: no two samples must become equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
     """Inputs with what a teacher says about them."""
 
-    inputs: NDArray[np.floating]
-    """``[n, k]``, or ``[n, 1, 8, 8]`` for images."""
-    targets: NDArray[np.generic]
-    """``[n]``: classes, int64, or real numbers, float64."""
+    inputs: NDArray[Any]
+    """``[n, k]``, ``[n, 1, 8, 8]`` for images, or ``[n, T]`` int64 for tokens."""
+    targets: NDArray[Any]
+    """``[n]`` classes, int64, or real numbers, float64; for tokens, the inputs."""
     facts: dict[str, float] = field(default_factory=dict[str, float])
     """The drawn properties of the teacher by name."""
 
 
-def round_to_grid(values: NDArray[np.floating]) -> Floats:
-    """Return the nearest multiples of 2**-10, in float64."""
-    rounded = np.multiply(values, GRID, dtype=np.float64)
+def round_to_grid(values: NDArray[np.floating], grid: float = GRID) -> Floats:
+    """Return the nearest multiples of ``1 / grid``, in float64."""
+    rounded = np.multiply(values, grid, dtype=np.float64)
     np.rint(rounded, out=rounded)
-    rounded /= GRID
+    rounded /= grid
     return rounded
 
 
 def multiply(left: NDArray[np.floating], right: NDArray[np.floating]) -> Floats:
-    """Return the matrix product of the rounded arrays, which is exact."""
-    return round_to_grid(left) @ round_to_grid(right)
+    """Return the matrix product of rounded samples and rounded weights, which is exact."""
+    return round_to_grid(left) @ round_to_grid(right, WEIGHT_GRID)
 
 
 def draw_normal(rng: np.random.Generator, *shape: int) -> Floats:
@@ -85,7 +88,11 @@ def teach_network(
         x = _ACTIVATIONS[activation][1](multiply(x, weight) + draw_normal(rng, width) / 2.0)
     scores = multiply(x, draw_normal(rng, width, n_classes))
     facts = {"depth": depth, "width": width, "activation": activation}
-    return Lesson(inputs, label_by_scores(scores), {f"teacher_{k}": v for k, v in facts.items()})
+    return Lesson(
+        inputs,
+        label_by_scores(scores),
+        {f"teacher_{name}": float(value) for name, value in facts.items()},
+    )
 
 
 def teach_tree(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
@@ -115,15 +122,16 @@ def _teach_forest(
 
 def _find_leaves(rng: np.random.Generator, inputs: Floats, depth: int) -> Labels:
     """Return ``[n]`` the leaf of each sample in a random tree."""
-    n_samples, n_inputs = inputs.shape
-    columns = rng.integers(n_inputs, size=2**depth)
-    thresholds = 0.6 * draw_normal(rng, 2**depth)
-    flat, starts = inputs.ravel(), np.arange(n_samples) * n_inputs
-    nodes = np.ones(n_samples, dtype=np.int64)
+    n_samples, n_inputs, n_leaves = len(inputs), int(inputs.shape[1]), 1 << depth
+    columns = rng.integers(n_inputs, size=n_leaves)
+    thresholds = 0.6 * draw_normal(rng, n_leaves)
+    flat = inputs.ravel()
+    starts = np.arange(0, n_samples * n_inputs, n_inputs)
+    nodes: Labels = np.ones(n_samples, dtype=np.int64)
     for _ in range(depth):
         is_right = flat.take(starts + columns.take(nodes)) > thresholds.take(nodes)
         nodes = 2 * nodes + is_right
-    return nodes - 2**depth
+    return nodes - n_leaves
 
 
 def teach_mixture(
@@ -234,15 +242,14 @@ def teach_markov(
     order, concentration = int(rng.integers(1, 3)), log_uniform(rng, 0.03, 0.5)
     chances = rng.gamma(concentration, size=(vocabulary**order, vocabulary)) + 1e-4
     chances = np.cumsum(chances, axis=1)
-    chances = round_to_grid(GRID * GRID * chances / chances[:, -1:])
+    chances = round_to_grid(chances / chances[:, -1:])
     tokens = np.empty((n_samples, n_tokens), dtype=np.int64)
     tokens[:, :order] = rng.integers(vocabulary, size=(n_samples, order))
     for step in range(order, n_tokens):
         contexts = tokens[:, step - 1]
         if order == 2:
             contexts = contexts + vocabulary * tokens[:, step - 2]
-        draws = rng.random((n_samples, 1)) * (GRID * GRID)
-        tokens[:, step] = (chances[contexts, :-1] <= draws).sum(1)
+        tokens[:, step] = (chances[contexts, :-1] <= rng.random((n_samples, 1))).sum(1)
     facts = {"teacher_order": float(order), "teacher_concentration": concentration}
     return Lesson(tokens, tokens, facts)
 
