@@ -9,6 +9,7 @@ import pytest
 
 from esper.cli.main import main
 from esper.evidence import evaluation as evaluating
+from esper.tamiyo import load_shipped
 from esper.training.run import load_run
 from tests.cli.test_run_commands import refused
 
@@ -79,6 +80,23 @@ def test_built_in_controllers_are_compared_on_a_task(capsys: pytest.CaptureFixtu
     assert main([*words, *options]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("Wait: better than heuristic at price 0.2: ")
+
+
+@pytest.mark.usefixtures("fresh_shipped")
+def test_the_shipped_controller_is_shown_with_its_name_and_version(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    label = load_shipped().label
+    hosts = ["--task", "spirals", "--hosts", "2"]
+    options = ["--task-options", "n_epochs=2", "batches_per_epoch=1"]
+    assert main(["compare", "shipped", "wait", *hosts, "--quiet", *options]) == 0
+    assert capsys.readouterr().out.startswith(f"The controller {label}: ")
+    few = ["--tuning-runs", "2", "--arms", "learned,wait", "--out", "found"]
+    assert main(["evaluate", "shipped", *hosts, *few, *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"evaluating {label} on 2 hosts\n")
+    assert label in printed.err
+    assert f"({label})" in " ".join(printed.out.split())
 
 
 def test_headroom_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from esper.cli.main import main
 from esper.storage.checkpoint import CheckpointWarning
 from esper.tamiyo import load_saved
+from esper.training.run import load_run
 from tests.cli.test_run_commands import refused
 
 
@@ -28,6 +29,7 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
         "kept/controller.safetensors",
         "kept/controller.json",
         "kept/CARD.md",
+        "kept/results.png",
     ]
     grown = []
     for controller in (str(finished_run), "kept"):
@@ -37,6 +39,14 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     card = (tmp_path / "kept/CARD.md").read_text()
     assert card.startswith(f"# Controller {finished_run.name}\n")
     assert "esper train --preset" in card
+    assert "](results.png)" in card
+    assert len(card.splitlines()) <= 45
+    summary = load_run(finished_run).summary
+    assert summary is not None
+    for one in summary.differences:
+        ends = (one.ep_rew.mean, one.ep_rew.low, one.ep_rew.high)
+        mean, low, high = (round(100 * end, 1) + 0.0 for end in ends)
+        assert f"{mean:+.1f} [{low:.1f}, {high:.1f}] points" in card
 
 
 def test_an_export_can_be_named_made_greedy_and_replaced(

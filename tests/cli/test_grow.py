@@ -11,7 +11,8 @@ import torch
 from esper.cli.grow import decision_text, fit, slot_texts
 from esper.cli.main import main
 from esper.growing.timeline import TimelineStep
-from esper.tamiyo import save_controller
+from esper.storage.files import with_checksum
+from esper.tamiyo import load_shipped, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused
 from tests.tamiyo.fresh_controllers import fresh_controller
@@ -73,7 +74,44 @@ def test_the_shipped_controller_is_the_default(
     assert "shipped" in refused(["grow"], capsys)
     save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")
     assert main(["grow"]) == 0
-    assert capsys.readouterr().out.startswith("growing a host with controller shipped\n")
+    label = load_shipped().label
+    assert label.startswith("shipped (fresh, ")
+    assert capsys.readouterr().out.startswith(f"growing a host with controller {label}\n")
+
+
+def test_what_the_controller_expected_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
+    scale = {"return_mean": 0.75, "return_std": 0.0}
+    fresh = fresh_controller(n_epochs=3)
+    save_controller(replace(fresh, origin={**fresh.origin, **scale}), tmp_path / "kept")
+    assert main(["grow", "--controller", "kept", "--out", "grown"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    story = json.loads((tmp_path / "grown/growth.json").read_text())
+    assert [step["value"] for step in story["timeline"]] == [0.75] * len(story["timeline"])
+    costs = story["score"] - story["return"]
+    assert f"expected accuracy {0.75 + costs:.2f} by the end" in printed
+    assert f"got {story['score']:.2f} on test" in printed
+
+
+def test_a_controller_with_other_observations_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_controller(replace(fresh_controller(), esper="0.1.3"), tmp_path / "kept")
+    facts = json.loads((path / "controller.json").read_text())
+    del facts["checksum"]
+    facts["host_features"] = facts["host_features"][1:]
+    (path / "controller.json").write_text(json.dumps(with_checksum(facts)))
+    for words in (
+        ["grow", "--controller", "kept"],
+        ["evaluate", "kept"],
+        ["compare", "kept", "wait"],
+    ):
+        message = refused(words, capsys)
+        assert "Esper 0.1.3" in message
+        assert "esper train" in message
+        assert "shipped" in message
 
 
 def test_usage_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

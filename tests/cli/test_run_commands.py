@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 import esper
+from esper.cli.launch import show_next_steps
 from esper.cli.main import main
 from esper.storage.checkpoint import CheckpointWarning
 from esper.storage.run_folder import RunFolder
+from esper.tamiyo import load_shipped
 from esper.telemetry import TelemetryWarning, open_run
 from esper.telemetry.records import StepRecord
+from esper.training.run import Run
 from tests.cli.conftest import TINY
 
 
@@ -50,8 +53,24 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
         assert f"- {sentence}" in lines
     commands = [shlex.split(line) for line in lines if line.startswith("  esper ")]
     assert [words[1] for words in commands] == ["show", "grow", "export-telemetry", "train"]
+    shipped = load_shipped()
+    said = " ".join(told.out.split())
+    assert "learned from 48 epochs of networks, all of spirals" in said
+    assert f"uses {shipped.label}, which" in said
     assert main(["show", commands[0][2]]) == 0
     assert main(["export-telemetry", *commands[2][2:4]]) == 0
+
+
+def test_the_end_of_a_run_needs_no_shipped_controller(
+    done_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.tamiyo.controllers.saved.SHIPPED_FOLDER", tmp_path / "nowhere")
+        show_next_steps(done_run)
+    alone = capsys.readouterr().out
+    show_next_steps(done_run)
+    assert capsys.readouterr().out.startswith(alone)
+    assert "Without" not in alone
 
 
 def test_quiet_prints_one_line_and_json_one_object_per_line(

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
+from esper.errors import EvidenceError
 from esper.evidence.claims import weigh
 from esper.evidence.files import EvidenceFile
-from esper.evidence.model_card import NOT_EVALUATED, write_card
+from esper.evidence.model_card import (
+    MOST_ROWS,
+    NOT_EVALUATED,
+    ClaimRow,
+    Verdict,
+    choose_rows,
+    claims_of_evaluation,
+    claims_of_run,
+    read_claims,
+    write_card,
+)
 from esper.evidence.results import Evidence
+from esper.statistics import Interval
 from esper.tamiyo import save_controller
 from esper.tamiyo.controllers.saved import facts_of
+from esper.training.comparison import Difference
 from esper.training.lookup import controller_of
 from esper.training.run import Run
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 from tests.tamiyo.fresh_controllers import fresh_controller
 
-TRANSFER = "Transfer to other tasks, without retraining"
 TOOL = Path(__file__).parents[2] / "tools/write_model_card.py"
 
 
@@ -42,74 +55,153 @@ def section(card: str, title: str) -> str:
     return card.split(f"## {title}\n")[1].partition("\n## ")[0]
 
 
-def test_claims_are_those_of_the_evaluation_under_the_right_heading() -> None:
+def row(number: int, *, claim: str = "a better score", verdict: Verdict = "yes") -> ClaimRow:
+    """Return a made-up claim."""
+    return ClaimRow(
+        claim=claim,
+        against=f"arm {number}",
+        result=1.0 + number,
+        interval=(0.5, 3.0 + number),
+        verdict=verdict,
+    )
+
+
+def table_of(card: str) -> list[list[str]]:
+    """Return the cells of the rows of the card's table."""
+    lines = [line for line in card.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_claims_are_those_of_the_evaluation_with_its_verdicts() -> None:
     measured = evidence()
     findings = weigh(measured)
     assert {one.is_claim for one in findings} == {True, False}
-    card = write_card(facts_of(fresh_controller()), [EvidenceFile(entries=(measured,))])
-    shown, not_shown = (section(card, f"What it was {what}shown to do") for what in ("", "not "))
-    for one in findings:
-        sentence = one.sentence[1:]
-        assert (sentence in shown) == one.is_claim
-        assert (sentence in not_shown) != one.is_claim
-    assert "256 hosts" in shown
-    assert "fresh, other and third" in shown
-    assert "run fresh" in shown
-    assert "No other task" in section(card, TRANSFER)
+    rows = claims_of_evaluation(EvidenceFile(entries=(measured,)))
+    card = write_card(facts_of(fresh_controller()), rows)
+    cells = table_of(card)
+    assert [line[1] for line in cells] == [one.label for one in findings]
+    assert [line[3] == "yes" for line in cells] == [one.is_claim for one in findings]
+    for line, one in zip(cells, findings, strict=True):
+        assert "256 hosts of `spirals`" in line[0]
+        shown = [float(text) for text in re.findall(r"[+-]?\d+\.\d+", line[2])]
+        for number, found in zip(
+            shown, (one.score.mean, one.score.low, one.score.high), strict=True
+        ):
+            assert number / 100 == pytest.approx(found, abs=0.0005 + 1e-9)
+        assert (one.label in section(card, "What was not shown")) != one.is_claim
 
 
-def test_evaluations_with_different_options_are_listed_separately() -> None:
+def test_every_evaluation_is_told_apart_by_task_options_and_price() -> None:
     measured = [replace(evidence(), task_options={"host": host}) for host in ("mlp", "cnn")]
-    files = [EvidenceFile(entries=(one,)) for one in (*measured, replace(measured[0], price=0.5))]
-    card = write_card(facts_of(fresh_controller()), files)
-    for title in ("What it was shown to do", "What it was not shown to do"):
-        lines = re.findall("^On .*$", section(card, title), re.MULTILINE)
-        assert lines == [
-            f"On `spirals`, host mlp, at price {measured[0].price:g}:",
-            f"On `spirals`, host cnn, at price {measured[0].price:g}:",
-            "On `spirals`, host mlp, at price 0.5:",
-        ]
-    assert section(card, "What it was shown to do").count("256 hosts of spirals") == 2
+    entries = (*measured, replace(measured[0], price=0.5), evidence("digits"))
+    files = [EvidenceFile(entries=(one,)) for one in entries]
+    rows = [row for file in files for row in claims_of_evaluation(file)]
+    assert len({one.claim for one in rows}) == len(entries)
+    assert "host cnn" in rows[2].claim
+    assert "at price 0.5" in rows[4].claim
+    assert "`digits`" in rows[6].claim
 
 
-def test_another_task_is_listed_under_transfer() -> None:
-    file = EvidenceFile(entries=(evidence("digits"),))
-    card = write_card(facts_of(fresh_controller()), [file])
-    transfer = section(card, TRANSFER)
-    assert "`digits`" in transfer
-    for one in weigh(file.entries[0]):
-        assert one.sentence[1:] in transfer
-    assert NOT_EVALUATED in section(card, "What it was shown to do")
+def test_worse_is_said_apart_from_what_was_not_shown() -> None:
+    rows = [row(0), row(1, verdict="worse"), row(2, verdict="no")]
+    card = write_card(facts_of(fresh_controller()), rows)
+    assert [line[3] for line in table_of(card)] == ["yes", "worse", "no"]
+    (line,) = re.findall("^- A better score.*$", section(card, "What was not shown"), re.MULTILINE)
+    assert re.search(r"worse than arm 1; not shown against arm 2\.", line)
+
+
+def test_a_card_stays_short_and_every_claim_gets_its_share_of_the_table() -> None:
+    rows = [row(n, claim="the first") for n in range(30)] + [row(n, claim="last") for n in (1, 2)]
+    shown = choose_rows(rows)
+    assert [one.claim for one in shown] == ["the first"] * (MOST_ROWS - 2) + ["last"] * 2
+    opposite = [replace(one, verdict="worse", result=-one.result) for one in rows]
+    assert [one.against for one in choose_rows(opposite)] == [one.against for one in shown]
+    assert choose_rows(rows[:3]) == rows[:3]
+    card = write_card(facts_of(fresh_controller()), rows, figure="results.png")
+    assert len(card.splitlines()) <= 45
+    assert f"{MOST_ROWS} of 32 comparisons" in card
+    assert "](results.png)" in card
 
 
 def test_without_an_evaluation_nothing_is_claimed() -> None:
-    card = write_card(facts_of(fresh_controller()), [])
-    for title in ("What it was shown to do", "What it was not shown to do"):
-        assert NOT_EVALUATED in section(card, title)
+    card = write_card(facts_of(fresh_controller()))
+    assert section(card, "What it was shown to do").strip() == NOT_EVALUATED
     assert "better" not in card
+    assert "](" not in card
+    assert table_of(card) == []
+
+
+def test_a_card_says_how_to_use_the_controller() -> None:
+    facts = facts_of(fresh_controller())
+    own, shipped = (
+        section(write_card(facts, is_shipped=is_shipped), "How to use it")
+        for is_shipped in (False, True)
+    )
+    assert "controller=" in own
+    assert "default" in shipped
 
 
 def test_the_numbers_of_training_are_those_of_the_run(done_run: Run) -> None:
     facts, config = facts_of(controller_of(done_run)), done_run.config
-    training = section(write_card(facts, []), "How it was trained")
-    assert f"{config.rounds} rounds of {config.envs} hosts and {config.n_steps} steps" in training
-    assert f"{config.rounds * config.envs * config.n_steps:,} host epochs" in training
-    assert facts["origin"]["command"] in training
+    card = write_card(facts)
+    assert f"{config.rounds * config.envs * config.n_steps:,} epochs of networks" in card
+    assert f"{config.rounds} rounds" in card
+    assert facts["origin"]["command"] in card
 
 
-def test_every_number_of_a_claim_is_in_the_files() -> None:
-    rng = np.random.default_rng(3)
-    measured = evidence(gain=float(rng.uniform(0.02, 0.1)))
-    finding = next(one for one in weigh(measured) if one.is_claim)
-    card = write_card(facts_of(fresh_controller()), [EvidenceFile(entries=(measured,))])
-    line = next(line for line in card.splitlines() if finding.sentence[1:] in line)
-    shown = [float(text) for text in re.findall(r"[+-]?\d+\.\d+", line.partition("yes, ")[2])[:3]]
-    score = finding.score
-    for number, found in zip(shown, (score.mean, score.low, score.high), strict=True):
-        assert number / 100 == pytest.approx(found, abs=0.0005 + 1e-9)
+def test_the_trials_of_a_run_are_claims(done_run: Run) -> None:
+    assert done_run.summary is not None
+    ends = {"fixed": (0.02, 0.01, 0.03), "wait": (-0.02, -0.03, -0.01), "random": (0.0, -0.1, 0.1)}
+    differences = tuple(
+        Difference(against=name, ep_rew=Interval(*three, 64), score=Interval(9.0, 9.0, 9.0, 64))
+        for name, three in ends.items()
+    )
+    rows = claims_of_run(replace(done_run.summary, differences=differences))
+    assert [one.verdict for one in rows] == ["yes", "worse", "no"]
+    assert [one.measured for one in rows] == [
+        "+2.0 [1.0, 3.0] points",
+        "-2.0 [-3.0, -1.0] points",
+        "+0.0 [-10.0, 10.0] points",
+    ]
+    assert rows[0].against == "the fixed schedule"
 
 
-def test_the_tool_writes_the_card_next_to_the_weights(tmp_path: Path) -> None:
+CLAIM = {
+    "claim": "fewer FLOPs",
+    "against": "plain training",
+    "result": 12,
+    "interval": [3, 20.5],
+    "verdict": "yes",
+    "unit": "%",
+}
+
+
+def test_claims_are_read_from_both_kinds_of_files() -> None:
+    (own,) = read_claims(json.dumps([CLAIM]))
+    assert (own.measured, own.verdict) == ("+12.0 [3.0, 20.5] %", "yes")
+    file = EvidenceFile(entries=(evidence(),))
+    assert read_claims(file.to_text()) == claims_of_evaluation(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verdict": "maybe"}, "'maybe'"),
+        ({"interval": [1]}, "x.json .*interval"),
+        ({"result": "much"}, "x.json .*much"),
+        ({"colour": "red"}, "x.json .*colour"),
+        ({"result": float("inf")}, "x.json"),
+    ],
+)
+def test_a_claim_that_cannot_be_read_is_rejected(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(EvidenceError, match=message) as caught:
+        read_claims(json.dumps([CLAIM | change]), name="x.json")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(EvidenceError, match=r"x\.json"):
+        read_claims("{", name="x.json")
+
+
+def test_the_tool_writes_the_card_and_its_figure_next_to_the_weights(tmp_path: Path) -> None:
     save_controller(fresh_controller(), tmp_path / "kept", card="old")
     file = EvidenceFile(entries=(evidence(),))
     (tmp_path / "evaluation.json").write_text(file.to_text())
@@ -119,5 +211,9 @@ def test_the_tool_writes_the_card_next_to_the_weights(tmp_path: Path) -> None:
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     tool.main([str(tmp_path / "kept"), str(tmp_path / "evaluation.json")])
+    rows = claims_of_evaluation(file)
     written = (tmp_path / "kept/CARD.md").read_text()
-    assert written == write_card(facts_of(fresh_controller()), [file])
+    assert written == write_card(facts_of(fresh_controller()), rows, figure="results.png")
+    picture = (tmp_path / "kept/results.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 100_000

@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from esper.growing.grow import grow
 from esper.growing.grown import Grown
 from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
-from esper.tamiyo import WaitController, save_controller
+from esper.tamiyo import SavedController, WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tasks import bits_per_character
 from tests.growing.own_models import CNN, MLP, Block, Transformer, digits
@@ -237,6 +238,59 @@ def test_a_controller_can_be_given_in_any_form(tmp_path: Path) -> None:
     assert grow(model, TRAIN, VAL, Budget(n_epochs=2)).summary.budget_epochs == 2
     with pytest.raises(RunError, match=r"'shiped'.* 'shipped'"):
         grow(model, TRAIN, VAL, controller="shiped")
+
+
+def expecting(value: float, **options: Any) -> SavedController:
+    """Return a controller that always expects the same return."""
+    scale = {"return_mean": value, "return_std": 0.0}
+    return replace(fresh_controller(**options), origin=scale)
+
+
+def test_the_summary_says_what_the_controller_expected_and_what_came_of_it() -> None:
+    model = initialized(MLP(2))
+    grown = grow(model, TRAIN, VAL, 3, controller=expecting(0.625))
+    summary = grown.summary
+    assert grown.trace is not None
+    assert grown.trace.expected == summary.expected_score == 0.625
+    assert summary.score == summary.after == pytest.approx(accuracy(grown.model, VAL))
+    assert "expected accuracy 0.62 by the end" in summary.expectation
+    assert f"got {summary.after:.2f} on validation" in summary.expectation
+    assert summary.expectation in str(summary)
+    assert summary.expectation in grown._repr_html_()
+
+
+def test_costs_are_added_to_what_the_controller_expected() -> None:
+    grown = grow(initialized(MLP(2)), TRAIN, VAL, 3, controller=expecting(0.5), price=0.2)
+    assert grown.summary.expected_score == pytest.approx(0.5 + 0.2 * grown.summary.flops)
+
+
+@pytest.mark.parametrize("controller", ["wait", "shipped"])
+def test_nothing_is_said_about_a_controller_without_an_estimate(controller: str) -> None:
+    summary = grow(initialized(MLP(1)), TRAIN, VAL, 2, controller=controller).summary
+    assert (summary.expected_score, summary.expectation) == (None, "")
+    assert "expected" not in str(summary)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [("loss", "lower the loss"), (bits_per_character(10), "0 at 3.322 and 1 at 0"), (None, "")],
+)
+def test_a_score_that_is_not_the_metric_is_explained(metric: Any, words: str) -> None:
+    model, expected = initialized(MLP(1)), expecting(0.25)
+    grown = grow(model, TRAIN, VAL, 2, controller=expected, metric=metric)
+    summary = grown.summary
+    assert words in summary.expectation
+    assert ("the score is" in summary.expectation) == bool(words)
+    if metric == "loss":
+        assert summary.score == pytest.approx(1.0 - summary.after / summary.before)
+
+
+def test_nothing_is_expected_of_a_metric_that_is_no_score() -> None:
+    def decibel(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 30.0 + (outputs.argmax(-1) == targets).float().mean()
+
+    summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller=expecting(1), metric=decibel)
+    assert summary.summary.expectation == ""
 
 
 def test_a_missing_shipped_controller_is_reported(

@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import esper
 from esper.errors import ConfigError, EsperError, GrowerError
+from tests.tamiyo.fresh_controllers import fresh_controller
 
 torch.manual_seed(0)
 X = torch.randn(160, 8)
@@ -132,6 +134,25 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
             assert_equal(loop.tensors(), expected)
         again, before = loop.grower.trace[epoch], whole.grower.trace[epoch]
         assert again == before
+
+
+def test_it_says_how_far_it_is_and_what_its_controller_expected() -> None:
+    fresh = fresh_controller()
+    scale = {"return_mean": 0.5, "return_std": 0.0}
+    controller = replace(fresh, origin=scale, is_shipped=True, name="universal", esper="0.2.0")
+    for begins in (True, False):
+        loop = Loop(controller, epochs=2, sample_input=X[:BATCH])
+        assert loop.grower.trace.expected is None
+        if begins:
+            loop.grower.begin(score=0.3)
+        loop.run_epoch()
+        # After an epoch, what is to come is not the whole return.
+        assert loop.grower.trace.expected == (0.5 if begins else None)
+        assert loop.grower.trace[-1].value == 0.5
+        wanted = "Grower(Sequential, epoch 1 of 2, controller shipped (universal, 0.2))"
+        assert repr(loop.grower) == wanted
+    mine = esper.Grower(loop.model, loop.optimizer, epochs=2, controller="wait")
+    assert repr(mine) == "Grower(Sequential, epoch 0 of 2, controller wait)"
 
 
 def test_a_bad_batch_is_rolled_back_and_said() -> None:

@@ -109,8 +109,8 @@ def test_what_is_not_known_reads_as_unknown(recorded: tuple[Path, esper.Trace]) 
     assert detail is not None
     assert detail["result"] is not None
     assert (detail["result"]["ep_rew"], detail["result"]["final_score"]) == (None, None)
-    for step in detail["steps"]:
-        assert (step["reward"], step["value"]) == (None, None)
+    for step, value in zip(detail["steps"], [None, *(one.value for one in trace)], strict=False):
+        assert (step["reward"], step["value"]) == (None, value)
         assert set(step["terms"].values()) == {None}
     assert (headline["best_return"], headline["accuracy_gain"]) == (None, None)
     assert headline["seed_parameters"] == trace[-1].seed_parameters

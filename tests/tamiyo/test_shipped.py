@@ -1,5 +1,6 @@
 """The controller that ships with Esper loads, is small, and grows an unknown model."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -15,15 +16,20 @@ MEGABYTE = 2**20
 def test_it_loads_and_is_small() -> None:
     shipped = load_shipped()
     files = {path.name: path.stat().st_size for path in SHIPPED_FOLDER.iterdir()}
-    assert files.keys() == {"controller.safetensors", "controller.json", "CARD.md"}
+    named = {"controller.safetensors", "controller.json", "CARD.md"}
+    assert named <= files.keys() <= named | {"results.png"}
+    assert files.get("results.png", 0) < 100_000
     assert sum(files.values()) < 5 * MEGABYTE
     kinds = {tensor.dtype for tensor in shipped.weights.values()}
     assert kinds == {torch.float32, torch.int64}  # weights, and how much was counted
 
 
-def test_its_card_names_the_training_command() -> None:
+def test_its_card_is_short_and_names_the_training_command() -> None:
     card = (SHIPPED_FOLDER / "CARD.md").read_text()
     assert read_facts(SHIPPED_FOLDER)["origin"]["command"] in card
+    assert len(card.splitlines()) <= 45
+    for name in re.findall(r"\]\(([^)]*)\)", card):
+        assert (SHIPPED_FOLDER / name).is_file()
 
 
 def test_it_grows_an_unknown_model(tmp_path: Path) -> None:

@@ -105,11 +105,14 @@ def test_the_static_score_is_that_of_hosts_left_alone() -> None:
 def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     set_returns(monkeypatch, [0.0, 2.0, 2.0, 1.0])
     policies: list[dict[str, torch.Tensor]] = []
+    scales: list[tuple[float, float]] = []
 
     def look(record: Any) -> None:
         if isinstance(record, EvaluationRecord) and record.arm == "learned":
             weights = trainer.parts.policy.state_dict()
             policies.append({name: tensor.clone() for name, tensor in weights.items()})
+            normalizer = trainer.parts.agent.normalizer
+            scales.append((float(normalizer.mean), float(normalizer.std)))
 
     seen = Seen(look)
     trainer, _, _ = make_trainer(config_of(rounds=4), seen)
@@ -121,6 +124,8 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
     for name, tensor in parts.best_policy.items():
         assert torch.equal(tensor, policies[1][name]), name
     assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
+    assert tuple(parts.best_returns.values()) == scales[1] != scales[3]
+    assert parts.save().facts["best_policy"]["returns"] == parts.best_returns
     is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
     assert is_best == [False, False, True, True, False, False]
 

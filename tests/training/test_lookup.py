@@ -8,19 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import CheckpointError, RunError
 from esper.growing.grow import grow
+from esper.simic.agent.ppo import PPOAgent
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import State, merge, split
+from esper.storage.state import State, merge, split, to_nested
 from esper.tamiyo import Heuristic, LearnedController, WaitController, load_saved, save_controller
 from esper.tamiyo.controllers import saved as saved_files
+from esper.tamiyo.controllers.learned import expected_return
 from esper.tasks import make_task
 from esper.training.lookup import controller_of, find_controller, find_saved
 from esper.training.run import Run, load_run
-from esper.training.setup import make_run_task
+from esper.training.setup import make_policy, make_run_task
+from esper.version import __version__
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.training.tiny import tiny_config
 
@@ -38,7 +42,8 @@ def test_a_controller_is_found_by_name_by_folder_and_by_object(
     for named in ("shipped", folder, str(folder), load_saved(folder)):
         found = find_controller(named, envs)
         assert isinstance(found, LearnedController)
-        assert found.name == "kept"
+        version = ".".join(__version__.split(".")[:2])
+        assert found.name == (f"shipped (kept, {version})" if named == "shipped" else "kept")
     for named in (done_run, done_run.path, str(done_run.path)):
         found = find_controller(named, envs)
         assert isinstance(found, LearnedController)
@@ -67,6 +72,7 @@ def test_a_saved_and_loaded_controller_acts_the_same(done_run: Run, tmp_path: Pa
     assert loaded.origin["rounds"] == done_run.config.rounds
     assert done_run.summary is not None
     assert loaded.origin["comparison"] == list(done_run.summary.sentences)
+    assert loaded.esper == __version__
 
 
 def test_a_checkpoint_describes_its_controller_without_the_environments(done_run: Run) -> None:
@@ -76,6 +82,32 @@ def test_a_checkpoint_describes_its_controller_without_the_environments(done_run
     envs = GrowthVectorEnv(make_run_task(done_run.config), 1)
     assert saved.blueprints == envs.slot_config.blueprints
     assert saved.growth == envs.task.growth
+
+
+def test_a_runs_controller_expects_what_its_critic_does(
+    done_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The critic learns normalized returns; its agent turns them into units of reward."""
+    best, config = CheckpointFolder(done_run.folder.checkpoints).best(), done_run.config
+    assert best is not None
+    envs = GrowthVectorEnv(make_run_task(config), 1, autoreset=False)
+    envs.reset(seed=3)
+    policy = make_policy(config, envs.slot_config)
+    critic = PPOAgent(policy.spec, policy, config.ppo)
+    critic.load_weights(to_nested(split(best.state)["agent"]))
+    observation, masks = envs.growth.observe(), envs.growth.masks()
+    wanted = critic.value(torch.from_numpy(observation), critic.initial_state(1)).item()
+    controller = controller_of(done_run).make(envs.slot_config)
+    controller.start(1)
+    assert expected_return(controller) is None
+    controller.act(observation, masks, np.ones(1, np.bool_))
+    assert expected_return(controller) == pytest.approx(wanted, abs=1e-6)
+    discounted = replace(
+        config, ppo=replace(config.ppo, gamma=0.9), rewards=replace(config.rewards, gamma=0.9)
+    )
+    monkeypatch.setattr(done_run, "config", discounted)
+    monkeypatch.setattr("esper.training.lookup.require_saved_config", lambda *_: None)
+    assert "return_mean" not in controller_of(done_run).origin
 
 
 def test_a_runs_controller_steers_hosts_with_other_slots(done_run: Run) -> None:

@@ -27,6 +27,8 @@ NOT_MISSED = {
     "shard-0/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "best_policy/blueprints/*": "describes the controller to others",
     "best_policy/growth": "describes the controller to others",
+    "best_policy/returns/return_mean": "describes the controller to others",
+    "best_policy/returns/return_std": "describes the controller to others",
     "shard-0/envs/elapsed/*": "wall time, for a limit that runs do not have",
     "buffer/bootstrap_values": "for truncated steps, which a run does not have",
     "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",

@@ -225,12 +225,15 @@ def _evaluate(
     command: str,
     task_options: dict[str, Any],
 ) -> list[Evidence]:
-    if not (options.quiet or options.json):
-        print(f"evaluating {', '.join(options.runs)} on {options.hosts} hosts", flush=True)
     import torch
 
     from esper.evidence.evaluation import evaluate
     from esper.reports.evidence_figures import save_evidence
+    from esper.training.lookup import controller_label
+
+    if not (options.quiet or options.json):
+        names = ", ".join(map(controller_label, options.runs))
+        print(f"evaluating {names} on {options.hosts} hosts", flush=True)
 
     torch.set_num_threads(1)  # the hosts are small
     arms = None if options.arms is None else [word for word in options.arms.split(",") if word]

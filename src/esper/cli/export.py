@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,8 @@ def run_export_controller(args: Sequence[str]) -> int:
     require_writable(place)
     from dataclasses import replace
 
-    from esper.evidence.model_card import write_card
+    from esper.evidence.model_card import FIGURE_FILE, claims_of_run, write_card
+    from esper.reports.evidence_figures import plot_claims
     from esper.tamiyo import holds_controller, save_controller
     from esper.tamiyo.controllers.saved import facts_of
     from esper.training.lookup import controller_of
@@ -57,12 +59,18 @@ def run_export_controller(args: Sequence[str]) -> int:
         name=controller.name if options.name is None else options.name,
         deterministic=controller.deterministic or options.greedy,
     )
-    save_controller(controller, place, card=write_card(facts_of(controller), []))
+    rows = [] if found.summary is None else claims_of_run(found.summary)
+    figure = FIGURE_FILE if rows and find_spec("matplotlib") is not None else ""
+    card = write_card(facts_of(controller), rows, figure=figure)
+    save_controller(controller, place, card=card)
+    if figure:
+        plot_claims(rows, place / figure)
     print_columns(
         [
             (f"{place}/controller.safetensors", "weights"),
             (f"{place}/controller.json", "architecture and origin"),
             (f"{place}/CARD.md", "model card"),
+            *([(f"{place}/{figure}", "figure of the card")] if figure else []),
         ]
     )
     return 0

@@ -77,15 +77,15 @@ def run_grow(args: Sequence[str]) -> int:
 
 
 def _grow(options: GrowOptions, printer: _Printer) -> Grown:
-    printer.begin(options.controller)
     import torch
 
     from esper.growing.grow import grow
     from esper.tasks import make_task
-    from esper.training.lookup import find_saved
+    from esper.training.lookup import controller_label, find_saved
 
     torch.set_num_threads(1)  # the hosts are small
     saved = find_saved(options.controller)
+    printer.begin(controller_label(options.controller))
     if saved is not None and options.task is None:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
@@ -134,7 +134,7 @@ class _Printer:
         self._last_epoch = 0
 
     def begin(self, controller: str) -> None:
-        """Print the controller before PyTorch is loaded."""
+        """Print the controller."""
         if not self._quiet:
             print(f"growing a host with controller {controller}", flush=True)
 
@@ -201,6 +201,8 @@ def _show(grown: Grown, place: Path) -> None:
         f"{facts['host_parameters']:,} parameters + {facts['seed_parameters']:,} grown, after "
         f"epoch {grown.summary.best_epoch}, the best on validation"
     )
+    if grown.summary.expectation:
+        print_wrapped(grown.summary.expectation)
     print()
     print_columns(
         [

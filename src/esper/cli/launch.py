@@ -97,6 +97,31 @@ def show_next_steps(run_done: Run) -> None:
             (f"  {esper} train --preset digits-family", "train longer, for a better controller"),
         ]
     )
+    shipped = _shipped_sentence(run_done)
+    if shipped:
+        print()
+        print_wrapped(shipped)
+
+
+def _shipped_sentence(run_done: Run) -> str:
+    """Return how the shipped controller differs from that of a run; empty if there is none."""
+    from esper.tamiyo import load_shipped
+
+    try:
+        shipped = load_shipped()
+    except EsperError:
+        return ""
+    origin, config = shipped.origin, run_done.config
+    names = ("task", "rounds", "envs", "n_steps")
+    if not all(name in origin for name in names):
+        return ""
+    n_epochs = origin["rounds"] * origin["envs"] * origin["n_steps"]
+    own = run_done.rounds_done * config.envs * config.n_steps
+    return (
+        f"This controller learned from {own:,} epochs of networks, all of {config.task}. Without "
+        f"--controller, Esper uses {shipped.label}, which learned from {n_epochs:,} epochs of "
+        f"networks of {origin['task']}."
+    )
 
 
 def _row(arm: ArmSummary, difference: Difference | None) -> tuple[str, ...]:

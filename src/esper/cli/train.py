@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 _ABOUT = """Train a controller that grows hosts, then compare it with simple baselines.
 
-Settings come from a preset or a file; options override them."""
+Settings come from a preset or a file; options override them.
+
+The quick preset is a first look: in
+minutes, it learns to grow one family of networks. The controller that ships with Esper, which
+esper.grow uses by default, was trained for longer on many kinds of tasks (preset universal)."""
 _METAVARS = {"config": "FILE", "run_dir": "FOLDER", "workers": "N", "ray_address": "ADDRESS"}
 
 

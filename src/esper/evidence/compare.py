@@ -174,7 +174,7 @@ def _controller_maker(one: AnyController, learned: SavedController | None) -> Ma
 
 def _name(one: AnyController, learned: SavedController | None) -> str:
     if learned is not None:
-        return learned.name
+        return learned.label
     return str(one) if _is_name(one) else cast(Controller, one).name
 
 

@@ -218,7 +218,7 @@ class Evaluation:
             price=price,
             learned_price=learned_prices.pop() if len(learned_prices) == 1 else None,
             seed=self._hosts[0],
-            runs=tuple(one.name for one in self._saved),
+            runs=tuple(one.label for one in self._saved),
             command=self._command,
         )
 
@@ -253,13 +253,13 @@ class Evaluation:
     def _run_learned(self, n: int, price: float, *, is_other: bool = False) -> HostRuns:
         """Run a learned controller in its usual mode or in the other one."""
         trainer, make = self._trainer_at(price), self._controller_maker(n, is_other=is_other)
-        report = self._report(f"{self._saved[n].name}{', the other mode' if is_other else ''}")
+        report = self._report(f"{self._saved[n].label}{', the other mode' if is_other else ''}")
         key = self._key(n, price) | {"arm": LEARNED, "is_other": is_other}
         return self._cached(key, lambda: trainer.run(self._hosts, make, on_share=report))
 
     def _run_matched(self, name: str, n: int, price: float, learned: HostRuns) -> HostRuns:
         """Run an arm that is matched to what a learned controller did in each host."""
-        report = self._report(f"{name.replace('_', ' ')} after {self._saved[n].name}")
+        report = self._report(f"{name.replace('_', ' ')} after {self._saved[n].label}")
         key, hosts = self._key(n, price), self._hosts
         if name == "shuffled":
             trainer, make = self._trainer_at(price), self._controller_maker(n)

@@ -1,151 +1,268 @@
-"""The model card of a saved controller: what it is, how it was trained, what it was shown to do.
+"""The model card of a saved controller: what it is, what it was shown to do, what not.
 
-Every number comes from the controller's own file or from files of evaluations.
+It is one page: every number comes from the controller's own file or from results.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
-from esper.evidence.claims import Finding, headline, weigh
+from esper.errors import EvidenceError
+from esper.evidence.claims import Finding, weigh
 from esper.evidence.files import EvidenceFile
-from esper.evidence.results import Evidence
-from esper.evidence.text import facts as facts_of
-from esper.evidence.text import results_table
+from esper.evidence.results import Evidence, Kind
+from esper.evidence.text import Table
+from esper.formatting import at_price, listed, many
+from esper.statistics import Interval
+from esper.storage.files import parse_json
+from esper.training.comparison import LABELS, Comparison
 
 NOT_EVALUATED = "It has not been evaluated, so nothing is known about its performance."
+FIGURE_FILE = "results.png"
+MOST_ROWS = 10
+"""Rows of the card's table; further comparisons are counted."""
+
+Verdict = Literal["yes", "no", "worse"]
+"""Whether a claim was reached; "worse" if the opposite was shown."""
 
 
-def write_card(facts: Mapping[str, Any], evaluations: Sequence[EvidenceFile]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ClaimRow:
+    """A claim about a controller, what was measured, and whether it was reached.
+
+    Raises:
+        EvidenceError: If a value is invalid.
+    """
+
+    claim: str
+    """What was to be shown, such as "a better score on `spirals` at price 0.1"."""
+    against: str
+    """What it was compared with, such as "the tuned heuristic"."""
+    result: float
+    """The difference, in units of ``unit``; positive in favor of the controller."""
+    interval: tuple[float, float]
+    """Both ends of its 95% confidence interval."""
+    verdict: Verdict
+    unit: str = "points"
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict):
+            allowed = ", ".join(get_args(Verdict))
+            raise EvidenceError(f"verdict is {self.verdict!r}; it must be one of {allowed}.")
+        if not all(math.isfinite(number) for number in (self.result, *self.interval)):
+            raise EvidenceError(
+                f"the result of {self.claim!r} against {self.against!r} is {self.result} "
+                f"{list(self.interval)}; it must be finite."
+            )
+
+    @property
+    def measured(self) -> str:
+        """The result with its interval, such as ``+1.6 [0.5, 2.8] points``."""
+        mean, low, high = (round(end, 1) + 0.0 for end in (self.result, *self.interval))
+        return f"{mean:+.1f} [{low:.1f}, {high:.1f}] {self.unit}"
+
+
+def read_claims(text: str | bytes, *, name: str = "the file") -> list[ClaimRow]:
+    """Return the claims of a file: one written by an evaluation, or a JSON list of claims.
+
+    A claim is an object with ``claim``, ``against``, ``result``, ``interval`` (two numbers),
+    ``verdict`` (yes, no or worse) and optionally ``unit``.
+
+    Args:
+        text: Text of the file.
+        name: Name of the file, for error messages.
+
+    Raises:
+        EvidenceError: If the file is neither.
+    """
+    try:
+        values: object = parse_json(text)
+    except ValueError as error:
+        raise EvidenceError(f"{name} cannot be read: {error}.") from error
+    if not isinstance(values, list):
+        return claims_of_evaluation(EvidenceFile.from_text(text, name=name))
+    try:
+        return [_read_claim(each) for each in cast("list[Any]", values)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{name} has a claim that cannot be read ({error}); a claim has claim, against, "
+            "result, interval, verdict and optionally unit."
+        ) from error
+
+
+def _read_claim(values: Any) -> ClaimRow:
+    low, high = values["interval"]
+    numbers: dict[str, Any] = {
+        "result": float(values["result"]),
+        "interval": (float(low), float(high)),
+    }
+    return ClaimRow(**{**values, **numbers})
+
+
+def claims_of_evaluation(file: EvidenceFile) -> list[ClaimRow]:
+    """Return the comparisons of an evaluation as claims, those with tuned arms first.
+
+    The same controller acting in its other mode is no rival, so it is left out.
+    """
+    rows: list[ClaimRow] = []
+    for evidence in file.entries:
+        rivals = [one for one in weigh(evidence) if one.kind in _ORDER]
+        rivals.sort(key=lambda one: _ORDER.index(one.kind))
+        rows += [_row(evidence, finding) for finding in rivals]
+    return rows
+
+
+def claims_of_run(comparison: Comparison) -> list[ClaimRow]:
+    """Return the comparison at the end of a run as claims."""
+    claim = f"a higher return on {many(comparison.n_hosts, 'held-out host')}"
+    return [
+        _claim(claim, LABELS.get(one.against, one.against), one.ep_rew, _verdict(one.ep_rew))
+        for one in comparison.differences
+    ]
+
+
+_ORDER: tuple[Kind, ...] = (
+    "tuned",
+    "same_epochs",
+    "same_flops",
+    "same_parameters",
+    "simple",
+    "ablation",
+)
+_CLAIMS: dict[Kind, str] = {
+    "same_epochs": "the same accuracy with fewer FLOPs",
+    "same_flops": "a better accuracy with as many FLOPs",
+}
+
+
+def _row(evidence: Evidence, finding: Finding) -> ClaimRow:
+    options = "".join(f", {name} {value}" for name, value in evidence.task_options.items())
+    runs = f", over {len(evidence.runs)} training runs" if len(evidence.runs) > 1 else ""
+    price = at_price(evidence.price, evidence.learned_price)
+    where = f"on {evidence.n_hosts} hosts of `{evidence.task}`{options}, {price}{runs}"
+    is_accuracy = finding.kind in _CLAIMS
+    return _claim(
+        f"{_CLAIMS.get(finding.kind, 'a better score')} {where}",
+        finding.label,
+        finding.accuracy if is_accuracy else finding.score,
+        "yes" if finding.is_claim else "worse" if finding.verdict == "worse" else "no",
+    )
+
+
+def _verdict(difference: Interval) -> Verdict:
+    if difference.is_above_zero:
+        return "yes"
+    return "worse" if difference.is_below_zero else "no"
+
+
+def _claim(claim: str, against: str, difference: Interval, verdict: Verdict) -> ClaimRow:
+    mean, low, high = (100.0 * end for end in (difference.mean, difference.low, difference.high))
+    return ClaimRow(
+        claim=claim, against=against, result=mean, interval=(low, high), verdict=verdict
+    )
+
+
+def write_card(
+    facts: Mapping[str, Any],
+    rows: Sequence[ClaimRow] = (),
+    *,
+    figure: str = "",
+    is_shipped: bool = False,
+) -> str:
     """Return the card in Markdown.
 
     Args:
         facts: The contents of ``controller.json``.
-        evaluations: The results of ``esper evaluate``, on the task it learned on and on others.
+        rows: What was measured. If there are too many for the table, each claim gets its share of
+            it; claims that were not reached are all listed below.
+        figure: Name of a picture of the rows in the same folder; empty for none.
+        is_shipped: Whether it is the controller that ships with Esper.
     """
-    name, task = facts["name"], facts["origin"].get("task")
-    entries = [entry for file in evaluations for entry in file.entries]
-    own = [entry for entry in entries if entry.task == task]
-    others = [entry for entry in entries if entry.task != task]
     parts = [
-        f"# Controller {name}",
+        f"# Controller {facts['name']}",
         _identity(facts),
-        "## How it was trained",
-        _training(facts),
         "## What it was shown to do",
-        *(_shown(own, name) or [NOT_EVALUATED]),
-        "## What it was not shown to do",
-        *(_not_shown(own) or ([] if own else [NOT_EVALUATED])),
-        "No hosts, data, budgets or prices other than those above were tested.",
-        "## Transfer to other tasks, without retraining",
-        *(_transfer(others, name) or ["No other task was tested."]),
-        "## License and data",
-        _license(task),
+        *(_shown(rows) if rows else [NOT_EVALUATED]),
+        *([f"![Results with their 95% intervals]({figure})"] if figure else []),
+        "## What was not shown",
+        "\n".join([*_not_shown(rows), "- Anything about other tasks, models, data and budgets."]),
+        "## How to use it",
+        _usage(is_shipped=is_shipped),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _identity(facts: Mapping[str, Any]) -> str:
-    sizes = facts["policy"]
-    mode = "takes the likeliest action" if facts["deterministic"] else "samples its actions"
-    names = ", ".join(facts["blueprints"])
-    return (
-        "A recurrent policy that controls the growth of a network while it trains. After each "
-        "epoch it observes the training and waits, germinates a seed, advances one, changes its "
-        "alpha, prunes it, fossilizes it, or finishes the training. Its weights are shared by all "
-        "slots, so it works with any number of them.\n\n"
-        f"- sizes: slots {sizes['slot_size']}, features {sizes['feature_size']}, LSTM "
-        f"{sizes['lstm_size']}; it {mode}\n"
-        f"- blueprints that it can grow: {names}\n"
-        f"- format {facts['format']}, saved by Esper {facts['esper']} as safetensors and JSON, "
-        "without pickle"
-    )
-
-
-def _training(facts: Mapping[str, Any]) -> str:
     origin, budget = facts["origin"], facts["budget"]
+    what = (
+        "A recurrent policy that decides after each epoch of a network's training whether to grow "
+        f"it, where and how; trained by Esper {facts['esper']}."
+    )
     if "command" not in origin:
-        return "Its training is not recorded."
+        return f"{what} Its training is not recorded."
     options = "".join(f", {name} {value}" for name, value in origin["task_options"].items())
-    steps = origin["rounds"] * origin["envs"] * origin["n_steps"]
+    n_epochs = origin["rounds"] * origin["envs"] * origin["n_steps"]
     return (
-        f"By PPO on `{origin['task']}`{options}: {origin['rounds']} rounds of {origin['envs']} "
-        f"hosts and {origin['n_steps']} steps, {steps:,} host epochs in all, seed "
-        f"{origin['seed']}. Hosts had {budget['n_epochs']} epochs; the FLOPs of one reference run "
-        f"cost {budget['flop_price']:g} of score, and doubling the reference host's parameters "
-        f"costs {budget['parameter_rent']:g}. The policy with the best evaluation on held-out "
-        "hosts was kept. To train it again:\n\n"
+        f"{what} It learned by PPO on `{origin['task']}`{options}: {n_epochs:,} epochs of networks "
+        f"in {many(origin['rounds'], 'round')}, with {many(budget['n_epochs'], 'epoch')} for a "
+        f"network and a price of {budget['flop_price']:g} for the FLOPs of a reference run. Of all "
+        "rounds, the policy that did best on held-out networks was kept. To train it again:\n\n"
         f"```sh\n{origin['command']}\n```"
     )
 
 
-def _shown(entries: Sequence[Evidence], name: str) -> list[str]:
-    """Return the results of evaluations and the claims that they support, price by price."""
-    parts: list[str] = []
-    for number, evidence in enumerate(entries):
-        findings = weigh(evidence)
-        claims = [_line(one) for one in findings if one.is_claim]
-        parts += [
-            *_describe(evidence, name, entries[:number]),
-            results_table(evidence).to_markdown().rstrip(),
-            headline(evidence, findings),
-        ]
-        parts += ["\n".join(claims)] if claims else []
-    return parts
+def _shown(rows: Sequence[ClaimRow]) -> list[str]:
+    table = Table(
+        headers=("claim", "against", "result, 95% interval", "reached?"),
+        rows=tuple(
+            (row.claim, row.against, row.measured, row.verdict) for row in choose_rows(rows)
+        ),
+        n_left=2,
+    )
+    note = "Results are the controller minus what it is compared with; a point is 0.01 of score."
+    if len(rows) > MOST_ROWS:
+        note += f" {MOST_ROWS} of {len(rows)} comparisons are listed, chosen without their results."
+    return [table.to_markdown(), note]
 
 
-def _not_shown(entries: Sequence[Evidence]) -> list[str]:
-    """Return the claims that are not supported, price by price."""
-    parts: list[str] = []
-    for evidence in entries:
-        lines = [_line(one) for one in weigh(evidence) if not one.is_claim]
-        if lines:
-            parts += [_title(evidence), "\n".join(lines)]
-    return parts
+def choose_rows(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
+    """Return at most ``MOST_ROWS`` rows in their order: the first of each claim, then the second.
+
+    What was measured plays no part in it.
+    """
+    seen = Counter[str]()
+    turns: list[int] = []
+    for row in rows:
+        turns.append(seen[row.claim])
+        seen[row.claim] += 1
+    chosen = sorted(range(len(rows)), key=lambda number: turns[number])[:MOST_ROWS]
+    return [rows[number] for number in sorted(chosen)]
 
 
-def _transfer(entries: Sequence[Evidence], name: str) -> list[str]:
-    parts: list[str] = []
-    for number, evidence in enumerate(entries):
-        findings = weigh(evidence)
-        parts += _describe(evidence, name, entries[:number])
-        parts.append(headline(evidence, findings))
-        parts.append("\n".join(map(_line, findings)))
-    return parts
+def _not_shown(rows: Sequence[ClaimRow]) -> list[str]:
+    """Return a line for each claim that was not reached against everything."""
+    lines: list[str] = []
+    for claim in dict.fromkeys(row.claim for row in rows if row.verdict != "yes"):
+        own = [row for row in rows if row.claim == claim]
+        found = {
+            words: [row.against for row in own if row.verdict == verdict]
+            for verdict, words in (("worse", "it is worse than"), ("no", "not shown against"))
+        }
+        said = [f"{words} {listed(names)}" for words, names in found.items() if names]
+        lines.append(f"- {claim[:1].upper()}{claim[1:]}: {'; '.join(said)}.")
+    return lines
 
 
-def _describe(evidence: Evidence, name: str, before: Sequence[Evidence]) -> list[str]:
-    """Return how an evaluation was made, in full unless an earlier one differs only in price."""
-    parts = [_title(evidence)]
-    if any(_key(one) == _key(evidence) for one in before):
-        return parts
-    lines = list(facts_of(evidence))
-    if name in evidence.runs and len(evidence.runs) > 1:
-        lines.append(f"This controller is from run {name}.")
-    if evidence.command:
-        lines.append(f"To reproduce: `{evidence.command}`")
-    return [*parts, "\n".join(f"- {line}" for line in lines)]
-
-
-def _key(evidence: Evidence) -> tuple[Any, ...]:
-    return evidence.task, dict(evidence.task_options), evidence.runs, evidence.n_hosts
-
-
-def _title(evidence: Evidence) -> str:
-    options = "".join(f", {name} {value}" for name, value in evidence.task_options.items())
-    return f"On `{evidence.task}`{options}, at price {evidence.price:g}:"
-
-
-def _line(finding: Finding) -> str:
-    return f"- {finding.sentence[:1].upper()}{finding.sentence[1:]}."
-
-
-def _license(task: object) -> str:
-    data = f"It learned from the data of the task `{task}`, which have their own terms."
-    if str(task).startswith("digits"):
-        data = (
-            "It learned from the handwritten digits that ship with Esper; `tasks/data/README.md` "
-            "in the package names their source."
-        )
-    return f"{data} The weights are licensed like Esper, under MIT."
+def _usage(*, is_shipped: bool) -> str:
+    how = (
+        "`esper.grow(model, train_data, val_data)`, `esper.Grower(...)` and `esper grow` use it by "
+        "default."
+        if is_shipped
+        else "Name this folder: `controller=` of `esper.grow` and `esper.Grower`, or `esper grow "
+        "--controller`."
+    )
+    return f"{how} The weights are licensed like Esper, under MIT."

@@ -53,6 +53,9 @@ class Decision:
     """How likely the controller made each legal op; empty for a controller of rules."""
     choices: list[int] = field(default_factory=list[int])
     """What the controller chose in each head of its action; empty if it was not asked."""
+    value: float | None = None
+    """The return that the controller expected from here on, in score: the final score minus what
+    it has gained so far and the costs to come. None without an estimate."""
     parameters: int
     """Parameters of the model now, seeds included."""
     seed_parameters: int
@@ -148,6 +151,14 @@ class Trace(Sequence[Decision]):
         if isinstance(index, slice):
             return Trace(self._decisions[index])
         return self._decisions[index]
+
+    @property
+    def expected(self) -> float | None:
+        """The final score minus costs that the controller expected before the first epoch.
+
+        None for a controller of rules, and if the first decision was made after an epoch.
+        """
+        return self[0].value if self and self[0].epoch == 0 else None
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._decisions))

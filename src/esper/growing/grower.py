@@ -361,9 +361,7 @@ class Grower:
             )
         if self.ranks.number:
             return None
-        given: Any = self._saved if self._saved is not None else self._controller_name
-        name = given if isinstance(given, str) else str(given.name)
-        config = own_training_config(self._module, name, self.budget, self.seed)
+        config = own_training_config(self._module, self.controller_name, self.budget, self.seed)
         self._recording = start_recording(folder, config, epoch=self.epoch)
         return self._recording.folder.path
 
@@ -375,8 +373,17 @@ class Grower:
 
     @property
     def controller_name(self) -> str:
-        """The name of the controller."""
-        return self._ready().controller.name
+        """The name of the controller, such as ``shipped (universal, 0.2)``."""
+        if self._saved is not None:
+            return self._saved.label
+        given = self._controller_name
+        return given if isinstance(given, str) else getattr(given, "name", type(given).__name__)
+
+    def __repr__(self) -> str:
+        return (
+            f"Grower({type(self._module).__name__}, epoch {self.epoch} of {self.epochs}, "
+            f"controller {self.controller_name})"
+        )
 
     @property
     def flops(self) -> float:
@@ -654,6 +661,7 @@ class Grower:
             why=why,
             probabilities=choice.probabilities,
             choices=choice.heads,
+            value=choice.value,
             parameters=count_parameters(self._module),
             seed_parameters=int(growth.records.seed_parameters.sum()),
             flops=float(growth.records.paid_flops[0]),

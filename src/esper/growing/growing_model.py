@@ -29,7 +29,7 @@ from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op, decode_acti
 from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
-from esper.tamiyo.controllers.learned import op_probabilities
+from esper.tamiyo.controllers.learned import expected_return, op_probabilities
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
 
@@ -96,6 +96,8 @@ class Choice:
     """How likely each legal op was."""
     heads: list[int] = field(default_factory=list[int])
     """The choice of each head; empty if the controller was not asked."""
+    value: float | None = None
+    """The return that the controller expected from then on; None if it has no estimate."""
 
 
 class GrowingModel:
@@ -223,14 +225,14 @@ class GrowingModel:
         """Let the controller choose an action, the one of rank 0 on all ranks, and carry it out."""
         observation, masks = self.observe()
         chosen = self.controller.act(observation, masks, np.array([self.is_first]))[0]
-        odds = op_probabilities(self.controller)
+        odds, value = op_probabilities(self.controller), expected_return(self.controller)
         heads = self.ranks.from_first(Call.DECIDE, chosen.tolist())
         action = decode_action(heads, self.slot_config)
         self._history.append([observation, *self._seen])
         why = self.find_excess(action, max_parameters) or self.slots.apply(action).reason
         op = Op.WAIT if why else action.op
         self.records.last_op[0], self.records.was_refused[0] = op, bool(why)
-        return Choice(op, action, why, odds, heads)
+        return Choice(op, action, why, odds, heads, value)
 
     def _learning_rate(self) -> float:
         return float(self.keeper.optimizers[0].param_groups[0]["lr"])

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ class GrowthSummary:
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
     """The name of the controller."""
+    expected_score: float | None = None
+    """The score that the controller expected before the first epoch; None without an estimate."""
+    score: float | None = None
+    """The score that came of it, of the epoch that counts and on the same split."""
+    scale: str = ""
+    """What the score is, in words; empty if it is the metric."""
     seconds: float = field(default=0.0, compare=False)
     """Seconds that it took."""
     total_flops: float = 0.0
@@ -76,6 +83,7 @@ class GrowthSummary:
             self._result(),
             self._growth(),
             self._cost(),
+            *([self.expectation] if self.expectation else []),
             *self._rollbacks(),
             *self._comparison(),
         )
@@ -115,6 +123,22 @@ class GrowthSummary:
             f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, of "
             f"which epoch {self.best_epoch} was the best and counts, and {spent} the FLOPs of "
             f"training the initial model for all of them{total}.{ended}"
+        )
+
+    @property
+    def expectation(self) -> str:
+        """What the controller expected and what came of it, in a sentence.
+
+        Empty without an estimate, and for a metric beyond the scores that controllers know.
+        """
+        expected, score = self.expected_score, self.score
+        if expected is None or score is None or not -1.0 <= score <= 1.0:
+            return ""
+        named = "a score of " if self.scale else f"{self.metric} "
+        scale = f" (the score is {self.scale})" if self.scale else ""
+        return (
+            f"The controller expected {named}{expected:.2f} by the end; it got {score:.2f} on "
+            f"{self.split}{scale}."
         )
 
     def _rollbacks(self) -> tuple[str, ...]:
@@ -187,6 +211,15 @@ class Grown:
             "seed_parameters": int(self.results.seed_parameters[0]),
             "timeline": [asdict(step) for step in self.timeline],
         }
+
+
+def expected_score(timeline: Sequence[TimelineStep], results: EpisodeResults) -> float | None:
+    """Return the score that a controller expected before the first epoch, if it expected one.
+
+    It expects a return, the score minus costs; costs that were paid are added to compare it.
+    """
+    value = timeline[0].value if timeline else None
+    return None if value is None else value + float(results.scores[0] - results.returns[0])
 
 
 PROGRAM_FILE = "model.pt2"

@@ -94,6 +94,8 @@ class Objective:
     _add: Callable[[Totals, Any, Any, int], None]
     _value: Callable[[Totals], float]
     _score: Callable[[float, Totals], float | None]
+    scale: str = ""
+    """What the score is, in words; empty if it is the metric."""
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of a batch, a scalar."""
@@ -331,6 +333,13 @@ def _read_weights(given: Any, predictions: Tensor | None) -> Tensor | None:
     return weights
 
 
+def scale_of(metric: Metric) -> str:
+    """Return what the score of a metric is, in words; empty if it is the metric."""
+    if (metric.worst, metric.best) == (0.0, 1.0):
+        return ""
+    return f"0 at {metric.worst:.4g} and 1 at {metric.best:.4g} {metric.name}"
+
+
 def _from_metric(
     metric: Metric, loss: LossFunction | None, predictions: Tensor | None, targets: Any, name: str
 ) -> Objective:
@@ -355,6 +364,7 @@ def _from_metric(
         _add=add,
         _value=_mean,
         _score=lambda value, _: float(metric.score(value)),
+        scale=scale_of(metric),
     )
 
 
@@ -420,6 +430,7 @@ def _mse(loss: LossFunction) -> Objective:
         _add=_add_errors,
         _value=_mean,
         _score=_share_explained,
+        scale="R²",
     )
 
 
@@ -442,6 +453,7 @@ def _own_loss(loss: LossFunction) -> Objective:
         _add=lambda _totals, _outputs, _targets, _size: None,
         _value=lambda totals: totals.loss / max(1, totals.n_samples),
         _score=lambda _value, _totals: None,
+        scale="how much lower the loss is than before training, as a share",
     )
 
 

@@ -21,7 +21,7 @@ from esper.environment import EpisodeResults
 from esper.errors import ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growing.grower import Grower
-from esper.growing.grown import Grown, GrowthSummary
+from esper.growing.grown import Grown, GrowthSummary, expected_score
 from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import shown_progress
@@ -173,11 +173,17 @@ class OwnModel:
             stopped=loop.stopped,
             problems=tuple(loop.problems),
         )
+        results = self._episode(loop, summary)
         return Grown(
             model=model,
             timeline=tuple(loop.timeline),
-            summary=summary,
-            results=self._episode(loop, summary),
+            summary=replace(
+                summary,
+                expected_score=expected_score(loop.timeline, results),
+                score=float(results.scores[0]),
+                scale=self.objective.scale,
+            ),
+            results=results,
             sample=self._sample(),
             trace=grower.trace,
         )

@@ -232,7 +232,7 @@ class Recording:
             **_UNKNOWN_TERMS,
             score=after.score,
             flops=after.flops,
-            value=math.nan,
+            value=math.nan if before is None or before.value is None else before.value,
             log_prob=log_prob,
             slots=slots_as_text(slots)[0],
             probabilities=packed,

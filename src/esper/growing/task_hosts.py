@@ -13,8 +13,9 @@ from torch import nn
 from esper.config.growth import Budget
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, RunError
-from esper.growing.grown import Grown, GrowthSummary
+from esper.growing.grown import Grown, GrowthSummary, expected_score
 from esper.growing.measuring import measure
+from esper.growing.objectives import scale_of
 from esper.growing.timeline import OnStep, ignore_step, run_episode
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
@@ -110,7 +111,7 @@ def _grow_host(
     return Grown(
         model=grown,
         timeline=timeline,
-        summary=summary,
+        summary=replace(summary, expected_score=expected_score(timeline, results)),
         results=results,
         sample=test.inputs[:4].clone(),
     )
@@ -154,4 +155,6 @@ def _summarize(
         seeds=committed if was_kept else (),
         was_kept=was_kept,
         controller=controller.name,
+        score=float(results.scores[0]),
+        scale=scale_of(envs.task.metric),
     )

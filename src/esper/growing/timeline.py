@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
+from esper.tamiyo.controllers.learned import expected_return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class TimelineStep:
     """The alpha of each of these slots."""
     fossils: dict[str, int] = field(default_factory=dict[str, int])
     """The number of fossils of each slot that has some: seeds that are part of the block."""
+    value: float | None = None
+    """The return that the controller expected before the epoch, as in :class:`Decision`."""
 
     @property
     def action(self) -> str:
@@ -82,7 +85,7 @@ def run_episode(
     steps: list[TimelineStep] = []
 
     def record(actions: Integers, result: StepResult) -> None:
-        steps.append(_describe(envs, actions, result))
+        steps.append(replace(_describe(envs, actions, result), value=expected_return(controller)))
         on_step(steps[-1])
 
     with torch.random.fork_rng(devices=[]):

@@ -274,6 +274,7 @@ class TrainingLoop:
                 for slot, life in self.grower.slots.lives.items()
                 if life.fossils
             },
+            value=before.value,
         )
         self.timeline.append(step)
         self._on_step(step)

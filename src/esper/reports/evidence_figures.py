@@ -1,4 +1,4 @@
-"""The Pareto chart of an evaluation, and the files of its results."""
+"""The Pareto chart of an evaluation, the picture of claims, and the files of results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from esper.arrays import Floats
 from esper.errors import EvidenceError, StorageError
 from esper.evidence.files import EvidenceFile
+from esper.evidence.model_card import ClaimRow, choose_rows
 from esper.evidence.results import Arm, Evidence, Kind
 from esper.evidence.text import file_to_markdown
 from esper.reports.figures import empty_figure
@@ -212,6 +214,47 @@ def _finish(figure: Any, rows: Any, entries: Sequence[Evidence], arms: dict[str,
         title=f"{first.task}: {first.n_hosts} held-out hosts, {runs}\n"
         "Bars: 95% intervals of each arm; paired differences have narrower ones.",
     )
+
+
+VERDICT_COLOURS = {"yes": "#009E73", "no": "#7F7F7F", "worse": "#D55E00"}
+"""The colour of a claim by whether it was reached."""
+
+
+def plot_claims(rows: Sequence[ClaimRow], path: str | os.PathLike[str]) -> None:
+    """Save a picture of claims, a bar of its interval for each, in the order of a model card.
+
+    Rows in another unit than the first are left out, as they cannot share its axis.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+        EvidenceError: If there are no rows.
+        StorageError: If the file cannot be written.
+    """
+    if not rows:
+        raise EvidenceError("no rows; give at least one claim.")
+    shown = choose_rows([row for row in rows if row.unit == rows[0].unit])
+    figure = empty_figure(9.0, 1.1 + 0.34 * len(shown))
+    axis: Any = figure.subplots()
+    for height, row in enumerate(reversed(shown)):
+        colour = VERDICT_COLOURS[row.verdict]
+        axis.plot(row.interval, [height, height], color=colour, linewidth=3, alpha=0.5)
+        axis.plot([row.result], [height], "o", color=colour)
+    labels = [
+        fill(f"{row.claim.replace('`', '')} against {row.against}", 70) for row in reversed(shown)
+    ]
+    axis.set_yticks(range(len(shown)), labels, fontsize="xx-small")
+    axis.axvline(0.0, color="0.6", linewidth=0.8)
+    figure.supxlabel(
+        f"controller minus the other, in {rows[0].unit}, with 95% intervals; "
+        "green: reached, grey: not shown, orange: worse",
+        fontsize="small",
+    )
+    axis.grid(alpha=0.25, axis="x")
+    try:
+        with replacing(Path(path)) as temporary:
+            figure.savefig(temporary, format="png", dpi=100)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 DATA_FILE, TEXT_FILE, CHART_FILE = "evaluation.json", "evaluation.md", "pareto.png"

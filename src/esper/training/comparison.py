@@ -235,7 +235,7 @@ def _sentences(
     if wait is not None:
         found.append(_growth_sentence(results[learned], wait))
     for difference in differences:
-        against = _LABELS.get(difference.against, difference.against)
+        against = LABELS.get(difference.against, difference.against)
         found.append(
             f"Return (score minus costs) against {against}: "
             f"{difference_in_words(difference.ep_rew)}."
@@ -243,13 +243,14 @@ def _sentences(
     return found
 
 
-_LABELS = {
+LABELS = {
     "wait": "leaving hosts alone",
     "random": "random legal growth",
     "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
     "progressive": "progressive growth",
 }
+"""The controllers that a learned one is compared with, in words."""
 
 
 def _growth_sentence(learned: ArmResults, wait: ArmResults) -> str:

@@ -158,6 +158,15 @@ def find_saved(controller: AnyController) -> SavedController | None:
     return controller_of(run)
 
 
+def controller_label(controller: str) -> str:
+    """Return a controller as it was named, and which one it is if it is the shipped one.
+
+    Raises:
+        ControllerError: If the shipped controller is missing or damaged.
+    """
+    return load_shipped().label if controller == SHIPPED else controller
+
+
 def controller_of(run: Run) -> SavedController:
     """Return the best controller of a run so far, with its origin.
 
@@ -193,12 +202,18 @@ def controller_of(run: Run) -> SavedController:
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),
-        origin=_origin(run),
+        origin=_origin(run) | _return_scale(run, facts),
+        esper=str(loaded.manifest["made_with"].get("esper", "unknown")),
     )
 
 
 def _names(paths: tuple[Path, ...]) -> str:
     return f"{', '.join(path.name for path in paths)} {'is' if len(paths) == 1 else 'are'}"
+
+
+def _return_scale(run: Run, facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the units of the policy's values; nothing if they are unknown or discounted."""
+    return dict(facts.get("returns", {})) if run.config.ppo.gamma == 1.0 else {}
 
 
 def _origin(run: Run) -> dict[str, Any]:

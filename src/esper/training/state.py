@@ -105,11 +105,19 @@ class RunParts:
         """The tally of a round whose rollout is complete; None before that."""
         self.best_policy: dict[str, Tensor] = {}
         """The weights of the best evaluation; empty before the first evaluation."""
+        self.best_returns: dict[str, float] = {}
+        """Mean and standard deviation of returns, the units of that policy's values."""
 
     @property
     def position(self) -> Position:
         """Where the shards stand."""
         return Position(self.progress.round + 1, self.progress.step)
+
+    def keep_best(self) -> None:
+        """Keep the current policy as the best one."""
+        weights, scale = self.policy.state_dict(), self.agent.normalizer
+        self.best_policy = {name: tensor.clone() for name, tensor in weights.items()}
+        self.best_returns = {"return_mean": float(scale.mean), "return_std": float(scale.std)}
 
     def save(self) -> State:
         """Return a state from which :meth:`load` continues bit for bit."""
@@ -131,6 +139,7 @@ class RunParts:
         return {
             "blueprints": list(self.slot_config.blueprints),
             "growth": None if self.growth is None else asdict(self.growth),
+            "returns": self.best_returns,
         }
 
     def load(self, state: State) -> None:
@@ -147,7 +156,9 @@ class RunParts:
             self.tally = RoundTally(self.config.envs) if self.buffer.is_full else None
             if self.tally is not None:
                 self.tally.load_state_dict(parts["tally"].tensors)
-            self.best_policy = dict(parts["best_policy"].tensors)
+            best = parts["best_policy"]
+            self.best_policy = dict(best.tensors)
+            self.best_returns = dict(best.facts.get("returns", {}))
             self.progress.load_facts(parts["progress"].facts)
             shards = [state for name, state in parts.items() if name.startswith("shard-")]
             self.rollout.load(shards, self.position)

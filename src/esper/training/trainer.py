@@ -301,9 +301,7 @@ class Trainer:
         if is_best:
             progress.best_return, progress.best_round = mean, progress.round
             progress.evaluations_since_best = 0
-            parts.best_policy = {
-                name: tensor.clone() for name, tensor in parts.policy.state_dict().items()
-            }
+            parts.keep_best()
         self._write(
             evaluation_record(
                 results,

@@ -13,7 +13,8 @@ from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy import RecurrentPolicy
-from esper.tamiyo import LearnedController
+from esper.tamiyo import LearnedController, WaitController
+from esper.tamiyo.controllers.learned import expected_return
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from tests.tamiyo.random_states import draw_states
@@ -90,6 +91,24 @@ def controller_after(
     controller.start(len(now))
     controller.act(before, masks, np.zeros(len(now), np.bool_))  # type: ignore[arg-type]
     return controller.act(now, masks, np.full(len(now), is_start))  # type: ignore[arg-type]
+
+
+def test_its_expected_return_is_the_policys_value_in_units_of_reward() -> None:
+    policy, rng = make_policy(), np.random.default_rng(2)
+    seen = rng.uniform(-1, 1, (3, LAYOUT.size)).astype(np.float32)
+    masks = draw_states(rng, 3, 2).masks(SLOTS)
+    values = policy.value(torch.from_numpy(seen), torch.zeros(3, policy.state_size)).tolist()
+    controller = LearnedController(policy, return_scale=(0.6, 0.2))
+    unscaled = LearnedController(policy)
+    for one in (controller, unscaled):
+        one.start(3)
+        assert one.expected_return() is None
+        one.act(seen, masks, np.ones(3, np.bool_))
+    for host, value in enumerate(values):
+        assert controller.expected_return(host) == pytest.approx(0.6 + 0.2 * value, abs=1e-5)
+        assert expected_return(controller, host) == controller.expected_return(host)
+    assert unscaled.expected_return() is None
+    assert expected_return(WaitController()) is None
 
 
 def test_it_does_not_change_the_policy() -> None:

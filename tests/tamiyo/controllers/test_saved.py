@@ -177,6 +177,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         r"origin.task_options.a is \{'b': 1\}",
     ),
     "no name": (_change(name=3), "name is 3; it must be a string"),
+    "a word as a scale": (_change(origin={"return_std": "x"}), "origin.return_std is 'x'"),
+    "a number as a version": (_change(esper=0.2), "esper is 0.2; it must be a string"),
     "no origin": (_change(origin=[]), r"origin is \[\]"),
 }
 
@@ -214,6 +216,19 @@ def test_a_missing_shipped_controller_is_reported(
         load_shipped()
     save_controller(fresh_controller(), tmp_path / "shipped")
     assert load_shipped().name == "fresh"
+
+
+def test_the_shipped_controller_is_shown_with_its_name_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path)
+    save_controller(replace(fresh_controller(), name="universal", esper="0.2.7"), tmp_path)
+    shipped = load_shipped()
+    assert shipped.label == "shipped (universal, 0.2)"
+    assert shipped.make(SlotConfig(("a",))).name == shipped.label
+    assert load_saved(tmp_path).label == "universal"
+    again = load_saved(save_controller(shipped, tmp_path / "copy"))
+    assert (again.name, again.esper, again.label) == ("universal", "0.2.7", "universal")
 
 
 def test_hosts_without_known_blueprints_are_rejected() -> None:

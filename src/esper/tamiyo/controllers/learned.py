@@ -23,7 +23,12 @@ class LearnedController:
     """Samples actions from a recurrent policy, or takes the most likely ones."""
 
     def __init__(
-        self, policy: RecurrentTrunk, *, deterministic: bool = False, name: str = "learned"
+        self,
+        policy: RecurrentTrunk,
+        *,
+        deterministic: bool = False,
+        name: str = "learned",
+        return_scale: tuple[float, float] | None = None,
     ) -> None:
         """Create the controller.
 
@@ -31,6 +36,8 @@ class LearnedController:
             policy: The policy, which is not changed.
             deterministic: Take the most likely op, then the most likely choice of each head.
             name: The controller's name in comparisons.
+            return_scale: Mean and standard deviation of the returns that the policy's values are
+                in units of; None if they are unknown.
         """
         if not isinstance(policy, RecurrentTrunk):
             raise ConfigError(
@@ -41,6 +48,7 @@ class LearnedController:
         self.policy = policy
         self.deterministic = deterministic
         self.name = name
+        self._return_scale = return_scale
         self._state = torch.zeros(0, policy.state_size)
         self._generator: torch.Generator | None = None
         self._last: Decision | None = None
@@ -93,6 +101,17 @@ class LearnedController:
             by_head[name] = [s if is_legal else None for s, is_legal in zip(own, may, strict=False)]
         return by_head
 
+    def expected_return(self, host: int = 0) -> float | None:
+        """Return the sum of rewards that the policy expected for a host in the last decision.
+
+        At the start of an episode, that is the final score minus all costs. None before the first
+        decision, and if the units of the policy's values are unknown.
+        """
+        if self._last is None or self._return_scale is None:
+            return None
+        mean, std = self._return_scale
+        return mean + std * float(self._last.values[host])
+
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
         """Reject hosts that the policy was not created for."""
         advice = "create the policy for the slots and blueprints of these hosts."
@@ -121,6 +140,13 @@ def choice_probabilities(controller: Controller, host: int = 0) -> dict[str, lis
     if isinstance(controller, (LearnedController, TranslatedController)):
         return controller.choice_probabilities(host)
     return {}
+
+
+def expected_return(controller: Controller, host: int = 0) -> float | None:
+    """Return the sum of rewards that a controller expected in its last decision, if it did."""
+    if isinstance(controller, (LearnedController, TranslatedController)):
+        return controller.expected_return(host)
+    return None
 
 
 _BLUEPRINT = HEAD_NAMES.index("blueprint")
@@ -196,6 +222,10 @@ class TranslatedController:
             # The last entry of the map is for slots without a seed.
             found["blueprint"] = [None if k < 0 else own[k] for k in self._to_own[:-1].tolist()]
         return found
+
+    def expected_return(self, host: int = 0) -> float | None:
+        """Return the sum of rewards that was expected in the last decision; None if unknown."""
+        return expected_return(self.controller, host)
 
 
 def _index(name: str, names: tuple[str, ...]) -> int:

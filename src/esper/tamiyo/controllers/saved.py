@@ -12,7 +12,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -69,6 +69,17 @@ class SavedController:
     """How long seeds stayed in their stages during training; None for the defaults."""
     origin: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """How it was trained, as plain values by name."""
+    esper: str = __version__
+    """The version of Esper that trained it."""
+    is_shipped: bool = False
+    """Whether it is the one that ships with Esper."""
+
+    @property
+    def label(self) -> str:
+        """Its name as users see it, such as ``shipped (universal, 0.2)``."""
+        if not self.is_shipped:
+            return self.name
+        return f"shipped ({self.name}, {'.'.join(self.esper.split('.')[:2])})"
 
     def make(self, slot_config: SlotConfig, *, deterministic: bool | None = None) -> Controller:
         """Return the controller for hosts with these slots.
@@ -92,7 +103,10 @@ class SavedController:
             )
         is_greedy = self.deterministic if deterministic is None else deterministic
         controller = LearnedController(
-            self.make_policy(own), deterministic=is_greedy, name=self.name
+            self.make_policy(own),
+            deterministic=is_greedy,
+            name=self.label,
+            return_scale=self._return_scale,
         )
         if own.blueprints == slot_config.blueprints:
             return controller
@@ -119,6 +133,11 @@ class SavedController:
                 f"the weights of controller {self.name!r} are not all finite; export it again."
             )
         return policy
+
+    @property
+    def _return_scale(self) -> tuple[float, float] | None:
+        mean, std = self.origin.get("return_mean"), self.origin.get("return_std")
+        return None if mean is None or std is None else (float(mean), float(std))
 
     def _misfit(self, reason: str) -> ControllerError:
         return ControllerError(
@@ -218,7 +237,7 @@ def load_shipped() -> SavedController:
             f"this installation of Esper has no controller in {SHIPPED_FOLDER}; reinstall it, or "
             "use another controller: the folder of a run or of a saved one, or heuristic."
         )
-    return load_saved(SHIPPED_FOLDER)
+    return replace(load_saved(SHIPPED_FOLDER), is_shipped=True)
 
 
 def holds_controller(folder: str | os.PathLike[str]) -> bool:
@@ -262,8 +281,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
     for name, wanted in _meanings().items():
         if found[name] != wanted:
             raise ControllerError(
-                f"the {name.replace('_', ' ')} of {path}, saved by Esper {found['esper']}, "
-                f"are not those of this version ({__version__}); train the controller again."
+                f"the {name.replace('_', ' ')} of {path}, trained by Esper {found['esper']}, are "
+                f"not those of this version ({__version__}); train another controller with "
+                "`esper train`, or use the shipped one."
             )
     return found
 
@@ -278,7 +298,7 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
     """Return a controller as plain values, without its weights."""
     return {
         "format": FORMAT,
-        "esper": __version__,
+        "esper": controller.esper,
         "name": controller.name,
         "deterministic": controller.deterministic,
         "policy": asdict(controller.policy),
@@ -305,6 +325,8 @@ _ORIGIN: dict[str, Any] = {
     "n_steps": int,
     "command": str,
     "comparison": tuple[str, ...],
+    "return_mean": float,
+    "return_std": float,
 }
 """Types of what is read from a controller's origin; all of it is optional."""
 
@@ -344,6 +366,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
         budget=_section(Budget, facts, "budget"),
         growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
         origin=given,
+        esper=checked_value("esper", facts["esper"], str),
     )
 
 
