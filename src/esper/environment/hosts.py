@@ -214,6 +214,7 @@ class Hosts:
             gradient_norms=np.zeros(n),
             flops=np.zeros(n),
             seed_gradient_norms=np.zeros((n, n_slots)),
+            gradient_noise=np.zeros(n),
             interventions={},
         )
         for group in self.groups:
@@ -223,6 +224,7 @@ class Hosts:
                 joined.gradient_norms[rows] = report.gradient_norms
                 joined.flops[rows] = report.flops
                 joined.seed_gradient_norms[rows] = report.seed_gradient_norms
+                joined.gradient_noise[rows] = report.gradient_noise
                 for host, why in report.interventions.items():
                     joined.interventions[group.first + host] = why
         return joined
