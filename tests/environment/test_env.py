@@ -246,11 +246,13 @@ def test_observations_describe_the_task() -> None:
     def by_log(value: float, low: float, high: float) -> float:
         return float(2 * np.log(value / low) / np.log(high / low) - 1)
 
-    assert read("task_classes") == pytest.approx(by_log(facts["n_classes"], 2, 1e3), abs=1e-6)
-    assert read("task_samples") == pytest.approx(by_log(facts["n_samples"], 10, 1e5), abs=1e-6)
-    rate = by_log(facts["learning_rate"], 1e-5, 1)
-    assert read("task_learning_rate") == pytest.approx(rate, abs=1e-6)
-    assert read("task_host_size") == pytest.approx(by_log(n_parameters, 1e2, 1e8), abs=1e-6)
+    density = by_log(facts["n_samples"] / n_parameters, 1e-3, 1e3)
+    assert read("data_per_parameter") == pytest.approx(density, abs=1e-6)
+    n_batches = env.vector.growth.population.orders[0].n_batches
+    assert read("batches_per_epoch") == pytest.approx(by_log(n_batches, 1, 1e3), abs=1e-6)
+    n_epochs = env.vector.growth.task.budget.n_epochs
+    assert read("task_epochs") == pytest.approx(by_log(n_epochs, 1, 1e3), abs=1e-6)
+    assert read("epochs_left") == pytest.approx(by_log(n_epochs, 1, 100), abs=1e-6)
     width = int(facts["width"])
     assert n_parameters == 65 * 16 + 2 * (17 * width + 16 * (width + 1)) + 17 * 10
 

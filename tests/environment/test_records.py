@@ -14,6 +14,7 @@ from esper.environment.records import EpisodeRecords
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.stages import Stage
+from esper.tamiyo.policy.observations import HISTORY
 from tests.environment.worlds import choose, life_of_a_seed, make_envs, random_actions, wait
 
 
@@ -76,9 +77,8 @@ def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
         assert records.n_parameters[0] + records.seed_parameters[0].sum() == n
         place = slots(model)["blocks.0"]
         units = sum(part.seed.first.weight.shape[0] for part in place.absorbed)  # type: ignore[union-attr, index]
-        seen = layout.slot(observations, "hidden")[:, 0]
-        expected = 2.0 * np.log([hidden + units, hidden]) / np.log(4096.0) - 1.0
-        np.testing.assert_allclose(seen, expected, rtol=1e-5)
+        seen = layout.slot(observations, "growth")[:, 0]
+        np.testing.assert_allclose(seen, [np.log2(1 + units / hidden) / 4, 0.0], rtol=1e-5)
     assert units == hidden + 2 * hidden
 
 
@@ -142,18 +142,21 @@ def test_histories_hold_the_scores_seen_so_far() -> None:
     envs.reset(seed=0)
     records, generator = envs.growth.records, np.random.default_rng(0)
     scores, norms = [records.score.copy()], [records.gradient_norm.copy()]
-    losses = [records.validation_loss.copy()]
+    losses = [records.validation_losses[:, -1].copy()]
+    unknown = [np.full(3, np.nan)] * HISTORY
     for _ in range(10):
         envs.step(random_actions(envs, generator))
         scores.append(records.score.copy())
         norms.append(records.gradient_norm.copy())
-        losses.append(records.validation_loss.copy())
+        losses.append(records.validation_losses[:, -1].copy())
         facts = records.host_facts()
-        np.testing.assert_array_equal(facts.previous_score, scores[-2])
-        np.testing.assert_array_equal(facts.older_score, scores[max(0, len(scores) - 5)])
+        for seen, known in ((facts.scores, scores), (facts.validation_losses, losses)):
+            np.testing.assert_array_equal(seen.T, [*unknown, *known][-HISTORY:])
         np.testing.assert_array_equal(facts.best_score, np.max(scores, axis=0))
+        np.testing.assert_array_equal(facts.first_loss, losses[0])
+        np.testing.assert_array_equal(facts.best_loss, np.min(losses, axis=0))
         np.testing.assert_array_equal(facts.previous_gradient_norm, norms[-2])
-        np.testing.assert_array_equal(facts.previous_validation_loss, losses[-2])
+        np.testing.assert_array_equal(facts.first_gradient_norm, norms[1])
     assert (np.max(scores, axis=0) > scores[-1]).any()
 
 
@@ -204,7 +207,7 @@ def test_clearing_resets_the_record_of_one_host() -> None:
     records.score[:] = 1.0
     records.contribution[:] = 0.5
     records.clear(1)
-    assert records.score.tolist() == [1.0, 0.0]
+    np.testing.assert_array_equal(records.score, [1.0, np.nan])
     assert records.contribution[0].tolist() == [0.5] * 3
     assert records.contribution[1].tolist() == [0.0] * 3
     assert records.last_op.tolist() == [0, -1]

@@ -18,21 +18,33 @@ def layers_of(block: nn.Module) -> list[nn.Module]:
     return [module for module in block.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
 
 
+def bias_size(layer: nn.Module) -> int:
+    return 0 if layer.bias is None else layer.bias.numel()
+
+
+def count_parameters(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
 def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
     """Compare observed slot sizes with each host's layers; return the hidden sizes found."""
     met: set[int] = set()
     for host in range(envs.num_envs):
         model = envs.growth.population.model(host)
-        first = [layers_of(model.get_submodule(slot))[0] for slot in envs.slot_config.slot_ids]
-        hidden = [layer.weight.shape[0] for layer in first]
-        width = [layer.weight.shape[1] for layer in first]  # a residual block gives what it takes
+        blocks = [model.get_submodule(slot) for slot in envs.slot_config.slot_ids]
+        hidden = [layers_of(block)[0].weight.shape[0] for block in blocks]
+        assert envs.growth.records.slot_hidden[host].tolist() == hidden
+        # Twice the hidden units are the whole block again, but for its last bias.
+        whole = count_parameters(model)
+        added = [
+            (count_parameters(block) - bias_size(layers_of(block)[-1])) / whole for block in blocks
+        ]
         layout = envs.layout
-        assert layout.slot(observations, "hidden")[host] == pytest.approx(
-            scaled(hidden, 4096), abs=1e-6
+        assert layout.slot(observations, "step_size")[host] == pytest.approx(
+            [share / (1 + share) for share in added], abs=1e-6
         )
-        assert layout.slot(observations, "width")[host] == pytest.approx(
-            scaled(width, 4096), abs=1e-6
-        )
+        assert (layout.slot(observations, "growth")[host] == 0.0).all()
+        assert (layout.slot(observations, "has_hidden")[host] == 1.0).all()
         met |= set(hidden)
     return met
 
@@ -70,5 +82,5 @@ def test_feature_maps_and_sequences_are_told_apart() -> None:
 
 def test_slot_sizes_are_part_of_the_state() -> None:
     records = EpisodeRecords.blank(2, 3)
-    for name in ("slot_kind", "slot_width", "slot_hidden"):
+    for name in ("slot_kind", "slot_hidden", "slot_unit_parameters"):
         assert records.state_dict()[name].shape == (2, 3)

@@ -68,6 +68,9 @@ def run_together(
         np.testing.assert_allclose(
             reports[0].seed_gradient_norms, reports[1].seed_gradient_norms, atol=10 * tolerance
         )
+        np.testing.assert_allclose(
+            reports[0].gradient_noise, reports[1].gradient_noise, atol=10 * tolerance
+        )
         np.testing.assert_array_equal(reports[0].flops, reports[1].flops)
         for slot in (None, *pair[0].slot_config.slot_ids):
             judged = [population.evaluate(without_slot=slot) for population in pair]

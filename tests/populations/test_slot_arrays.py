@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -153,3 +155,21 @@ def test_seed_gradient_norms_match_autograd(form: type[Population]) -> None:
     ]
     expected = torch.cat(grads).norm().item()
     np.testing.assert_allclose(report.seed_gradient_norms, [[0, 0], [0, expected]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient_noise_is_the_spread_of_the_batches_norms(form: type[Population]) -> None:
+    config = PopulationConfig(batch_size=8, learning_rate=1e-12)  # so that the model stays
+    population = form(Builder(MLP), make_specs(MLP, (24, 8)), config)
+    model, data = population.model(0), population.specs[0].data
+    norms: list[float] = []
+    for batch in copy.deepcopy(population.orders[0]).draw_epoch():
+        model.zero_grad()
+        outputs = model(data.train_inputs[batch])
+        torch.nn.functional.cross_entropy(outputs, data.train_targets[batch]).backward()
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        norms.append(torch.cat(grads).norm().item())
+    noise = population.train_epoch().gradient_noise
+    assert len(norms) == 3
+    assert noise[0] == pytest.approx(np.std(norms) / np.mean(norms), rel=1e-4)
+    assert noise[1] == pytest.approx(0.0, abs=1e-6)  # a single batch

@@ -96,7 +96,7 @@ def assert_same_numbers(
     first: StackedPopulation, second: StackedPopulation, tolerance: float
 ) -> None:
     reports = [population.train_epoch() for population in (first, second)]
-    for name in ("losses", "gradient_norms", "seed_gradient_norms"):
+    for name in ("losses", "gradient_norms", "seed_gradient_norms", "gradient_noise"):
         numbers = [getattr(report, name) for report in reports]
         np.testing.assert_allclose(*numbers, atol=tolerance, rtol=0, err_msg=name)
     np.testing.assert_array_equal(reports[0].flops, reports[1].flops)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.environment import GrowthVectorEnv, run_episodes
-from esper.errors import CheckpointError, RunError
+from esper.errors import CheckpointError, ControllerError, RunError
 from esper.growing.grow import grow
 from esper.simic.agent.ppo import PPOAgent
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -134,3 +134,17 @@ def test_settings_that_differ_from_the_checkpoints_are_not_a_controllers(
     path.write_text(path.read_text().replace("n_epochs = 10", "n_epochs = 11"))
     with pytest.raises(CheckpointError, match=r"budget.n_epochs is 11 .* was 10"):
         controller_of(load_run(tmp_path / "copy"))
+
+
+def test_a_controller_of_other_observations_is_rejected(done_run: Run, tmp_path: Path) -> None:
+    state = CheckpointFolder(done_run.folder.checkpoints).latest().state
+    parts = split(state)
+    for facts in (parts["best_policy"].facts, parts["best_policy"].facts | {"observations": 1}):
+        older = {
+            name: value for name, value in facts.items() if value == 1 or name != "observations"
+        }
+        folder = RunFolder.create(tmp_path / str(len(older)), done_run.config)
+        parts["best_policy"] = State(parts["best_policy"].tensors, older)
+        CheckpointFolder(folder.checkpoints).save(merge(parts), step=1)
+        with pytest.raises(ControllerError, match=r"older Esper .*version 1, not 2"):
+            controller_of(Run(folder))

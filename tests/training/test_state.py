@@ -13,9 +13,8 @@ EVERY_STEP = "every step sets it before anything reads it"
 UNUSED_OPTION = "updates call the fused step, which does not read it"
 SETTING = "a missing one counts as the setting, which runs do not change"
 NOT_MISSED = {
-    "shard-0/envs/records/train_loss": EVERY_STEP,
-    "shard-0/envs/records/previous_validation_loss": EVERY_STEP,
     "shard-0/envs/records/previous_gradient_norm": EVERY_STEP,
+    "shard-0/envs/records/gradient_noise": EVERY_STEP,
     "shard-0/envs/records/last_op": EVERY_STEP,
     "shard-0/envs/records/was_refused": EVERY_STEP,
     "shard-0/envs/records/is_measured": EVERY_STEP,
@@ -26,6 +25,7 @@ NOT_MISSED = {
     "shard-0/envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
     "shard-0/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "best_policy/blueprints/*": "describes the controller to others",
+    "best_policy/observations": "describes the controller to others",
     "best_policy/growth": "describes the controller to others",
     "best_policy/returns/return_mean": "describes the controller to others",
     "best_policy/returns/return_std": "describes the controller to others",

@@ -49,7 +49,7 @@ class HeuristicConfig:
 
     max_loss_rise: float = 0.2
     """Largest rise of the validation loss in an epoch at which seeds are blended in, relative to
-    the loss of guessing."""
+    the first one."""
 
     tempo_epochs: int = 3
     """Epochs that alpha takes to reach 1; must be a choice of the tempo head."""

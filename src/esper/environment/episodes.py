@@ -288,7 +288,7 @@ class GrowthEpisodes:
         records.draw_seed[host] = seed
         records.n_classes[host] = group.draws[number].n_classes
         records.n_samples[host] = len(population.specs[number].data.train_inputs)
-        records.learning_rate[host] = population.learning_rate(number)
+        records.n_batches[host] = population.orders[number].n_batches
         records.n_parameters[host] = costs.host_parameters
         records.set_slot_sizes(host, costs.slot_sizes)
         records.n_epochs[host] = group.n_epochs(number)
@@ -337,6 +337,7 @@ class GrowthEpisodes:
         losses, norms = epoch.losses[hosts], epoch.gradient_norms[hosts]
         self.records.add_epoch(hosts, found.scores, found.losses, losses, norms)
         self.records.seed_gradient_norm[hosts] = epoch.seed_gradient_norms[hosts]
+        self.records.gradient_noise[hosts] = epoch.gradient_noise[hosts]
         return found.flops
 
     def _measure_seeds(self, flops: Floats) -> None:

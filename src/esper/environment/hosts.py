@@ -322,6 +322,7 @@ class Hosts:
             gradient_norms=np.zeros(n),
             flops=np.zeros(n),
             seed_gradient_norms=np.zeros((n, n_slots)),
+            gradient_noise=np.zeros(n),
             interventions={},
         )
         for group in self.groups:
@@ -332,6 +333,7 @@ class Hosts:
                 joined.flops[rows] = report.flops
                 own = report.seed_gradient_norms
                 joined.seed_gradient_norms[rows, : own.shape[1]] = own
+                joined.gradient_noise[rows] = report.gradient_noise
                 for host, why in report.interventions.items():
                     joined.interventions[group.first + host] = why
         return joined

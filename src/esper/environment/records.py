@@ -15,11 +15,7 @@ from esper.environment.rewards import EpisodeAccount
 from esper.growth.sites import SlotSize
 from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
-from esper.tamiyo.policy.observations import TENSOR_KINDS, HostFacts, SlotFacts
-
-NO_KIND = -1
-N_SCORES = 5
-"""Scores that are kept: the current one and the four before it."""
+from esper.tamiyo.policy.observations import HISTORY, TENSOR_KINDS, HostFacts, SlotFacts
 
 
 @dataclass(eq=False)
@@ -33,13 +29,23 @@ class EpisodeRecords:
     n_steps: Integers
     is_over: Flags
     scores: Floats
-    """``[N, 5]`` validation scores, the current one last."""
+    """``[N, HISTORY]`` validation scores, the current one last; NaN before the first."""
     best_score: Floats
-    train_loss: Floats
-    validation_loss: Floats
-    previous_validation_loss: Floats
+    train_losses: Floats
+    """``[N, HISTORY]`` the current one last; NaN before the first epoch."""
+    validation_losses: Floats
+    """``[N, HISTORY]`` the current one last; NaN if unknown."""
+    first_loss: Floats
+    """The first validation loss that is known; NaN before."""
+    best_loss: Floats
+    """The lowest validation loss; NaN before the first."""
     gradient_norm: Floats
     previous_gradient_norm: Floats
+    first_gradient_norm: Floats
+    """That of the first epoch with a gradient; NaN before."""
+    gradient_noise: Floats
+    """Standard deviation of the batches' gradient norms in the last epoch, relative to their
+    mean."""
     was_restored: Flags
     was_refused: Flags
     last_op: Integers
@@ -67,13 +73,17 @@ class EpisodeRecords:
     """``[N, S]`` number of its fossils."""
     settled_fossil_parameters: Integers
     slot_kind: Integers
-    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot; -1 if the host
-    lacks it."""
-    slot_width: Integers
+    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot; -1 for a slot
+    that the host does not have."""
     slot_hidden: Integers
+    """``[N, S]`` hidden units of the block without fossils; 0 if unknown."""
+    slot_unit_parameters: Integers
+    """``[N, S]`` parameters of one hidden unit; 0 if unknown."""
     n_classes: Integers
     n_samples: Integers
-    learning_rate: Floats
+    """Training samples; 0 if not known yet."""
+    n_batches: Integers
+    """Batches of an epoch; 0 if not known yet."""
     n_parameters: Integers
     n_epochs: Integers
     """Epochs of the budget."""
@@ -90,7 +100,9 @@ class EpisodeRecords:
     def blank(cls, n_hosts: int, n_slots: int) -> EpisodeRecords:
         """Return records of hosts that have not started."""
         shapes = {
-            "scores": (n_hosts, N_SCORES),
+            "scores": (n_hosts, HISTORY),
+            "train_losses": (n_hosts, HISTORY),
+            "validation_losses": (n_hosts, HISTORY),
             "contribution": (n_hosts, n_slots),
             "is_measured": (n_hosts, n_slots),
             "seed_gradient_norm": (n_hosts, n_slots),
@@ -103,8 +115,8 @@ class EpisodeRecords:
             "settled_fossils": (n_hosts, n_slots),
             "settled_fossil_parameters": (n_hosts, n_slots),
             "slot_kind": (n_hosts, n_slots),
-            "slot_width": (n_hosts, n_slots),
             "slot_hidden": (n_hosts, n_slots),
+            "slot_unit_parameters": (n_hosts, n_slots),
         }
         kinds = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
         arrays: dict[str, Any] = {
@@ -118,8 +130,10 @@ class EpisodeRecords:
         for field in fields(self):
             getattr(self, field.name)[host] = 0
         self.last_op[host] = -1
-        self.train_loss[host] = np.nan
-        self.previous_validation_loss[host] = np.nan
+        for unknown in (self.scores, self.train_losses, self.validation_losses):
+            unknown[host] = np.nan
+        for unknown in (self.first_loss, self.best_loss, self.first_gradient_norm):
+            unknown[host] = np.nan
 
     @property
     def score(self) -> Floats:
@@ -134,30 +148,32 @@ class EpisodeRecords:
         )
 
     def set_slot_sizes(self, host: int, sizes: Sequence[SlotSize]) -> None:
-        """Record kind, width and hidden units of a host's slots; it may lack the last ones."""
-        n = len(sizes)
-        self.slot_kind[host] = NO_KIND
-        self.slot_kind[host, :n] = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes]
-        self.slot_width[host, :n] = [size.width for size in sizes]
+        """Record kind and hidden units of a host's slots; it does not have the slots after them."""
+        kinds, n = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes], len(sizes)
+        self.slot_kind[host, :n], self.slot_kind[host, n:] = kinds, -1
         self.slot_hidden[host, :n] = [size.hidden for size in sizes]
+        self.slot_unit_parameters[host, :n] = [size.unit_parameters for size in sizes]
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
         """Record the validation scores and losses of hosts before their first epoch."""
-        self.scores[hosts] = scores[:, None]
-        self.best_score[hosts] = scores
-        self.validation_loss[hosts] = losses
+        self.scores[hosts, -1] = self.best_score[hosts] = scores
+        self.validation_losses[hosts, -1] = losses
+        self.first_loss[hosts] = self.best_loss[hosts] = losses
 
     def add_epoch(
         self, hosts: list[int], scores: Floats, losses: Floats, train_losses: Floats, norms: Floats
     ) -> None:
         """Record the results of an epoch for some hosts."""
-        self.scores[hosts, :-1] = self.scores[hosts, 1:]
-        self.scores[hosts, -1] = scores
+        histories = self.scores, self.validation_losses, self.train_losses
+        for history, now in zip(histories, (scores, losses, train_losses), strict=True):
+            history[hosts, :-1] = history[hosts, 1:]
+            history[hosts, -1] = now
         self.best_score[hosts] = np.maximum(self.best_score[hosts], scores)
-        self.previous_validation_loss[hosts] = self.validation_loss[hosts]
-        self.validation_loss[hosts] = losses
+        self.best_loss[hosts] = np.fmin(self.best_loss[hosts], losses)
+        firsts = ((self.first_loss, losses), (self.first_gradient_norm, norms))
+        for first, now in firsts:
+            first[hosts] = np.where(np.isnan(first[hosts]), now, first[hosts])
         self.previous_gradient_norm[hosts] = self.gradient_norm[hosts]
-        self.train_loss[hosts] = train_losses
         self.gradient_norm[hosts] = norms
         self.epoch[hosts] += 1
 
@@ -196,22 +212,22 @@ class EpisodeRecords:
         return HostFacts(
             epoch=self.epoch,
             n_epochs=self.n_epochs,
-            train_loss=self.train_loss,
-            validation_loss=self.validation_loss,
-            previous_validation_loss=self.previous_validation_loss,
-            score=self.scores[:, -1],
-            previous_score=self.scores[:, -2],
-            older_score=self.scores[:, 0],
+            first_loss=self.first_loss,
+            train_losses=self.train_losses,
+            validation_losses=self.validation_losses,
+            best_loss=self.best_loss,
+            scores=self.scores,
             best_score=self.best_score,
             gradient_norm=self.gradient_norm,
             previous_gradient_norm=self.previous_gradient_norm,
+            first_gradient_norm=self.first_gradient_norm,
+            gradient_noise=self.gradient_noise,
             flops_used=self.paid_flops,
             was_restored=self.was_restored,
             was_refused=self.was_refused,
             last_op=self.last_op,
-            n_classes=self.n_classes,
             n_samples=self.n_samples,
-            learning_rate=self.learning_rate,
+            n_batches=self.n_batches,
             n_parameters=self.n_parameters,
             flop_price=self.flop_price,
         )
@@ -234,7 +250,8 @@ class EpisodeRecords:
             gradient_norm=self.seed_gradient_norm,
             blueprint=arrays.blueprint,
             kind=self.slot_kind,
-            width=self.slot_width,
+            first_hidden=self.slot_hidden,
+            unit_parameters=self.slot_unit_parameters,
             hidden=np.where(self.slot_hidden > 0, self.slot_hidden + arrays.fossil_units, 0),
         )
 

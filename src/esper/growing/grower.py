@@ -39,7 +39,7 @@ from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
 from esper.training.lookup import AnyController, find_saved
 
-FORMAT = 1
+FORMAT = 2
 """Version of :meth:`Grower.state_dict`."""
 
 

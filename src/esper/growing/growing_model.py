@@ -33,9 +33,6 @@ from esper.tamiyo.controllers.learned import expected_return, op_probabilities
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
 
-MOST_CLASSES = 1000.0
-"""Classes that a first loss is taken to mean, at most."""
-
 
 def relative_drop(first: float, loss: float) -> float:
     """Return how much lower a loss is than the first one, as a share of that."""
@@ -47,7 +44,7 @@ class EpochSums:
 
     def __init__(self) -> None:
         self.n_losses = self.n_norms = 0
-        self._loss = self._norm = 0.0
+        self._loss = self._norm = self._norm_squares = 0.0
         self._seed_norms: dict[str, float] = {}
         self.problems: list[str] = []
         """Why the governor rolled the model back."""
@@ -62,6 +59,13 @@ class EpochSums:
         """The mean norm of the gradients; NaN without any."""
         return self._norm / self.n_norms if self.n_norms else math.nan
 
+    @property
+    def gradient_noise(self) -> float:
+        """The standard deviation of the norms relative to their mean; NaN without any."""
+        mean = self.mean_norm
+        spread = self._norm_squares / max(1, self.n_norms) - mean * mean
+        return math.sqrt(max(spread, 0.0)) / mean if mean else mean
+
     def add_loss(self, loss: float) -> None:
         """Add the loss of a batch."""
         self._loss += loss
@@ -70,6 +74,7 @@ class EpochSums:
     def add_norms(self, norm: float, host_slots: HostSlots) -> None:
         """Add the norm of all gradients, and those of each seed's."""
         self._norm += norm
+        self._norm_squares += norm * norm
         self.n_norms += 1
         for name, slot in host_slots.items():
             if slot.seed is not None:
@@ -162,15 +167,13 @@ class GrowingModel:
 
         Args:
             score: Its score.
-            loss: Its loss.
-            first_loss: Its first training loss, if there was one. An untrained model guesses, so
-                the loss tells among how many classes.
+            loss: Its loss, if it is known.
+            first_loss: Its first training loss, if there was one. It is closer to what the loss
+                was before training, which later losses are relative to.
         """
-        guess = (first_loss if first_loss is not None else loss) or 0.0
-        guess = min(max(guess, math.log(2.0)), math.log(MOST_CLASSES))
-        self.records.n_classes[0] = round(math.exp(guess))
-        self.records.learning_rate[0] = self._learning_rate()
-        self.records.start_scores([0], _clipped(score), np.array([loss or 0.0]))
+        self.records.start_scores([0], _clipped(score), _array(loss))
+        if first_loss is not None:
+            self.records.first_loss[0] = first_loss
 
     def add_epoch(
         self,
@@ -185,10 +188,10 @@ class GrowingModel:
         (size,) = self.ranks.mean(Call.END_EPOCH, [batch_size])
         n_samples = round(max(1, sums.n_losses) * cast(float, size) * self.ranks.count)
         records.n_samples[0] = n_samples
-        records.learning_rate[0] = self._learning_rate()
-        train = math.nan if train_loss is None else train_loss
-        losses = np.array([loss or 0.0]), np.array([train])
-        records.add_epoch([0], _clipped(score), *losses, np.array([sums.mean_norm]))
+        records.n_batches[0] = sums.n_losses
+        losses, norm = (_array(loss), _array(train_loss)), _array(sums.mean_norm)
+        records.add_epoch([0], _clipped(score), *losses, norm)
+        records.gradient_noise[0] = sums.gradient_noise
         records.seed_gradient_norm[0] = sums.mean_seed_norms(self.slots)
         records.was_restored[0] = bool(sums.problems)
         self.add_flops(n_samples)
@@ -234,7 +237,9 @@ class GrowingModel:
         self.records.last_op[0], self.records.was_refused[0] = op, bool(why)
         return Choice(op, action, why, odds, heads, value)
 
-    def _learning_rate(self) -> float:
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first optimizer's first parameters."""
         return float(self.keeper.optimizers[0].param_groups[0]["lr"])
 
     def observe(self) -> tuple[np.ndarray, ActionMasks]:
@@ -346,6 +351,11 @@ class GrowingModel:
             fossils = self.slots[name].fossils
             arrays.write_fossils((0, number), life, count_parameters(fossils))
         return arrays
+
+
+def _array(value: float | None) -> np.ndarray:
+    """Return a number as an array; NaN if it is not known."""
+    return np.array([math.nan if value is None else value])
 
 
 def _clipped(score: float) -> np.ndarray:

@@ -120,7 +120,7 @@ class Recording:
             return
         with self._surviving():
             after = trace[-1]
-            rate = float(growth.records.learning_rate[0])
+            rate = growth.learning_rate
             before = trace[-2] if len(trace) > 1 else None
             if self._slots is None:
                 self._slots = _empty(slots)

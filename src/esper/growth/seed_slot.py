@@ -17,7 +17,8 @@ from esper.errors import ShapeError, SlotError, blame_user_code
 from esper.growth.blending import ADD_STYLES, blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
-from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.blueprints.widening import PairSeed, WidenSeed
+from esper.growth.modules import count_parameters
 from esper.growth.sharding import find_mesh, gathered_copy
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
@@ -539,10 +540,15 @@ def _zero_gate(site: SlotSite) -> nn.Module:
 
 def slot_size(slot: SeedSlot) -> SlotSize:
     """Return the size of a slot; a host may have fewer hidden units than its site says."""
-    path, hidden = slot.site.path, 0
+    site, path, hidden, unit = slot.site, slot.site.path, 0, 0
+    with torch.random.fork_rng(devices=[]):  # the weights of the unit that is counted don't matter
+        if path is not None and site.input_shape is not None:
+            unit = count_parameters(WidenSeed(site, 1))
+        elif site.pair is not None:
+            unit = count_parameters(PairSeed(site.pair, 1))
     if path is not None:
         hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
         hidden += slot.life.units
-    elif slot.site.pair is not None:
-        hidden = slot.site.pair.units + slot.life.units
-    return SlotSize(kind=slot.site.kind, width=slot.site.width, hidden=hidden)
+    elif site.pair is not None:
+        hidden = site.pair.units + slot.life.units
+    return SlotSize(kind=site.kind, hidden=hidden, unit_parameters=unit)

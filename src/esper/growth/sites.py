@@ -211,13 +211,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSize:
-    """The size of one host's slot: its tensor kind, its width and its block's hidden units."""
+    """The size of one host's slot: its tensor kind and its block's hidden units."""
 
     kind: TensorKind
-    width: int
-    """Channels or features of the block's output."""
     hidden: int
     """Units between the block's two layers; 0 if they were not recognized."""
+    unit_parameters: int
+    """Parameters that one more hidden unit would add; 0 if they were not recognized."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,8 @@ class EpochReport:
     """``[N]`` FLOPs of the training."""
     seed_gradient_norms: Floats
     """``[N, S]`` mean gradient norm of each slot's seed; zero without a trained seed."""
+    gradient_noise: Floats
+    """``[N]`` standard deviation of the batches' gradient norms, relative to their mean."""
     interventions: dict[int, GovernorReport]
     """The governor's report for each host that was rolled back."""
 

@@ -31,6 +31,7 @@ class EpochTally:
     def __init__(self, n_hosts: int, n_slots: int) -> None:
         self.losses = np.zeros(n_hosts)
         self.norms = np.zeros(n_hosts)
+        self.norm_squares = np.zeros(n_hosts)
         self.seed_norms = np.zeros((n_hosts, n_slots))
         """``[N, S]`` gradient norms of the seed in each slot."""
         self.flops = np.zeros(n_hosts)
@@ -65,6 +66,7 @@ class EpochTally:
         watch.add(losses, hosts)
         self.losses[hosts] += losses
         self.norms[hosts] += norms
+        self.norm_squares[hosts] += norms * norms
         self.seed_norms[hosts] += seed_norms
         self.counts[hosts] += 1.0
 
@@ -90,7 +92,8 @@ class EpochTally:
         own: list[float] = losses.tolist()
         if not self.is_alive[host] or not np.isfinite(norms).all() or not watch.add_all(own, host):
             return False
-        for sums, steps in ((self.losses, losses), (self.norms, norms)):
+        added = ((self.losses, losses), (self.norms, norms), (self.norm_squares, norms * norms))
+        for sums, steps in added:
             # One after the other, because the order of additions matters to the last bit.
             sums[host] = np.add.accumulate(np.concatenate([sums[host : host + 1], steps]))[-1]
         if seed_norms.any():
@@ -130,6 +133,12 @@ class EpochTally:
         """Return means over good steps: NaN for hosts without one, 0 for inactive hosts."""
         means = np.divide(sums, self.counts, out=np.full_like(sums, np.nan), where=self.counts > 0)
         return np.where(is_active, means, 0.0)
+
+    def gradient_noise(self, is_active: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the standard deviation of gradient norms relative to their mean, as ``mean``."""
+        means = self.mean(self.norms, is_active)
+        spread = np.maximum(self.mean(self.norm_squares, is_active) - means * means, 0.0)
+        return np.divide(np.sqrt(spread), means, out=np.zeros_like(means), where=means != 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,8 @@ class SequentialPopulation(Population):
         """Train every unfinished host for one epoch and advance its slots."""
         shape = self.n_hosts
         seeds = np.zeros((shape, self.slot_config.max_slots))
-        report = EpochReport(np.zeros(shape), np.zeros(shape), np.zeros(shape), seeds, {})
+        losses, norms, flops, noise = (np.zeros(shape) for _ in range(4))
+        report = EpochReport(losses, norms, flops, seeds, noise, {})
         for host in range(self.n_hosts):
             if not self.is_finished[host]:
                 self._train_host(host, report)
@@ -183,6 +184,8 @@ class SequentialPopulation(Population):
         report.losses[host] = np.mean(losses) if losses else np.nan
         report.gradient_norms[host] = np.mean(norms) if norms else np.nan
         report.seed_gradient_norms[host] = seed_norms / max(1, len(norms))
+        mean = report.gradient_norms[host]
+        report.gradient_noise[host] = np.std(norms) / mean if norms and mean else mean
         if intervention is not None:
             report.interventions[host] = intervention
 

@@ -206,7 +206,8 @@ class StackedPopulation(Population):
         self._take_snapshot()
         losses, norms = tally.mean(tally.losses, is_active), tally.mean(tally.norms, is_active)
         seed_norms = tally.seed_norms / np.maximum(tally.counts, 1.0)[:, None]
-        return EpochReport(losses, norms, tally.flops, seed_norms, interventions)
+        noise = tally.gradient_noise(is_active)
+        return EpochReport(losses, norms, tally.flops, seed_norms, noise, interventions)
 
     def _undo_epoch(self, epochs: Sequence[int]) -> None:
         """Restore the last snapshot and undo the epochs drawn since."""

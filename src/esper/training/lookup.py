@@ -28,6 +28,7 @@ from esper.tamiyo import (
     make_controller,
 )
 from esper.tamiyo.controllers.progressive import progressive
+from esper.tamiyo.controllers.saved import require_observations
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.run import Run
 from esper.training.state import require_saved_config
@@ -193,6 +194,7 @@ def controller_of(run: Run) -> SavedController:
         )
     # Esper 0.1 saved these facts with the environments only.
     facts: dict[str, Any] = best.facts or parts["envs"].facts["made_with"]
+    require_observations(facts, run.name)
     growth = facts["growth"]
     return SavedController(
         name=run.name,

@@ -15,6 +15,7 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.rollout.shards import Position, ShardedRollout
 from esper.storage.state import State, from_nested, merge, split, to_nested
+from esper.tamiyo.policy.observations import VERSION
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.records import RoundTally
 
@@ -137,6 +138,7 @@ class RunParts:
     def _describe_controller(self) -> dict[str, Any]:
         """Return what a controller needs besides its weights and the settings of the run."""
         return {
+            "observations": VERSION,
             "blueprints": list(self.slot_config.blueprints),
             "growth": None if self.growth is None else asdict(self.growth),
             "returns": self.best_returns,

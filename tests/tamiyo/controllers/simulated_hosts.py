@@ -19,7 +19,7 @@ from esper.lifecycle.stages import Stage
 from esper.populations.population import SlotArrays
 from esper.tamiyo.controllers import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
-from esper.tamiyo.policy.observations import HostFacts, ObservationLayout, SlotFacts
+from esper.tamiyo.policy.observations import HISTORY, HostFacts, ObservationLayout, SlotFacts
 
 
 class Keeper:
@@ -64,7 +64,11 @@ class SimulatedHosts:
             lives.on_change = lambda slot, life, host=host: self._note(host, slot, life)
         zeros = np.zeros(n_hosts, np.int64)
         self.host_facts: dict[str, Any] = {"epoch": zeros, "last_op": zeros - 1}
-        self.host_facts |= {"n_epochs": 16, "n_classes": 10, "gradient_norm": 1.0}
+        self.host_facts |= {"n_epochs": 16, "first_loss": 1.0, "gradient_norm": 1.0}
+        self.score: Any = 0.0
+        self.older_score: Any = 0.0
+        """The score of all earlier epochs."""
+        self.loss = self.older_loss = 1.0
         self.slot_facts: dict[str, Any] = {"gradient_norm": 1.0, "is_measured": True}
         self.log: list[list[str]] = [[] for _ in range(n_hosts)]
         """The op of each epoch of each host; a question mark where a gate refused."""
@@ -74,11 +78,21 @@ class SimulatedHosts:
         return len(self.lives)
 
     def observe(self) -> np.ndarray:
-        hosts = _fill(HostFacts, (self.n_hosts,), self.host_facts)
+        scores = self._history(self.score, self.older_score)
+        losses = self._history(self.loss, self.older_loss)
+        seen = {"scores": scores, "validation_losses": losses, "train_losses": losses}
+        hosts = _fill(HostFacts, (self.n_hosts,), self.host_facts | seen)
         known = {field.name for field in dataclasses.fields(SlotFacts)}
         arrays = {name: array for name, array in vars(self.arrays).items() if name in known}
         shape = (self.n_hosts, self.config.max_slots)
         return self.layout.encode(hosts, _fill(SlotFacts, shape, arrays | self.slot_facts))
+
+    def _history(self, now: Any, before: Any) -> np.ndarray:
+        """Return a history ``[N, HISTORY]`` that starts with the untrained host."""
+        history = np.empty((self.n_hosts, HISTORY))
+        history.T[:-1], history.T[-1] = before, now
+        ages = np.arange(HISTORY)[::-1]
+        return np.where(ages <= self.host_facts["epoch"][:, None], history, np.nan)
 
     def masks(self) -> ActionMasks:
         arrays = (self.arrays.stage, self.arrays.age_epochs, self.arrays.alpha_at_rest)
@@ -126,7 +140,8 @@ def _fill(kind: type[Any], shape: tuple[int, ...], known: dict[str, Any]) -> Any
     return kind(
         **{
             field.name: np.broadcast_to(
-                np.asarray(known.get(field.name, 0), dtypes[str(field.type)]), shape
+                np.asarray(known.get(field.name, 0), dtypes[str(field.type)]),
+                np.shape(known[field.name]) if np.ndim(known.get(field.name, 0)) > 1 else shape,
             )
             for field in dataclasses.fields(kind)
         }

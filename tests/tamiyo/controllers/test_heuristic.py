@@ -23,12 +23,14 @@ def run(
     n_epochs: int,
     *,
     host: dict[str, Any] | None = None,
+    scores: tuple[float, float] = (0.0, 0.0),
     slot: dict[str, Any] | None = None,
     **settings: Any,
 ) -> SimulatedHosts:
     """Return a host after an episode; its score is constant unless told otherwise."""
     hosts = SimulatedHosts(slots)
     hosts.host_facts |= host or {}
+    hosts.score, hosts.older_score = scores
     hosts.slot_facts |= slot or {}
     hosts.run(Heuristic(hosts.layout, HeuristicConfig(**settings)), n_epochs)
     return hosts
@@ -129,7 +131,7 @@ def test_each_pruned_seed_is_followed_by_the_next_blueprint() -> None:
 
 def test_nothing_germinates_while_the_score_rises() -> None:
     for rise, grows in ((0.019, True), (0.021, False), (0.5, False)):
-        log = run(ONE, 4, host={"score": 0.5, "older_score": 0.5 - rise}).log[0]
+        log = run(ONE, 4, scores=(0.5, 0.5 - rise)).log[0]
         assert ("germinate a" in log) == grows
 
 
@@ -141,13 +143,14 @@ def test_a_seed_with_a_vanishing_gradient_is_pruned() -> None:
 
 def test_a_seed_is_not_blended_in_while_the_loss_rises() -> None:
     hosts = SimulatedHosts(ONE)
-    hosts.host_facts |= {"n_classes": 10, "validation_loss": 2.0, "previous_validation_loss": 1.5}
+    hosts.host_facts["first_loss"] = 2.5
+    hosts.loss, hosts.older_loss = 2.0, 1.45
     heuristic = Heuristic(hosts.layout)
     heuristic.start(1)
     for epoch in range(7):
         if epoch == 6:
-            # A rise of 0.43 is 0.19 of the loss of guessing, ln 10.
-            hosts.host_facts["previous_validation_loss"] = 1.57
+            # A rise of 0.48 is 0.19 of the first loss.
+            hosts.older_loss = 1.52
         hosts.step(heuristic.act(hosts.observe(), hosts.masks(), np.array([epoch == 0])))
     assert hosts.log[0][3:] == ["advance a", "wait", "wait", "advance a"]
 
@@ -238,7 +241,7 @@ def test_a_host_is_finished_when_it_is_stuck_and_nothing_can_grow() -> None:
     closed = SlotConfig(("a",), enabled=frozenset())
     assert run(closed, 8, finish_patience=4).log[0].index("finish") == 2 + 3
     assert "finish" not in run(closed, 15, finish_patience=None).log[0]
-    still = run(closed, 15, host={"score": 0.5, "older_score": 0.479}).log[0]
+    still = run(closed, 15, scores=(0.5, 0.479)).log[0]
     assert still == ["wait"] * 15
     assert "finish" not in run(ONE, 8, slot={"contribution": 1.0}).log[0]
 
@@ -255,7 +258,7 @@ def test_the_patience_is_reset_between_episodes() -> None:
 def test_hosts_are_independent() -> None:
     hosts = SimulatedHosts(ONE, 3)
     hosts.slot_facts["contribution"] = np.array([[0.1], [-0.1], [0.0]])
-    hosts.host_facts["older_score"] = np.array([0.0, 0.0, -0.5])
+    hosts.older_score = np.array([0.0, 0.0, -0.5])
     hosts.run(Heuristic(hosts.layout), 9)
     assert [log[-2] for log in hosts.log] == ["fossilize a", "wait", "wait"]
     assert [log[-1] for log in hosts.log] == ["wait", "prune a", "wait"]

@@ -101,6 +101,14 @@ def _flip(folder: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def _forget_observations(folder: Path) -> None:
+    path = folder / "controller.json"
+    facts = json.loads(path.read_text())
+    del facts["observations"], facts["checksum"], facts["host_features"][0]
+    path.write_text(json.dumps(with_checksum(facts)))
+
+
+FACTS = facts_of(fresh_controller())
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no facts": (
         lambda folder: (folder / "controller.json").unlink(),
@@ -120,6 +128,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another format": (_change(format=3), "format 3"),
     "another byte": (_flip, "sha256"),
+    "no version of the observations": (
+        _forget_observations,
+        "'fresh' .* older .*version 1, not 2",
+    ),
+    "older observations": (_change(observations=1), "'fresh' .* older .*version 1, not 2"),
+    "other observations": (_change(observations=9), "'fresh' .* another .*version 9, not 2"),
     "a feature more": (
         _change(slot_features=lambda names: [*names, "colour"]),
         "slot features of .*controller.json",
@@ -249,7 +263,7 @@ def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path
 
 
 @pytest.mark.parametrize("change", ["missing", "misspelt"])
-@pytest.mark.parametrize("name", sorted(facts_of(fresh_controller()) | {"sha256": ""}))
+@pytest.mark.parametrize("name", sorted({"sha256", *FACTS} - {"observations"}))
 def test_a_missing_fact_is_named(name: str, change: str, tmp_path: Path) -> None:
     path = save_controller(fresh_controller(), tmp_path) / "controller.json"
     facts = json.loads(path.read_text())

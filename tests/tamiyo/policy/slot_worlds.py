@@ -8,13 +8,19 @@ from torch import Tensor
 from esper.config import PolicyConfig
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy import RecurrentPolicy
-from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
+from esper.tamiyo.policy.observations import (
+    HOST_FEATURES,
+    KIND_NAMES,
+    SLOT_FEATURES,
+    ObservationLayout,
+)
 from esper.tamiyo.policy.slot_network import SlotPolicy
 
 SIZES = PolicyConfig(feature_size=9, lstm_size=6, slot_size=5)
 BLUEPRINTS = ("norm", "mlp_small", "widen_large")
 N_HOST, N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
 BLUEPRINT = list(SLOT_FEATURES).index("blueprint")
+KINDS = slice(*(list(SLOT_FEATURES).index(KIND_NAMES[end]) + (end < 0) for end in (0, -1)))
 
 
 def make_slots(n_slots: int) -> SlotConfig:
@@ -31,12 +37,15 @@ def make_policy(n_slots: int, seed: int = 0, config: PolicyConfig = SIZES) -> Sl
 
 
 def draw_observations(n_slots: int, *shape: int, seed: int = 1) -> Tensor:
-    """Return random observations with valid blueprint categories."""
+    """Return random observations with valid blueprint categories and kinds."""
     generator = torch.Generator().manual_seed(seed)
     layout = ObservationLayout(make_slots(n_slots))
     observations = 2 * torch.rand(*shape, layout.size, generator=generator) - 1
     for column, n in layout.categories.items():
         observations[..., column] = torch.randint(n + 1, shape, generator=generator) / n
+    kinds = torch.randint(len(KIND_NAMES), (*shape, n_slots), generator=generator)
+    slots = observations[..., N_HOST:].unflatten(-1, (n_slots, N_SLOT))
+    slots[..., KINDS] = torch.nn.functional.one_hot(kinds, len(KIND_NAMES)).float()
     return observations
 
 

@@ -215,3 +215,33 @@ def test_non_finite_outputs_are_detected() -> None:
     assert policy.is_finite(observations, torch.zeros(3, STATE))
     policy.encode.weight.data[0, 0] = torch.nan
     assert not policy.is_finite(observations, torch.zeros(3, STATE))
+
+
+def insert_absent(observations: torch.Tensor, at: list[int]) -> torch.Tensor:
+    """Return observations ``[N, D]`` with absent slots, whose features are 0, in some places."""
+    host, slots = observations[:, :N_HOST], observations[:, N_HOST:]
+    n_slots = slots.shape[1] // N_SLOT + len(at)
+    wide = torch.zeros(len(host), n_slots, N_SLOT, dtype=observations.dtype)
+    present = [slot for slot in range(n_slots) if slot not in at]
+    wide[:, present] = slots.unflatten(1, (-1, N_SLOT))
+    return torch.cat([host, wide.flatten(1)], dim=1)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("absent", [[3], [3, 4, 5], [0, 2]])
+def test_absent_slots_change_nothing(absent: list[int], normalize: bool) -> None:
+    config = dataclasses.replace(SIZES, normalize_observations=normalize)
+    narrow = make_policy(3, config=config).double()
+    wide = make_policy(3 + len(absent), 1, config).double()
+    wide.load_state_dict(narrow.state_dict())
+    observations = draw_observations(3, 6).double()
+    padded = insert_absent(observations, absent)
+    narrow.learn_observations(observations)
+    wide.learn_observations(padded)
+    state = torch.randn(6, STATE, generator=torch.Generator().manual_seed(0)).double()
+    logits, values, after = narrow._step(observations, state)
+    others, other_values, other_after = wide._step(padded, state)
+    present = [slot for slot in range(3 + len(absent)) if slot not in absent]
+    torch.testing.assert_close(others[:, present], logits[:, :3])
+    torch.testing.assert_close(others[:, 3 + len(absent) :], logits[:, 3:])
+    torch.testing.assert_close((other_values, other_after), (values, after))

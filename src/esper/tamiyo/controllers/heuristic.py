@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from esper.arrays import Features, Flags, Integers
+from esper.arrays import Features, Flags, Floats, Integers
 from esper.config.checks import require_choice
 from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError
@@ -31,10 +31,21 @@ from esper.tamiyo.controllers.controller import (
     require_layout,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observations import SCORE_STEP, ObservationLayout, log_scale, squash
+from esper.tamiyo.policy.observations import (
+    LEAST_ERROR,
+    LEAST_UNIT,
+    MOST_EPOCHS,
+    MOST_ERROR,
+    SLOPE,
+    ObservationLayout,
+    from_log_scale,
+    log_scale,
+    squash,
+    unsquash,
+)
 
-MOST_EPOCHS = 1000.0
-"""The upper end of the logarithmic scale of ``task_epochs`` in observations."""
+ROUNDING = 1e-6
+"""What the precision of observations leaves uncertain of a score or a loss."""
 
 _IS_LIVE = np.array([stage in LIVE_STAGES for stage in Stage])
 
@@ -47,10 +58,12 @@ class _View:
     age: Features
     stage_age: Features
     alpha_at_rest: Flags
-    contribution: Features
+    contribution: Floats
     gradient_health: Features
-    slow_trend: Features
-    loss_trend: Features
+    score_rise: Floats
+    """Rise of the score over the last four epochs."""
+    loss_rise: Floats
+    """Rise of the validation loss in the last epoch, relative to the first one."""
     epochs_left: Integers
 
 
@@ -115,12 +128,12 @@ class Heuristic:
         actions, seen = ActionRows(masks, len(epochs)), self._read(observations, epochs)
         self._count_losses(seen)
         is_warm = epochs >= self.config.warmup_epochs
-        is_stuck = is_warm & (seen.slow_trend < _scaled(self.config.finish_rise / SCORE_STEP))
+        is_stuck = is_warm & (seen.score_rise < self.config.finish_rise - ROUNDING)
         self._epochs_stuck = np.where(is_stuck, self._epochs_stuck + 1, 0)
         self._tend(actions, seen)
         has_time = seen.epochs_left >= self.config.commit_epochs + self.config.profit_epochs
         may_try = has_time & (self._n_lost < self.config.max_prunes)
-        is_flat = is_warm & (seen.slow_trend < _scaled(self.config.plateau_rise / SCORE_STEP))
+        is_flat = is_warm & (seen.score_rise < self.config.plateau_rise - ROUNDING)
         has_room = _IS_LIVE[seen.stage].sum(1) < self.config.max_live_seeds
         self._germinate(actions, may_try & is_flat & has_room)
         self._finish(actions, seen, may_try)
@@ -137,11 +150,9 @@ class Heuristic:
         config = self.config
         is_held = seen.stage == Stage.HOLDING
         is_training = seen.stage == Stage.TRAINING
-        helps = seen.contribution > _scaled(config.min_contribution / SCORE_STEP)
+        helps = seen.contribution > config.min_contribution + ROUNDING
         is_healthy = seen.gradient_health >= self._least_health
-        # The observed loss trend is in tenths of the loss of guessing.
-        is_calm = seen.loss_trend >= _scaled(-config.max_loss_rise / 0.1)
-        is_healthy = is_healthy & is_calm[:, None]
+        is_healthy = is_healthy & (seen.loss_rise <= config.max_loss_rise + ROUNDING)[:, None]
         useless = is_held & ~helps & _has_lasted(seen, config.judging_epochs)
         useless |= is_training & ~is_healthy & _has_lasted(seen, config.training_patience)
         ready = is_training & is_healthy & _has_lasted(seen, config.training_epochs)
@@ -182,24 +193,34 @@ class Heuristic:
     def _read(self, observations: Features, epochs: Integers) -> _View:
         """Return the features that the rules use, given the epochs ``[N]`` of training so far."""
         layout = self.layout
-        progress = layout.host(observations, "progress").astype(np.float64)
-        log_epochs = layout.host(observations, "task_epochs").astype(np.float64)
-        n_epochs = np.rint(MOST_EPOCHS ** ((log_epochs + 1.0) / 2.0))
+        progress = self._host(observations, "progress")
+        n_epochs = np.rint(
+            from_log_scale(self._host(observations, "task_epochs"), 1.0, MOST_EPOCHS)
+        )
         # The scale ends at 1,000 epochs; a longer budget follows from the progress per epoch.
         is_longer = (n_epochs >= MOST_EPOCHS) & (epochs > 0) & (progress > 0.0)
         by_progress = epochs / np.where(is_longer, progress, 1.0)
-        left = (1.0 - progress) * np.where(is_longer, by_progress, n_epochs)
+        n_epochs = np.where(is_longer, by_progress, n_epochs)
+        n_slow = np.minimum(np.rint(progress * n_epochs), 4)
+        error = from_log_scale(self._host(observations, "error"), LEAST_ERROR, MOST_ERROR)
+        slow = unsquash(self._host(observations, "error_slope_slow")) / SLOPE
+        loss = unsquash(self._host(observations, "validation_loss"))
+        slope = unsquash(self._host(observations, "loss_slope")) / SLOPE
+        contribution = unsquash(layout.slot(observations, "contribution").astype(np.float64))
         return _View(
             stage=layout.stages(observations),
             age=layout.slot(observations, "age"),
             stage_age=layout.slot(observations, "stage_age"),
             alpha_at_rest=layout.slot(observations, "alpha_at_rest") > 0.5,
-            contribution=layout.slot(observations, "contribution"),
+            contribution=contribution * np.maximum(error, LEAST_UNIT)[:, None],
             gradient_health=layout.slot(observations, "gradient_health"),
-            slow_trend=layout.host(observations, "score_trend_slow"),
-            loss_trend=layout.host(observations, "loss_trend"),
-            epochs_left=np.rint(left).astype(np.int64),
+            score_rise=error * _growth(-slow * n_slow),
+            loss_rise=np.where(loss > 0.0, -loss * _growth(-slope), slope),
+            epochs_left=np.rint((1.0 - progress) * n_epochs).astype(np.int64),
         )
+
+    def _host(self, observations: Features, name: str) -> Floats:
+        return self.layout.host(observations, name).astype(np.float64)
 
     def _rank_by_slot(self) -> Integers:
         """Return the blueprint of each attempt in each slot, ``[A, S]``; -1 in disabled slots."""
@@ -219,6 +240,11 @@ def _has_lasted(seen: _View, n_epochs: int) -> Flags:
     """Return which slots ``[N, S]`` have been in their stage for ``n_epochs``."""
     # Observations show the age squashed, in units of three epochs; half an epoch allows rounding.
     return seen.stage_age > _scaled((n_epochs - 0.5) / 3.0)
+
+
+def _growth(log_ratios: Floats) -> Floats:
+    """Return ratios minus 1."""
+    return np.expm1(np.clip(log_ratios, -50.0, 50.0))
 
 
 @lru_cache(maxsize=64)

@@ -42,7 +42,7 @@ from esper.tamiyo.controllers.learned import (
     TranslatedController,
     with_blueprints,
 )
-from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES
+from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, VERSION
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.version import __version__
 
@@ -277,6 +277,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
             ControllerWarning,
             stacklevel=3,
         )
+    require_observations(found, str(found.get("name", folder)))
     _require_keys(path, found, (*_KEYS, *_meanings()))
     for name, wanted in _meanings().items():
         if found[name] != wanted:
@@ -286,6 +287,21 @@ def read_facts(folder: Path) -> dict[str, Any]:
                 "`esper train`, or use the shipped one."
             )
     return found
+
+
+def require_observations(facts: Mapping[str, Any], name: str) -> None:
+    """Reject a controller whose facts name other observations; those of version 1 name none.
+
+    Raises:
+        ControllerError: Naming the controller and both versions.
+    """
+    version = facts.get("observations", 1)
+    if version != VERSION:
+        age = "an older" if version in range(1, VERSION) else "another"
+        raise ControllerError(
+            f"controller {name!r} was trained by {age} Esper whose observations differ (version "
+            f"{version!r}, not {VERSION}); train one with `esper train`, or use the shipped one."
+        )
 
 
 def _require_keys(path: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -299,6 +315,7 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "esper": controller.esper,
+        "observations": VERSION,
         "name": controller.name,
         "deterministic": controller.deterministic,
         "policy": asdict(controller.policy),

@@ -21,8 +21,23 @@ from esper.lifecycle.factored_actions import ALPHA_CURVES, ALPHA_SPEED_EPOCHS, S
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 
-SCORE_STEP = 0.05
-"""The unit of score differences in observations."""
+VERSION = 2
+"""The version of these features. Controllers that were trained with another one do not fit."""
+
+HISTORY = 6
+"""Epochs whose losses and scores are kept, the current one last."""
+
+LEAST_ERROR, MOST_ERROR = 0.005, 2.0
+"""The ends of the log scale of errors; an error is 1 minus the score."""
+
+LEAST_UNIT = 0.02
+"""The smallest error that contributions are measured in."""
+
+MOST_EPOCHS = 1000.0
+"""The upper end of the log scale of ``task_epochs``."""
+
+SLOPE = 10.0
+"""Factor of changes per epoch, which are a few percent."""
 
 STYLE_NAMES = tuple(f"style_{style.name.lower()}" for style in STYLES)
 OP_NAMES = tuple(f"did_{op.name.lower()}" for op in Op)
@@ -35,33 +50,63 @@ KIND_NAMES = tuple(f"on_{kind}" for kind in TENSOR_KINDS)
 
 HOST_FEATURES: dict[str, tuple[float, str]] = {
     "progress": (0.0, "epochs trained, as a share of the budget"),
-    "train_loss": (0.0, "squashed training loss, relative to guessing"),
-    "validation_loss": (0.0, "squashed validation loss, relative to guessing"),
-    "loss_gap": (-1.0, "squashed validation loss minus training loss, relative to guessing"),
-    "loss_trend": (
+    "epochs_left": (-1.0, "epochs left, on a log scale from 1 to 100"),
+    "train_loss": (-1.0, "squashed training loss, relative to the first validation loss"),
+    "validation_loss": (-1.0, "squashed validation loss, relative to the first"),
+    "loss_gap": (
         -1.0,
-        "squashed decrease of the validation loss in the last epoch, in tenths of guessing",
+        "squashed validation loss minus training loss, relative to the validation loss, times 4",
     ),
-    "score": (-1.0, "validation score (accuracy, or the share of bits saved)"),
-    "score_trend": (-1.0, "squashed increase of the score in the last epoch, in units of 0.05"),
-    "score_trend_slow": (-1.0, "the same over the last four epochs"),
-    "below_best": (-1.0, "the same relative to the best score so far; 0 at the best"),
-    "gradient_norm": (-1.0, "gradient norm, on a log scale from 1e-4 to 1e2"),
-    "gradient_trend": (-1.0, "squashed change of the log gradient norm in the last epoch"),
+    "loss_over_best": (0.0, "squashed log ratio of the validation loss to the lowest, times 10"),
+    "loss_slope": (
+        -1.0,
+        "squashed log ratio of the validation loss to that of the epoch before, times 10",
+    ),
+    "loss_slope_slow": (-1.0, "the same over the last four epochs, per epoch, times 10"),
+    "loss_curvature": (
+        -1.0,
+        "the same over the last two epochs minus that over the two before, per epoch, times 10",
+    ),
+    "loss_noise": (
+        0.0,
+        "squashed mean second difference of the last six validation losses, relative to their "
+        "mean, times 10",
+    ),
+    "train_slope": (-1.0, "`loss_slope_slow` of the training loss"),
+    "error": (-1.0, "1 minus the validation score, on a log scale from 0.005 to 2"),
+    "error_slope": (-1.0, "squashed log ratio of the error to that of the epoch before, times 10"),
+    "error_slope_slow": (-1.0, "the same over the last four epochs, per epoch, times 10"),
+    "error_over_best": (0.0, "squashed log ratio of the error to the lowest so far, times 10"),
+    "gradient_noise": (
+        0.0,
+        "squashed standard deviation of the batches' gradient norms in the last epoch, relative "
+        "to their mean, times 2",
+    ),
+    "gradient_trend": (
+        -1.0,
+        "squashed log ratio of the gradient norm to that of the epoch before, times 5",
+    ),
+    "gradient_decay": (-1.0, "squashed log ratio of the gradient norm to that of the first epoch"),
     "flops_used": (0.0, "squashed FLOPs spent, relative to a reference run"),
     "parameters_added": (0.0, "squashed parameters of the seeds, relative to the host's"),
     "was_restored": (0.0, "1 if the governor rolled the host back in the last epoch"),
     "was_refused": (0.0, "1 if a gate turned the last action into a wait"),
     **dict.fromkeys(OP_NAMES, (0.0, "1 if this was the last op")),
-    "task_classes": (-1.0, "number of classes, on a log scale from 2 to 1,000"),
-    "task_samples": (-1.0, "training samples, on a log scale from 10 to 100,000"),
-    "task_learning_rate": (-1.0, "learning rate, on a log scale from 1e-5 to 1"),
-    "task_host_size": (-1.0, "parameters of the host, on a log scale from 100 to 1e8"),
-    "task_slots": (-1.0, "slots of the host, on a log scale from 1 to 64"),
+    "data_per_parameter": (
+        -1.0,
+        "training samples for each parameter of the host, on a log scale from 0.001 to 1,000",
+    ),
+    "batches_per_epoch": (-1.0, "batches of an epoch, on a log scale from 1 to 1,000"),
     "task_epochs": (-1.0, "epochs of the budget, on a log scale from 1 to 1,000"),
-    "task_flop_price": (0.0, "squashed FLOP price, times ten"),
+    "task_slots": (-1.0, "slots of the host, on a log scale from 1 to 64"),
+    "price": (0.0, "squashed FLOP price, times ten"),
+    "is_free": (0.0, "1 if FLOPs cost nothing"),
 }
-"""Each host feature: its smallest value (the largest is 1) and its meaning."""
+"""Each host feature: its smallest value (the largest is 1) and its meaning.
+
+Losses, gradients, parameters and samples only appear as ratios, so that hosts of any size that
+behave alike look alike. What is not known yet is 0; a loss that is not known is 1/2, as the first.
+"""
 
 SLOT_FEATURES: dict[str, tuple[float, str]] = {
     **dict.fromkeys(STAGE_NAMES, (0.0, "1 in this stage")),
@@ -73,7 +118,7 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     "ramp_left": (0.0, "epochs until alpha reaches its target, in units of 8, at most 1"),
     "curve": (0.0, "curve of the ramp, from 0 (linear) to 1 (sigmoid sharp)"),
     **dict.fromkeys(STYLE_NAMES, (0.0, "1 if the seed is blended in this style")),
-    "contribution": (-1.0, "squashed score with the seed minus without, in units of 0.05"),
+    "contribution": (-1.0, "squashed score with the seed minus without, relative to the error"),
     "is_measured": (0.0, "1 if the contribution was measured in the last epoch"),
     "parameter_share": (
         0.0,
@@ -85,11 +130,19 @@ SLOT_FEATURES: dict[str, tuple[float, str]] = {
     ),
     "position": (0.0, "0 for the host's first slot, 1 for its last; 0 if there is only one"),
     **dict.fromkeys(KIND_NAMES, (0.0, "1 if the slot sees this kind of tensor")),
-    "width": (-1.0, "channels or features at the slot, on a log scale from 1 to 4,096"),
-    "hidden": (-1.0, "hidden units of the block and its fossils, on the same scale; -1 if unknown"),
+    "has_hidden": (0.0, "1 if the block's hidden units are known"),
+    "growth": (0.0, "doublings of the hidden units since the start, in units of 4, at most 1"),
+    "step_size": (
+        0.0,
+        "squashed parameters of as many more hidden units, relative to the host's",
+    ),
     "blueprint": (0.0, "(1 + index of the blueprint) / number of blueprints; 0 without a seed"),
 }
-"""Each slot feature: its smallest value (the largest is 1) and its meaning."""
+"""Each slot feature: its smallest value (the largest is 1) and its meaning.
+
+A slot that sees no kind of tensor is absent: the host has fewer slots than others beside it. All
+its features are 0.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,27 +151,32 @@ class HostFacts:
 
     epoch: Integers
     n_epochs: Integers
-    train_loss: Floats
-    """In the last epoch; NaN before the first."""
-    validation_loss: Floats
-    previous_validation_loss: Floats
-    """One epoch earlier; NaN if there was none."""
-    score: Floats
-    previous_score: Floats
-    older_score: Floats
-    """Four epochs earlier, or the first."""
+    first_loss: Floats
+    """The first validation loss; NaN if it is not known."""
+    train_losses: Floats
+    """``[N, HISTORY]`` the current one last; NaN before the first epoch."""
+    validation_losses: Floats
+    """``[N, HISTORY]`` the current one last; NaN before the first."""
+    best_loss: Floats
+    """The lowest validation loss."""
+    scores: Floats
+    """``[N, HISTORY]`` the current one last; NaN before the first."""
     best_score: Floats
     gradient_norm: Floats
     previous_gradient_norm: Floats
+    first_gradient_norm: Floats
+    gradient_noise: Floats
+    """Standard deviation of the batches' gradient norms relative to their mean."""
     flops_used: Floats
     """Relative to a reference run."""
     was_restored: Flags
     was_refused: Flags
     last_op: Integers
     """-1 before the first action."""
-    n_classes: Integers
     n_samples: Integers
-    learning_rate: Floats
+    """0 if not known yet."""
+    n_batches: Integers
+    """Batches of an epoch; 0 if not known yet."""
     n_parameters: Integers
     flop_price: Floats
 
@@ -145,11 +203,13 @@ class SlotFacts:
     blueprint: Integers
     """-1 without a seed."""
     kind: Integers
-    """Index into :data:`TENSOR_KINDS`."""
-    width: Integers
-    """Channels or features of the block's output."""
+    """Index into :data:`TENSOR_KINDS`; -1 if the host does not have the slot."""
+    first_hidden: Integers
+    """Units between the block's two layers at the start; 0 if unknown."""
     hidden: Integers
-    """Units between the block's two layers, with those of fossils; 0 if unknown."""
+    """The same now, with those of fossils."""
+    unit_parameters: Integers
+    """Parameters of one hidden unit."""
 
 
 def squash(values: Floats, *, missing: float = 0.0) -> Floats:
@@ -157,6 +217,11 @@ def squash(values: Floats, *, missing: float = 0.0) -> Floats:
     limited = np.minimum(np.maximum(values, -1e300), 1e300)
     ratios = limited / (1.0 + np.abs(limited))
     return np.where(np.isnan(values), missing, ratios)
+
+
+def unsquash(values: Floats) -> Floats:
+    """Return what :func:`squash` was given."""
+    return values / np.maximum(1.0 - np.abs(values), 1e-9)
 
 
 def clip(values: Floats, low: float, high: float, *, missing: float = 0.0) -> Floats:
@@ -174,6 +239,11 @@ def log_scale(
     clipped = np.minimum(np.maximum(values, low), high)
     scaled = 2.0 * np.log(clipped / low) / np.log(high / low) - 1.0
     return np.where(np.isnan(values), missing, scaled)
+
+
+def from_log_scale(values: Floats, low: float, high: float) -> Floats:
+    """Return what :func:`log_scale` was given, if it was between ``low`` and ``high``."""
+    return low * (high / low) ** ((values + 1.0) / 2.0)
 
 
 def one_hot(numbers: NDArray[np.int64], n: int) -> Floats:
@@ -205,12 +275,15 @@ class _Sheet:
         """Set features from shares in [0, 1]."""
         self.fill(tuple(raw), clip(np.array(list(raw.values())), 0.0, 1.0))
 
-    def log_scale(self, raw: dict[str, tuple[NDArray[Any], float, float]]) -> None:
+    def log_scale(
+        self, raw: dict[str, tuple[NDArray[Any], float, float]], *, missing: float = -1.0
+    ) -> None:
         """Set features from sizes, each with the two ends of its log scale."""
         values, lows, highs = zip(*raw.values(), strict=True)
         shape = (-1, *(1,) * (self.values.ndim - 1))
         ends = (np.array(lows).reshape(shape), np.array(highs).reshape(shape))
-        self.fill(tuple(raw), log_scale(np.array(values, np.float64), *ends))
+        scaled = log_scale(np.array(values, np.float64), *ends, missing=missing)
+        self.fill(tuple(raw), scaled)
 
     def one_hot(self, names: tuple[str, ...], numbers: Integers) -> None:
         """Set features to the one-hot encoding of numbers; -1 for none."""
@@ -222,54 +295,103 @@ def _indices(names: tuple[str, ...], among: tuple[str, ...]) -> list[int]:
     return [among.index(name) for name in names]
 
 
+def change(now: Floats, before: Floats, scale: Floats) -> Floats:
+    """Return the log ratio of losses, or their difference relative to a scale if one is <= 0."""
+    is_positive = (now > 0.0) & (before > 0.0)
+    return np.where(is_positive, np.log(now / before), (now - before) / np.abs(scale))
+
+
+def slow_change(history: Floats, scale: Floats) -> Floats:
+    """Return the mean :func:`change` per epoch over the last four epochs, or as many as known."""
+    recent = history[:, -5:]
+    first_known = (~np.isnan(recent)).argmax(1)
+    before = recent[np.arange(len(recent)), first_known]
+    return change(recent[:, -1], before, scale) / np.maximum(4 - first_known, 1)
+
+
+def loss_noise(history: Floats) -> Floats:
+    """Return the mean absolute second difference of losses ``[N, H]``, relative to their mean."""
+    return _mean_size(np.diff(history, n=2, axis=1)) / _mean_size(history)
+
+
+def _mean_size(values: Floats) -> Floats:
+    """Return the mean absolute value of each row, without its NaN."""
+    is_known = ~np.isnan(values)
+    return np.where(is_known, np.abs(values), 0.0).sum(1) / is_known.sum(1)
+
+
+def errors_of(scores: Floats) -> Floats:
+    """Return the error that observations show for a score, at least :data:`LEAST_ERROR`."""
+    return np.maximum(1.0 - scores, LEAST_ERROR)
+
+
 def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
     """Return the features of hosts in the order of :data:`HOST_FEATURES`, ``[F, N]``."""
-    guess = np.log(np.maximum(hosts.n_classes, 2))
-    train, validation = hosts.train_loss / guess, hosts.validation_loss / guess
-    before = hosts.previous_validation_loss / guess
     sheet = _Sheet(tuple(HOST_FEATURES), hosts.epoch.shape)
-    losses = {"train_loss": train, "validation_loss": validation, "flops_used": hosts.flops_used}
-    sheet.squash({name: np.maximum(values, 0.0) for name, values in losses.items()}, missing=1.0)
+    first, losses = hosts.first_loss, hosts.validation_losses
+    loss, train, errors = losses[:, -1], hosts.train_losses[:, -1], errors_of(hosts.scores)
+    two, before = change(loss, losses[:, -3], first), change(losses[:, -3], losses[:, -5], first)
+    sheet.squash(
+        {"train_loss": train / np.abs(first), "validation_loss": loss / np.abs(first)},
+        missing=0.5,
+    )
     sheet.squash(
         {
-            "loss_gap": validation - train,
-            "loss_trend": (before - validation) / 0.1,
-            "score_trend": (hosts.score - hosts.previous_score) / SCORE_STEP,
-            "score_trend_slow": (hosts.score - hosts.older_score) / SCORE_STEP,
-            "below_best": np.minimum((hosts.score - hosts.best_score) / SCORE_STEP, 0.0),
-            "gradient_trend": np.log(hosts.gradient_norm / hosts.previous_gradient_norm),
+            "loss_gap": 4.0 * (loss - train) / np.abs(loss),
+            "loss_over_best": SLOPE * np.maximum(change(loss, hosts.best_loss, first), 0.0),
+            "loss_slope": SLOPE * change(loss, losses[:, -2], first),
+            "loss_slope_slow": SLOPE * slow_change(losses, first),
+            "loss_curvature": SLOPE * (two - before) / 2.0,
+            "loss_noise": SLOPE * loss_noise(losses),
+            "train_slope": SLOPE * slow_change(hosts.train_losses, first),
+            "error_slope": SLOPE * np.log(errors[:, -1] / errors[:, -2]),
+            "error_slope_slow": SLOPE * slow_change(errors, first),
+            "error_over_best": SLOPE
+            * np.maximum(np.log(errors[:, -1] / errors_of(hosts.best_score)), 0.0),
+            "gradient_noise": 2.0 * np.maximum(hosts.gradient_noise, 0.0),
+            "gradient_trend": 5.0 * np.log(hosts.gradient_norm / hosts.previous_gradient_norm),
+            "gradient_decay": np.log(hosts.gradient_norm / hosts.first_gradient_norm),
+            "flops_used": np.maximum(hosts.flops_used, 0.0),
             "parameters_added": slots.parameters.sum(1) / np.maximum(hosts.n_parameters, 1),
-            "task_flop_price": 10.0 * np.maximum(hosts.flop_price, 0.0),
+            "price": 10.0 * np.maximum(hosts.flop_price, 0.0),
         }
     )
+    n_samples = np.where(hosts.n_samples > 0, hosts.n_samples, np.nan)
+    n_batches = np.where(hosts.n_batches > 0, hosts.n_batches, np.nan)
     sheet.log_scale(
         {
-            "gradient_norm": (hosts.gradient_norm, 1e-4, 1e2),
-            "task_classes": (hosts.n_classes, 2.0, 1e3),
-            "task_samples": (hosts.n_samples, 10.0, 1e5),
-            "task_learning_rate": (hosts.learning_rate, 1e-5, 1.0),
-            "task_host_size": (hosts.n_parameters, 1e2, 1e8),
-            "task_slots": (np.full(hosts.epoch.shape, slots.stage.shape[1]), 1.0, 64.0),
-            "task_epochs": (hosts.n_epochs, 1.0, 1e3),
-        }
+            "epochs_left": (hosts.n_epochs - hosts.epoch, 1.0, 100.0),
+            "error": (errors[:, -1], LEAST_ERROR, MOST_ERROR),
+            "data_per_parameter": (n_samples / np.maximum(hosts.n_parameters, 1), 1e-3, 1e3),
+            "batches_per_epoch": (n_batches, 1.0, 1e3),
+            "task_epochs": (hosts.n_epochs, 1.0, MOST_EPOCHS),
+            "task_slots": ((slots.kind >= 0).sum(1), 1.0, 64.0),
+        },
+        missing=0.0,
     )
     sheet.clip({"progress": hosts.epoch / np.maximum(hosts.n_epochs, 1)})
-    sheet.fill(("score",), clip(hosts.score, -1.0, 1.0, missing=-1.0)[None])
-    sheet.fill(("was_restored", "was_refused"), np.array([hosts.was_restored, hosts.was_refused]))
+    flags = hosts.was_restored, hosts.was_refused, hosts.flop_price == 0.0
+    sheet.fill(("was_restored", "was_refused", "is_free"), np.array(flags))
     sheet.one_hot(OP_NAMES, hosts.last_op)
     return sheet.values
 
 
 def slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> Floats:
     """Return the features of slots in the order of :data:`SLOT_FEATURES`, ``[F, N, S]``."""
-    has_seed = slots.blueprint >= 0
+    is_present, has_seed = slots.kind >= 0, slots.blueprint >= 0
     health = slots.gradient_norm / hosts.gradient_norm[:, None]
+    unit = np.maximum(errors_of(hosts.scores[:, -1]), LEAST_UNIT)[:, None]
+    size = np.maximum(hosts.n_parameters, 1)[:, None]
+    has_hidden = slots.first_hidden > 0
+    doublings = np.log2(slots.hidden / np.where(has_hidden, slots.first_hidden, np.nan))
+    order = np.maximum(is_present.cumsum(1) - 1, 0)
     sheet = _Sheet(tuple(SLOT_FEATURES), slots.stage.shape)
     sheet.squash(
         {
             "stage_age": slots.stage_epochs / 3.0,
-            "contribution": slots.contribution / SCORE_STEP,
-            "parameter_share": slots.parameters / np.maximum(hosts.n_parameters, 1)[:, None],
+            "contribution": slots.contribution / unit,
+            "parameter_share": slots.parameters / size,
+            "step_size": np.where(has_hidden, slots.hidden / size * slots.unit_parameters, 0.0),
         }
     )
     sheet.clip(
@@ -279,28 +401,23 @@ def slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> Float
             "alpha_target": slots.alpha_target,
             "ramp_left": slots.ramp_epochs_left / max(ALPHA_SPEED_EPOCHS),
             "curve": slots.curve / (len(ALPHA_CURVES) - 1),
+            "position": order / np.maximum(is_present.sum(1) - 1, 1)[:, None],
+            "growth": doublings / 4.0,
             "blueprint": (slots.blueprint + 1) / n_blueprints,
         }
     )
-    sheet.log_scale(
-        {
-            "gradient_health": (np.where(has_seed, health, 0.0), 1e-3, 1e1),
-            "width": (slots.width, 1.0, 4096.0),
-            "hidden": (slots.hidden, 1.0, 4096.0),
-        }
-    )
-    position = np.linspace(0.0, 1.0, slots.stage.shape[1])
-    known = (slots.alpha_at_rest, slots.is_measured, np.broadcast_to(position, has_seed.shape))
-    sheet.fill(("alpha_at_rest", "is_measured", "position"), np.array(known))
+    sheet.log_scale({"gradient_health": (np.where(has_seed, health, 0.0), 1e-3, 1e1)})
+    known = slots.alpha_at_rest, slots.is_measured, has_hidden
+    sheet.fill(("alpha_at_rest", "is_measured", "has_hidden"), np.array(known))
     sheet.one_hot(KIND_NAMES, slots.kind)
     sheet.one_hot(STAGE_NAMES, slots.stage)
     sheet.one_hot(STYLE_NAMES, np.where(has_seed, slots.style, -1))
-    return sheet.values
+    return sheet.values * is_present
 
 
 __all__ = [
+    "HISTORY",
     "HOST_FEATURES",
-    "SCORE_STEP",
     "SLOT_FEATURES",
     "TENSOR_KINDS",
     "HostFacts",

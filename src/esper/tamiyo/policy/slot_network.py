@@ -19,9 +19,15 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.encoders import CategoryColumns
 from esper.simic.policy.normalizers import ObservationNormalizer
 from esper.simic.policy.recurrent import RecurrentTrunk, steps_last_linear
-from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES, ObservationLayout
+from esper.tamiyo.policy.observations import (
+    HOST_FEATURES,
+    KIND_NAMES,
+    SLOT_FEATURES,
+    ObservationLayout,
+)
 
 _N_HOST, _N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
+_FIRST_KIND = list(SLOT_FEATURES).index(KIND_NAMES[0])
 
 
 class SlotPolicy(RecurrentTrunk):
@@ -30,7 +36,7 @@ class SlotPolicy(RecurrentTrunk):
     A shared encoder embeds each slot. The LSTM sees the host's features and the mean and maximum
     of the embeddings. Its output includes a *query*, whose dot product with the embedding of a
     slot is that slot's logit. The weights therefore do not depend on the number of slots, and
-    permuting the slots permutes their logits.
+    permuting the slots permutes their logits. Absent slots affect nothing.
     """
 
     def __init__(
@@ -84,17 +90,20 @@ class SlotPolicy(RecurrentTrunk):
         """Update the running statistics with observations ``[N, D]``, if it normalizes them."""
         if self.normalize_host is not None and self.normalize_slot is not None:
             self.normalize_host.learn(observations[:, :_N_HOST])
-            self.normalize_slot.learn(observations[:, _N_HOST:].reshape(-1, _N_SLOT))
+            slots = observations[:, _N_HOST:].reshape(-1, _N_SLOT)
+            self.normalize_slot.learn(slots[_is_present(slots)])
 
     def _encode(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return features ``[N, F]`` before their ReLU, and slot embeddings ``[S, N, W]``."""
         host, slots = observations[:, :_N_HOST], observations[:, _N_HOST:]
         # Slots first, so that operations shared by all slots run over contiguous steps.
         slots = slots.reshape(len(slots), -1, _N_SLOT).transpose(0, 1)
+        is_present = _is_present(slots).unsqueeze(2)
         if self.normalize_host is not None and self.normalize_slot is not None:
             host, slots = self.normalize_host(host), self.normalize_slot(slots)
-        known = torch.relu_(self.encode(self.embed(slots)))
-        pooled = torch.cat([host, known.mean(0), known.amax(0)], dim=1)
+        known = torch.relu_(self.encode(self.embed(slots))) * is_present
+        mean = known.sum(0) / is_present.sum(0).clamp_(min=1)
+        pooled = torch.cat([host, mean, known.amax(0)], dim=1)
         return self.features(pooled), known
 
     def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -118,6 +127,12 @@ class SlotPolicy(RecurrentTrunk):
         nn.init.orthogonal_(self.encode.weight, gain=2**0.5, generator=generator)
         nn.init.zeros_(self.encode.bias)
         self.embed.initialise(generator)
+
+
+def _is_present(slots: Tensor) -> Tensor:
+    """Return which slots ``[...]`` the hosts have, from features ``[..., F]``."""
+    kinds = slots[..., _FIRST_KIND : _FIRST_KIND + len(KIND_NAMES)]
+    return kinds.sum(-1) > 0.5
 
 
 def _point(known: Tensor, query: Tensor) -> Tensor:
