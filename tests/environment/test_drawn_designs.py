@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config.growth import Budget, GrowthConfig, MLPHostConfig, PopulationConfig
+from esper.config.growth import (
+    Budget,
+    GrowthConfig,
+    MLPHostConfig,
+    PopulationConfig,
+    RewardConfig,
+)
 from esper.environment.draws import draw_seed
 from esper.environment.episodes import GrowthEpisodes
 from esper.environment.vector_env import GrowthVectorEnv
+from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.tasks import Samples, Task, TaskData, TaskDraw
+from esper.tasks import Samples, Task, TaskData, TaskDraw, make_task
 
 MAKERS = [
     HostMaker(
@@ -155,3 +162,38 @@ def test_a_saved_environment_goes_on_bit_for_bit(n_steps: int) -> None:
             np.testing.assert_array_equal(own, wanted)
     kinds = {kind_of(draw_seed("training", 3, episode)) for episode in range(4)}
     assert len(kinds) > 1
+
+
+def test_paired_rewards_are_zero_for_hosts_left_alone() -> None:
+    growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]), rewards=RewardConfig(reward="paired"))
+    waits = np.zeros((3, len(HEAD_NAMES)), np.int64)
+    while not growth.records.is_over.all():
+        np.testing.assert_allclose(growth.step(waits).terms.total, 0.0, atol=1e-12)
+
+
+def test_paired_returns_are_what_growth_gains_over_the_same_host_left_alone() -> None:
+    seeds = seeds_of([0, 1, 2, 2, 1])
+    forms = ("dense", "paired")
+    grown = [GrowthEpisodes(TASK, seeds, rewards=RewardConfig(reward=form)) for form in forms]
+    alone = GrowthEpisodes(TASK, seeds, rewards=RewardConfig())
+    generators = [np.random.default_rng(5) for _ in grown]
+    waits = np.zeros((len(seeds), len(HEAD_NAMES)), np.int64)
+    returns = np.zeros((3, len(seeds)))
+    for step in range(7):
+        for index, (growth, rng) in enumerate(zip(grown, generators, strict=True)):
+            actions = random_actions(growth, rng)
+            actions[0 if step else 1, -1] = Op.FINISH if step == 3 else Op.WAIT
+            returns[index] += growth.step(actions).terms.total
+            if step == 4:
+                stopped = growth.returns_if_stopped()
+                assert stopped.shape == (len(seeds),)
+        returns[2] += alone.step(waits).terms.total
+    np.testing.assert_allclose(returns[1], returns[0] - returns[2], atol=1e-12)
+    assert np.abs(returns[1]).max() > 0.01
+    np.testing.assert_allclose(grown[1].returns_if_stopped(), returns[1], atol=1e-12)
+    np.testing.assert_array_equal(grown[0].records.final_score, grown[1].records.final_score)
+
+
+def test_paired_rewards_need_a_population_for_each_host() -> None:
+    with pytest.raises(ConfigError, match=r"'paired'.*'digits'"):
+        GrowthEpisodes(make_task("digits"), [0], rewards=RewardConfig(reward="paired"))

@@ -18,17 +18,18 @@ from esper.telemetry import TelemetryWarning, TelemetryWriter, open_run
 from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord, StepRecord
 from tests.dashboard.served import serve
 from tests.growing.test_grower import Loop, assert_equal
+from tests.tamiyo.fresh_controllers import fresh_controller
 
 EPOCHS = 9
 
 
 def run_epoch(loop: Loop, epoch: int) -> None:
-    """Train an epoch; the fifth has a bad batch."""
-    loop.run_epoch(lambda n, loss: loss * math.nan if n == 1 and epoch == 4 else loss)
+    """Train an epoch; the fourth has a bad batch."""
+    loop.run_epoch(lambda n, loss: loss * math.nan if n == 1 and epoch == 3 else loss)
 
 
 def train(folder: Path, epochs: int = EPOCHS, *, until: int | None = None, **options: Any) -> Loop:
-    loop = Loop(options.pop("controller", "shipped"), epochs=epochs, **options)
+    loop = Loop(options.pop("controller", fresh_controller()), epochs=epochs, **options)
     assert loop.grower.record(folder) == folder
     for epoch in range(until or epochs):
         run_epoch(loop, epoch)
@@ -132,7 +133,7 @@ def test_bars_follow_the_stages_of_the_model(recorded: tuple[Path, esper.Trace])
         ends = [part["to"] for part in bar["parts"]]
         assert [part["from"] for part in bar["parts"]] == [bar["parts"][0]["from"], *ends[:-1]]
     rescues = [(one["epoch"], one["reason"]) for one in detail["governor"]]
-    assert rescues == [(5, "the loss is nan")]
+    assert rescues == [(4, "the loss is nan")]
 
 
 def test_the_dashboard_shows_it(recorded: tuple[Path, esper.Trace]) -> None:
@@ -193,7 +194,7 @@ def test_a_record_continues_where_the_state_was_saved(
     recorded: tuple[Path, esper.Trace], tmp_path: Path, epoch: int
 ) -> None:
     path, _ = recorded
-    loop = Loop("shipped", epochs=EPOCHS)
+    loop = Loop(fresh_controller(), epochs=EPOCHS)
     loop.grower.record(tmp_path / "again")
     file = io.BytesIO()
 
@@ -204,7 +205,7 @@ def test_a_record_continues_where_the_state_was_saved(
     del loop  # the record is closed with its Grower
     assert esper.load_run(tmp_path / "again").state == "interrupted"
     file.seek(0)
-    other = Loop("shipped", epochs=EPOCHS)
+    other = Loop(fresh_controller(), epochs=EPOCHS)
     other.grower.load_state_dict(torch.load(file, weights_only=True))
     other.grower.record(tmp_path / "again")
     for number in range(epoch, EPOCHS):

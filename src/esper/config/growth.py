@@ -116,19 +116,21 @@ class Budget:
         make_numbers_plain(self)
 
 
-REWARDS = ("dense", "sparse")
+REWARDS = ("dense", "sparse", "paired")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How an episode's return is distributed over its steps.
 
-    With gamma 1 the sum of rewards is the same for all settings; otherwise the discounted sum is
-    the same for all values of ``shaping``.
+    With gamma 1 the sum of rewards is the same for all settings, minus what the same host left
+    alone would have got if rewards are paired; otherwise the discounted sum is the same for all
+    values of ``shaping``.
     """
 
-    reward: Literal["dense", "sparse"] = "dense"
-    """Reward every step, or only the last one."""
+    reward: Literal["dense", "sparse", "paired"] = "dense"
+    """Reward every step, only the last one, or every step by how much better it was than the same
+    epoch of the same host left alone."""
 
     shaping: float = 0.02
     """Shaping potential of a host with a committed seed in every slot, in score; 0 for no

@@ -18,8 +18,14 @@ from esper.config.growth import RewardConfig
 from esper.environment.draws import FinalSplit
 from esper.environment.hosts import Hosts, HostScores
 from esper.environment.records import EpisodeRecords
-from esper.environment.rewards import RewardTerms, StepAccount, potential, settle_step
-from esper.errors import ActionSpecError, ShapeError
+from esper.environment.rewards import (
+    AloneAccount,
+    RewardTerms,
+    StepAccount,
+    potential,
+    settle_step,
+)
+from esper.errors import ActionSpecError, ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -110,7 +116,14 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.hosts.slot_config
         """The slots of the task's own hosts; others may name theirs differently."""
         self.layout = ObservationLayout(self.slot_config)
-        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots)
+        self._is_paired = self.rewards.reward == "paired"
+        if self._is_paired and not task.draws_designs:
+            raise ConfigError(
+                f"reward is 'paired' and task {task.name!r} trains all hosts of a design together; "
+                "use 'dense' or 'sparse', or a task that draws designs, such as prior."
+            )
+        n_alone = task.budget.n_epochs + 1 if self._is_paired else 0
+        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots, n_alone)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
         self._keeps_states = self._largest_counts = False
@@ -170,6 +183,7 @@ class GrowthEpisodes:
         records = self.records
         is_running = ~records.is_over
         score_before, potential_before = records.score.copy(), self._potential()
+        epoch_before = records.epoch.copy()
 
         is_illegal, ops, refusals = self._apply_actions(actions, is_running)
         is_training = is_running & ~self.hosts.is_finished
@@ -196,6 +210,7 @@ class GrowthEpisodes:
             final_score=final_scores,
             flop_price=records.flop_price,
             epoch_rent=self.task.budget.parameter_rent / records.n_epochs,
+            alone=self._account_alone(epoch_before, ended) if self._is_paired else None,
         )
         terms = settle_step(account, records.account, self.rewards)
         records.is_over |= ended
@@ -210,6 +225,14 @@ class GrowthEpisodes:
             final_scores=final_scores,
             slots=self.slot_outcome(),
         )
+
+    def returns_if_stopped(self) -> Floats:
+        """Return the return ``[N]`` of each episode if it stops now, without shaping."""
+        records, price = self.records, self.records.flop_price
+        returns = records.final_score - price * records.paid_flops
+        if self._is_paired:
+            returns -= records.alone_final_score - price
+        return returns + records.paid_rent + records.paid_penalty
 
     def slot_outcome(self) -> SlotOutcome:
         """Return a copy of the current slots."""
@@ -275,6 +298,32 @@ class GrowthEpisodes:
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
+    def _account_alone(self, epoch_before: Integers, ended: Flags) -> AloneAccount:
+        """Return what the hosts would have done in this step if left alone."""
+        records, hosts = self.records, np.arange(self.n_hosts)
+        before, after = (
+            records.alone_scores[hosts, epoch] for epoch in (epoch_before, records.epoch)
+        )
+        until = np.where(ended, records.n_epochs, records.epoch)
+        return AloneAccount(
+            score_change=after - before,
+            flops=(until - epoch_before) / records.n_epochs,
+            final_score=records.alone_final_score,
+        )
+
+    def _train_alone(self, host: int, seed: int) -> None:
+        """Record how a new host would do if it were left alone, and start it anew."""
+        records, group = self.records, self.hosts.locate(host)[0]
+        best, scores = -np.inf, records.alone_scores[host]
+        for epoch in range(records.n_epochs[host] + 1):
+            if epoch:
+                group.population.train_epoch()
+            scores[epoch] = self.hosts.evaluate([host]).scores[0]
+            if scores[epoch] > best:
+                best = scores[epoch]
+                records.alone_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
+        self.hosts.restart(host, seed)
+
     def _replace(self, host: int, seed: int) -> None:
         self.hosts.restart(host, seed)
         self._start_record(host, seed)
@@ -295,6 +344,9 @@ class GrowthEpisodes:
         records.flop_price[host] = group.price(number)
         epoch_flops = group.reference_epoch_flops(number)
         records.reference_flops[host] = records.n_epochs[host] * epoch_flops
+        if self._is_paired:
+            with self.stopwatch.measure("hosts left alone"):
+                self._train_alone(host, seed)
 
     def _score_untrained(self, hosts: list[int]) -> None:
         """Score hosts before their first epoch; this first evaluation is free of charge."""

@@ -9,6 +9,10 @@ The terms of a terminated episode sum to its final score minus its costs:
     penalty     minus the price of a step that the governor rolled back
     shaping     gamma * potential after the step - potential before it; the potential of an end is 0
 
+The paired form subtracts what the same host left alone would have got: the progress of a step is
+relative to that host's in the same epoch, and so are the final score and the FLOPs. A host that is
+left alone gets 0 in every step, so only what a controller does makes a difference.
+
 The sparse form pays the settlement, flops, rent and penalty of the whole episode at its end and
 nothing before.
 """
@@ -65,6 +69,16 @@ REWARD_TERMS: tuple[str, ...] = tuple(field.name for field in fields(RewardTerms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class AloneAccount:
+    """What the same step did to hosts that were left alone, ``[N]`` each."""
+
+    score_change: Floats
+    flops: Floats
+    """As a share of a reference run's; at the end of an episode, all that are left to spend."""
+    final_score: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepAccount:
     """What a step did to each host, ``[N]`` each."""
 
@@ -86,6 +100,8 @@ class StepAccount:
     """Price of a reference run's FLOPs."""
     epoch_rent: Floats
     """Rent for an epoch on as many parameters as the reference host has."""
+    alone: AloneAccount | None = None
+    """The same host left alone, if rewards are relative to it."""
 
 
 @dataclass(eq=False)
@@ -111,7 +127,12 @@ def settle_step(step: StepAccount, episode: EpisodeAccount, config: RewardConfig
     """Return the reward of a step and add the step to its episode's totals."""
     rent = -step.epoch_rent * step.added_parameters
     penalty = np.where(step.was_restored, -config.governor_penalty, 0.0)
-    episode.progress += step.score_change
+    progress, flops, final = step.score_change, step.flops, step.final_score
+    if step.alone is not None:
+        progress = progress - step.alone.score_change
+        flops = flops - step.alone.flops
+        final = final - step.alone.final_score
+    episode.progress += progress
     episode.flops += step.flops
     episode.rent += rent
     episode.penalty += penalty
@@ -119,7 +140,7 @@ def settle_step(step: StepAccount, episode: EpisodeAccount, config: RewardConfig
         end, nothing = step.is_end, np.zeros_like(rent)
         return RewardTerms(
             progress=nothing,
-            settlement=np.where(end, step.final_score, 0.0),
+            settlement=np.where(end, final, 0.0),
             flops=np.where(end, -step.flop_price * episode.flops, 0.0),
             rent=np.where(end, episode.rent, 0.0),
             penalty=np.where(end, episode.penalty, 0.0),
@@ -127,9 +148,9 @@ def settle_step(step: StepAccount, episode: EpisodeAccount, config: RewardConfig
         )
     after = np.where(step.is_end, 0.0, step.potential_after)
     return RewardTerms(
-        progress=step.score_change,
-        settlement=np.where(step.is_end, step.final_score - episode.progress, 0.0),
-        flops=-step.flop_price * step.flops,
+        progress=progress,
+        settlement=np.where(step.is_end, final - episode.progress, 0.0),
+        flops=-step.flop_price * flops,
         rent=rent,
         penalty=penalty,
         shaping=config.gamma * after - step.potential_before,

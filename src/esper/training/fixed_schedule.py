@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from esper.arrays import Floats
+from esper.arrays import Flags, Floats
 from esper.config.controllers import PREFERRED_BLUEPRINTS
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.episodes import GrowthEpisodes
+from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import Controller, FixedSchedule, Planting
 from esper.tamiyo.controllers.controller import rank_blueprints
@@ -41,8 +42,8 @@ def returns_by_stop(
     """Return the return ``[T + 1, N]`` of stopping the schedule after 0, 1, 2, ... epochs.
 
     The hosts are trained once. Before each step, the return of stopping there is computed, which
-    is free and changes nothing. Where hosts may not stop, the return is minus
-    infinity.
+    is free and changes nothing. A host that may not stop has the return of its last epoch;
+    if none may, stopping early is minus infinity.
 
     Args:
         envs: The environments to train in.
@@ -53,8 +54,9 @@ def returns_by_stop(
     run_episodes(envs, wrap(reader), seed=seed)
     reader.read()
     returns = np.stack(reader.returns)
-    if not envs.slot_config.allow_finish:
-        returns[:-1] = -np.inf
+    if reader.may_finish.any():  # those that may not finish train on when the others stop
+        return np.where(reader.may_finish, returns, returns[-1])
+    returns[:-1] = -np.inf
     return returns
 
 
@@ -62,13 +64,6 @@ def best_stop(returns: Floats) -> int:
     """Return the epoch at which stopping gives the best mean return, given ``[T + 1, N]``."""
     # Rounded, so that ties go to the earliest epoch and not to the last digit.
     return int(returns.mean(1).round(9).argmax())
-
-
-def returns_if_stopped(growth: GrowthEpisodes) -> Floats:
-    """Return the return ``[N]`` of each episode if it stops now, without shaping."""
-    records = growth.records
-    costs = growth.task.budget.flop_price * records.paid_flops
-    return records.final_score - costs + records.paid_rent + records.paid_penalty
 
 
 class _StopReader:
@@ -79,6 +74,7 @@ class _StopReader:
         self.name = controller.name
         self.returns: list[Floats] = []
         """``[N]`` each, after 0, 1, 2, ... epochs."""
+        self.may_finish: Flags = np.ones(growth.n_hosts, np.bool_)
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Start the wrapped controller."""
@@ -87,9 +83,11 @@ class _StopReader:
 
     def act(self, observations: Any, masks: Any, starts: Any) -> Any:
         """Record the returns, then let the wrapped controller act."""
+        if not self.returns:
+            self.may_finish = masks["op"][:, Op.FINISH].numpy()
         self.read()
         return self._controller.act(observations, masks, starts)
 
     def read(self) -> None:
         """Record the returns of stopping now."""
-        self.returns.append(returns_if_stopped(self._growth))
+        self.returns.append(self._growth.returns_if_stopped())
