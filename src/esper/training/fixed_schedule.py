@@ -53,7 +53,8 @@ def returns_by_stop(
     reader = _StopReader(make_fixed(envs, envs.task.budget.n_epochs), envs.growth)
     run_episodes(envs, wrap(reader), seed=seed)
     reader.read()
-    returns = np.stack(reader.returns)
+    n_left = envs.task.budget.n_epochs + 1 - len(reader.returns)  # all budgets were shorter
+    returns = np.stack([*reader.returns, *reader.returns[-1:] * n_left])
     if reader.may_finish.any():  # those that may not finish train on when the others stop
         return np.where(reader.may_finish, returns, returns[-1])
     returns[:-1] = -np.inf
