@@ -311,9 +311,9 @@ class GrowthEpisodes:
             final_score=records.alone_final_score,
         )
 
-    def _train_alone(self, host: int, seed: int) -> None:
-        """Record how a new host would do if it were left alone, and start it anew."""
-        records, group = self.records, self.hosts.locate(host)[0]
+    def _train_alone(self, host: int) -> None:
+        """Record how a new host would do if it were left alone, and start it again."""
+        records, (group, number) = self.records, self.hosts.locate(host)
         best, scores = -np.inf, records.alone_scores[host]
         for epoch in range(records.n_epochs[host] + 1):
             if epoch:
@@ -322,7 +322,7 @@ class GrowthEpisodes:
             if scores[epoch] > best:
                 best = scores[epoch]
                 records.alone_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
-        self.hosts.restart(host, seed)
+        group.start_again(number)
 
     def _replace(self, host: int, seed: int) -> None:
         self.hosts.restart(host, seed)
@@ -346,7 +346,7 @@ class GrowthEpisodes:
         records.reference_flops[host] = records.n_epochs[host] * epoch_flops
         if self._is_paired:
             with self.stopwatch.measure("hosts left alone"):
-                self._train_alone(host, seed)
+                self._train_alone(host)
 
     def _score_untrained(self, hosts: list[int]) -> None:
         """Score hosts before their first epoch; this first evaluation is free of charge."""

@@ -131,6 +131,10 @@ class HostGroup:
             spare.restart(host, spec)
         self._use(spare or self._make_population([spec]))
 
+    def start_again(self, host: int) -> None:
+        """Replace a host by itself as it was before training."""
+        self.population.restart(host, self.population.specs[host])
+
     def _make_population(self, specs: list[HostSpec]) -> Population:
         task, build = self.task, self.task.make_host
         if self._spares is not None:

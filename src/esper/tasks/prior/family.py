@@ -38,7 +38,7 @@ from esper.tasks.task import Task
 
 SUMMARY = "random problems for random hosts: teachers, sizes, noise, budgets and prices vary"
 SHARES: dict[str, float] = {
-    "network": 0.18,
+    "network": 0.19,
     "tree": 0.06,
     "forest": 0.1,
     "mixture": 0.12,
@@ -50,7 +50,7 @@ SHARES: dict[str, float] = {
     "digits": 0.08,
     "digit-images": 0.02,
     "filters": 0.02,
-    "markov": 0.02,
+    "markov": 0.01,
 }
 """The share of each kind of problem."""
 KINDS = tuple(SHARES)
