@@ -1,4 +1,4 @@
-"""Downloads the packages that hold the real data sets, and unpacks them into a folder.
+"""Downloads the packages that hold the real data sets, and unpacks their data into a folder.
 
 Run:  python benchmarks/evidence/real/download.py --to benchmarks/evidence/data
 
@@ -10,11 +10,14 @@ are not downloaded again.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,6 +33,17 @@ DEBIAN = (
     "wspanish",
 )
 PYTHON = ("scikit-learn", "plotnine")
+KEPT = (
+    "*/site-library/*/data/*.rda",
+    "*/share/datasets/*",
+    "*/share/dict/*",
+    "*/share/doc/*/copyright",
+    "sklearn/datasets/data/*.csv*",
+    "plotnine/data/*.csv",
+    "*.dist-info/*LICEN[CS]E*",
+    "*.dist-info/*COPYING*",
+)
+"""Files of the packages that are unpacked: data and licences."""
 
 
 def main() -> None:
@@ -54,21 +68,30 @@ def fetch(name: str, folder: Path) -> None:
     if name in PYTHON:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         call([*pip, "--only-binary=:all:", name], work)
-        for wheel in list(work.glob("*.whl")):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(work)
-            wheel.unlink()
+        (package,) = work.glob("*.whl")
+        with zipfile.ZipFile(package) as archive:
+            archive.extractall(work, filter(is_kept, archive.namelist()))
     else:
         call(["apt-get", "download", name], work)
-        for package in list(work.glob("*.deb")):
-            call(["dpkg-deb", "--extract", package.name, "."], work)
-            package.unlink()
+        (package,) = work.glob("*.deb")
+        call(["dpkg-deb", "--fsys-tarfile", package.name], work, output=work / "files.tar")
+        with tarfile.open(work / "files.tar") as archive:
+            kept = [each for each in archive if each.isfile() and is_kept(each.name)]
+            archive.extractall(work, kept, filter="data")
+        (work / "files.tar").unlink()
+    package.unlink()
     work.rename(folder / name)
 
 
-def call(words: Sequence[str], folder: Path) -> None:
+def is_kept(path: str) -> bool:
+    """Return whether a file of a package is data or a licence."""
+    return any(fnmatch(path, pattern) for pattern in KEPT)
+
+
+def call(words: Sequence[str], folder: Path, output: Path | None = None) -> None:
     """Run a command in a folder; end with its last line if it fails."""
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    with open(output or os.devnull, "wb") as file:
+        done = subprocess.run(words, cwd=folder, stdout=file, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         sys.exit(f"{' '.join(words)} failed: {reason}")
