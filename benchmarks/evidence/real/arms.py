@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import esper
 from esper.growth.footprint import count_flops, training_step_flops
 from esper.growth.modules import count_parameters
 from esper.modes import evaluation_mode
-from esper.tamiyo.controllers.saved import SHIPPED_FOLDER
+from esper.training.lookup import find_saved
 
 WIDTHS = (1, 2, 4, 8)
 """Width multiples that the search trains; the first is plain training of the given model."""
@@ -194,13 +193,18 @@ def nearest_width(problem: Problem, data: RealSet, n_parameters: int) -> int:
 
 
 def identify_controller(controller: str) -> str:
-    """Return a controller's name with a checksum of its files, if it has any."""
-    folder = SHIPPED_FOLDER if controller == "shipped" else Path(controller)
-    files = sorted(folder.glob("controller.*")) if folder.is_dir() else []
-    if not files:
+    """Return a controller's name, with a checksum of its weights if it is a learned one.
+
+    Raises:
+        EsperError: If there is no such controller.
+    """
+    saved = find_saved(controller)
+    if saved is None:
         return controller
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    return f"{folder.name}-{digest[:8]}"
+    total = hashlib.sha256(repr((saved.growth, saved.deterministic)).encode())
+    for name, tensor in sorted(saved.weights.items()):
+        total.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return f"{saved.name}-{total.hexdigest()[:8]}"
 
 
 def identify_setup(problem: Problem, data: RealSet) -> str:

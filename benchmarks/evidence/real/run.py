@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ from arms import WIDTHS, Outcome, grow_model, identify_controller, identify_setu
 from download import DATA
 from problems import PROBLEMS, Problem
 from report import make_report, make_table
-from sets import Library
+from sets import Library, RealSet
+
+from esper.errors import EsperError
 
 RESULTS = Path(__file__).parents[1] / "results" / "real"
 Key = tuple[str, str, int, str]
@@ -74,27 +75,24 @@ def grown_arm(controller: str) -> str:
     return f"grown by {identify_controller(controller)}"
 
 
-def run_all(runs: Runs, work: list[tuple[Problem, int]], library: Library, options: Any) -> None:
-    """Train what is missing."""
-    for problem, seed in work:
-        data = library.load(problem.data)
-        setup = identify_setup(problem, data)
+def run_arms(
+    runs: Runs, problem: Problem, data: RealSet, seed: int, controller: str | None
+) -> None:
+    """Train the arms of a problem and a seed that are missing; without controller, the widths."""
+    setup = identify_setup(problem, data)
 
-        def train(multiple: int, at: Any = (problem, data, seed, setup)) -> None:
-            each, samples, number, digest = at
-            key = (each.name, digest, number, f"x{multiple}")
-            runs.ensure(key, lambda: train_width(each, samples, number, multiple))
+    def train(multiple: int) -> None:
+        key = (problem.name, setup, seed, f"x{multiple}")
+        runs.ensure(key, lambda: train_width(problem, data, seed, multiple))
 
-        for multiple in WIDTHS:
-            train(multiple)
-        if options.static_only:
-            continue
-        key = (problem.name, setup, seed, grown_arm(options.controller))
-        row = runs.ensure(
-            key, lambda at=(problem, data, seed): grow_model(*at, controller=options.controller)
-        )
-        if "error" not in row:
-            train(row["details"]["scratch"])
+    for multiple in WIDTHS:
+        train(multiple)
+    if controller is None:
+        return
+    key = (problem.name, setup, seed, grown_arm(controller))
+    row = runs.ensure(key, lambda: grow_model(problem, data, seed, controller))
+    if "error" not in row:
+        train(row["details"]["scratch"])
 
 
 def plan(problems: list[Problem], n_seeds: int) -> Iterator[tuple[Problem, int]]:
@@ -119,12 +117,18 @@ def main() -> None:
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}; it must be at least 1")
     torch.set_num_threads(1)
+    try:
+        arm = grown_arm(options.controller)
+    except EsperError as error:
+        parser.error(f"--controller is {options.controller!r}: {error}")
     problems = [PROBLEMS[name] for name in options.only or PROBLEMS]
     runs, library = Runs(options.results), Library(options.data)
     if not options.table:
-        run_all(runs, list(plan(problems, options.seeds)), library, options)
+        controller = None if options.static_only else options.controller
+        for problem, seed in plan(problems, options.seeds):
+            run_arms(runs, problem, library.load(problem.data), seed, controller)
     setups = {each.name: identify_setup(each, library.load(each.data)) for each in problems}
-    rows, arm = runs.rows(setups), grown_arm(options.controller)
+    rows = runs.rows(setups)
     if options.table:
         print(make_table(rows, problems, arm))
     elif not options.static_only:
@@ -132,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -118,10 +118,12 @@ class Library:
 
 def _find(folder: Path, path: str) -> Path:
     if not (folder / path).exists():
-        sys.exit(
+        print(
             f"{folder / path} does not exist; get it with python "
-            f"benchmarks/evidence/real/download.py --to {folder}"
+            f"benchmarks/evidence/real/download.py --to {folder}",
+            file=sys.stderr,
         )
+        sys.exit(2)
     return folder / path
 
 
