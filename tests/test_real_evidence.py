@@ -206,14 +206,16 @@ def test_claims_need_every_problem_and_enough_data_sets(real: Any) -> None:
             found.append(report.compare(rows, problem, "grown"))
         return report.make_claims(found)
 
-    plain, search, same = claims(12, 0.85)
+    plain, search, both, same = claims(12, 0.85)[:4]
     assert "training: shown" in plain
     assert "cost: shown" in search
-    assert "150%" in search
-    assert "20%" in search
+    assert "saw: shown" in both
+    assert "150% [150, 150]" in search
+    assert "20% [20, 20]" in search
     assert "+3.00" in same
     assert "training: not shown" in claims(12, 0.69)[0]
-    assert "p0 with -1.00" in claims(12, 0.69)[0]
+    assert "p0 (-1.00 ± 0.00)" in claims(12, 0.69)[0]
+    assert "saw: not shown" in claims(12, 0.69)[2]
     assert "not decided" in claims(3, 0.85)[0]
 
 
