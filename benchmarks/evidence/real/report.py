@@ -298,18 +298,23 @@ def draw(found: Sequence[Comparison], path: Path) -> None:
     figure, (left, right) = plt.subplots(
         1, 2, sharey=True, figsize=(9, 1.2 + 0.28 * len(ordered)), layout="constrained"
     )
-    for label, marker, colour in (("grown", "o", "#1f77b4"), ("search", "s", "#ff7f0e")):
+    plain = np.array([_mean(each.plain, "flops") for each in ordered])
+    looks: dict[str, dict[str, Any]] = {
+        "grown": {"marker": "o", "color": "#1f77b4"},
+        "search": {"marker": "s", "facecolors": "none", "edgecolors": "#d95f02"},
+    }
+    for label, look in looks.items():
         gains = [each.gains(getattr(each, label)).mean() for each in ordered]
-        left.scatter(gains, places, marker=marker, color=colour, label=label)
-    plain = [_mean(each.plain, "flops") for each in ordered]
-    grown = [_mean(each.grown, "flops") for each in ordered]
-    search = [float(np.mean(each.search_flops)) for each in ordered]
-    right.scatter(np.divide(grown, plain), places, marker="o", color="#1f77b4")
-    right.scatter(np.divide(search, plain), places, marker="s", color="#ff7f0e")
+        left.scatter(gains, places, label=label, **look)
+    grown = np.array([_mean(each.grown, "flops") for each in ordered])
+    search = np.array([np.mean(each.search_flops) for each in ordered])
+    right.scatter(grown / plain, places, **looks["grown"])
+    right.scatter(search / plain, places, **looks["search"])
     for axis, start in ((left, 0.0), (right, 1.0)):
         axis.axvline(start, color="#444444", linewidth=1, label="given model, plain training")
         axis.grid(alpha=0.3)
     right.set_xscale("log")
+    right.set_xticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
     left.set_yticks(places, [each.problem.name for each in ordered])
     left.set_xlabel("gain over plain training\n(points of accuracy, or percent of the loss)")
     right.set_xlabel("FLOPs relative to plain training")
