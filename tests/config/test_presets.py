@@ -20,7 +20,7 @@ PAGE = ROOT / "docs/reference/configuration.md"
 
 
 def test_the_presets_are_listed() -> None:
-    assert preset_names() == ("digits", "digits-family", "quick", "spirals", "text")
+    assert preset_names() == ("digits", "digits-family", "quick", "spirals", "text", "universal")
 
 
 @pytest.mark.parametrize("name", preset_names())
