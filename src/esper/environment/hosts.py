@@ -51,20 +51,19 @@ class HostScores:
 
 
 class SparePopulations:
-    """Populations of one host that are not in use, by the function that makes their hosts."""
+    """Populations of one host that are not in use, one for each function that makes hosts."""
 
     def __init__(self) -> None:
-        self._spares: dict[int, list[Population]] = {}
+        self._spares: dict[int, Population] = {}
 
     def put(self, draw: TaskDraw, population: Population) -> None:
-        """Keep a population that trained the host of a draw."""
+        """Keep a population that trained the host of a draw, unless there is one like it."""
         population.write_slots_to(SlotArrays.blank(1, population.slot_config.max_slots))
-        self._spares.setdefault(id(draw.make_host), []).append(population)
+        self._spares.setdefault(id(draw.make_host), population)
 
     def take(self, draw: TaskDraw) -> Population | None:
         """Return a population for hosts like that of a draw, if there is one."""
-        known = self._spares.get(id(draw.make_host))
-        return known.pop() if known else None
+        return self._spares.pop(id(draw.make_host), None)
 
 
 class HostGroup:
