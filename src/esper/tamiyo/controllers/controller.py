@@ -112,6 +112,9 @@ class ActionRows:
         self._slot_by_op: Flags = masks.slot_by_op.cpu().numpy()
         choices: Flags = masks.choices.cpu().numpy()
         self._may_finish = choices[:, _OP, Op.FINISH]
+        fits: Flags = masks.blueprint_fits.cpu().numpy()
+        self.fits: Flags = np.broadcast_to(fits, (n_hosts, *fits.shape[-2:]))
+        """``[N, S, blueprints]`` the blueprints that fit each slot of each host."""
         self.rows: Integers = choices.argmax(2)
         """``[N, H]``."""
         self.rows[:, _OP] = Op.WAIT

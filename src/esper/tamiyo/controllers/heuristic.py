@@ -1,6 +1,6 @@
 """The heuristic controller: rules that an engineer would write by hand.
 
-Shapes: N = hosts, S = slots, A = attempts, one for each seed lost before and one more.
+Shapes: N = hosts, S = slots, B = blueprints.
 """
 
 from __future__ import annotations
@@ -172,21 +172,28 @@ class Heuristic:
         self._grows[taken, actions.rows[taken, COLUMNS["slot"]]] = False
 
     def _germinate(self, actions: ActionRows, wanted: Flags) -> None:
-        taken = actions.choose(Op.GERMINATE, wanted[:, None] & (self._blueprints[0] >= 0))
-        attempt = np.minimum(self._n_lost, len(self._blueprints) - 1)
+        taken = actions.choose(Op.GERMINATE, wanted[:, None] & (self._blueprints[:, 0] >= 0))
         slots = actions.rows[:, COLUMNS["slot"]]
         self._grows[taken, slots[taken]] = True
-        actions.fill(taken, "blueprint", self._blueprints[attempt, slots])
+        actions.fill(taken, "blueprint", self._next_blueprints(actions, slots))
         actions.fill(taken, "style", STYLES.index(BlendStyle.ADD_LINEAR))
         actions.fill(taken, "tempo", TEMPO_EPOCHS.index(self.config.tempo_epochs))
         actions.fill(taken, "alpha_target", ALPHA_TARGETS.index(1.0))
+
+    def _next_blueprints(self, actions: ActionRows, slots: Integers) -> Integers:
+        """Return the blueprint ``[N]`` for a slot of each host, after each lost seed the next."""
+        hosts, ranked = np.arange(len(slots)), self._blueprints[slots]
+        fits = (ranked >= 0) & actions.fits[hosts[:, None], slots[:, None], ranked]
+        n_fitting = fits.cumsum(1)
+        wanted = np.minimum(self._n_lost + 1, n_fitting[:, -1])
+        return ranked[hosts, (n_fitting == wanted[:, None]).argmax(1)]
 
     def _finish(self, actions: ActionRows, seen: _View, may_try: Flags) -> None:
         if self.config.finish_patience is None:
             return
         has_seed = _IS_LIVE[seen.stage].any(1)
         # A slot without a live seed is free sooner or later.
-        has_slot = bool((self._blueprints[0] >= 0).any())
+        has_slot = bool((self._blueprints[:, 0] >= 0).any())
         is_done = ~has_seed & ~(may_try & has_slot)
         actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
 
@@ -223,16 +230,14 @@ class Heuristic:
         return self.layout.host(observations, name).astype(np.float64)
 
     def _rank_by_slot(self) -> Integers:
-        """Return the blueprint of each attempt in each slot, ``[A, S]``; -1 in disabled slots."""
+        """Return each slot's blueprints in order of preference, ``[S, B]``, then -1."""
         slot_config = self.layout.slot_config
-        table = np.full((max(self.config.max_prunes, 1), self.layout.n_slots), -1, np.int64)
-        for column, slot in enumerate(slot_config.slot_ids):
+        table = np.full((self.layout.n_slots, len(slot_config.blueprints)), -1, np.int64)
+        for row, slot in enumerate(slot_config.slot_ids):
             ranked = rank_blueprints(slot_config, slot, self.config.blueprints)
-            if not slot_config.is_enabled(slot):
-                continue
-            for attempt in range(len(table)):
-                name = ranked[min(attempt, len(ranked) - 1)]
-                table[attempt, column] = slot_config.blueprint_index(name)
+            if slot_config.is_enabled(slot):
+                indices = [slot_config.blueprint_index(name) for name in ranked]
+                table[row, : len(indices)] = indices
         return table
 
 

@@ -83,8 +83,13 @@ def progressive(
     else:
         growth = _plan_once(config)
     plantings = [
-        Planting(slot=slot, blueprint=blueprint, fraction=ordered[k * len(ordered) // len(growth)])
-        for k, (slot, blueprint) in enumerate(growth)
+        Planting(
+            slot=slot,
+            blueprint=blueprint,
+            otherwise=tuple(others),
+            fraction=ordered[k * len(ordered) // len(growth)],
+        )
+        for k, (slot, blueprint, *others) in enumerate(growth)
     ]
     if target is not None and n_epochs is not None:
         _require_time(plantings, n_epochs)
@@ -132,21 +137,24 @@ def _require_target(target: object) -> tuple[str, int]:
     return kind, int(wanted)
 
 
-def _plan_once(config: SlotConfig) -> list[tuple[str, str]]:
-    """Return one seed for every slot that is enabled."""
-    growth: list[tuple[str, str]] = []
+def _plan_once(config: SlotConfig) -> list[tuple[str, ...]]:
+    """Return every slot that is enabled with its blueprints, of which the first that fits grows.
+
+    Hosts of several designs share a configuration, and not all that it names fits each of them.
+    """
+    growth: list[tuple[str, ...]] = []
     first = (DEEPEN,) if DEEPEN in config.blueprints else ()
     for slot in config.slot_ids:
         ranked = rank_blueprints(config, slot, (*first, *PREFERRED_BLUEPRINTS))
         ranked = [name for name in ranked if name != "noop"]
         if config.is_enabled(slot) and ranked:
-            growth.append((slot, ranked[0]))
+            growth.append((slot, *ranked))
     if not growth:
         raise ConfigError("no blueprint can be grown in any slot of this host; enable a slot.")
     return growth
 
 
-def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, str]]:
+def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, ...]]:
     """Return the blocks to copy, in turn, until there are ``depth`` of them."""
     blocks = [
         slot
@@ -174,7 +182,7 @@ def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, str]]:
 
 def _plan_parameters(
     config: SlotConfig, wanted: int, preview: GrowthPreview | None
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, ...]]:
     """Return seeds, slot by slot in turn, that bring the model close to ``wanted`` parameters."""
     if preview is None:
         raise ConfigError(
@@ -188,7 +196,7 @@ def _plan_parameters(
             "it must be at least that."
         )
     slots = [slot for slot in config.slot_ids if config.is_enabled(slot)]
-    grown = list[tuple[str, str]]()
+    grown = list[tuple[str, ...]]()
     while len(grown) < MOST_SEEDS:
         n_grown = len(grown)
         for slot in slots:

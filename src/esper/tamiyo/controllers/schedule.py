@@ -1,4 +1,7 @@
-"""The controller that follows a fixed schedule. Shapes: N = hosts, S = slots, P = plantings."""
+"""The controller that follows a fixed schedule.
+
+Shapes: N = hosts, S = slots, P = plantings, A = alternative blueprints of a planting.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,9 @@ class Planting:
     blueprint: str
     """The blueprint of the seed."""
 
+    otherwise: tuple[str, ...] = ()
+    """Blueprints for hosts whose slot the first does not fit; the first of them that fits grows."""
+
     epoch: int = 0
     """Epochs of training before it germinates."""
 
@@ -60,6 +66,9 @@ class Planting:
         require_int("epoch", self.epoch, least=0)
         if self.fraction is not None:
             require_number("fraction", self.fraction, least=0.0, most=1.0)
+        if isinstance(self.otherwise, str):
+            raise ConfigError(f"otherwise is {self.otherwise!r}; it must be a tuple of names.")
+        object.__setattr__(self, "otherwise", tuple(self.otherwise))
         require_choice("style", self.style, STYLES)
         require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
         require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
@@ -83,15 +92,23 @@ def _require_plantings(plantings: object) -> None:
 def _germinate_choices(
     plantings: Sequence[Planting], slot_config: SlotConfig
 ) -> dict[str, Integers]:
-    """Return the choices ``[P]`` of each head that germinate reads."""
+    """Return the choices ``[P]`` of each head that germinate reads, without the blueprint."""
     choices = {
         "slot": [slot_config.slot_index(planting.slot) for planting in plantings],
-        "blueprint": [slot_config.blueprint_index(planting.blueprint) for planting in plantings],
         "style": [STYLES.index(planting.style) for planting in plantings],
         "tempo": [TEMPO_EPOCHS.index(planting.tempo_epochs) for planting in plantings],
         "alpha_target": [ALPHA_TARGETS.index(planting.alpha_target) for planting in plantings],
     }
     return {head: np.array(column, np.int64) for head, column in choices.items()}
+
+
+def _rank_choices(plantings: Sequence[Planting], slot_config: SlotConfig) -> Integers:
+    """Return the blueprint and alternatives of each planting, ``[P, A]``; the last is repeated."""
+    names = [(planting.blueprint, *planting.otherwise) for planting in plantings]
+    most = max((len(some) for some in names), default=1)
+    ranked = [[*some, *some[-1:] * (most - len(some))] for some in names]
+    indices = [[slot_config.blueprint_index(name) for name in some] for some in ranked]
+    return np.array(indices, np.int64).reshape(len(plantings), most)
 
 
 def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
@@ -119,7 +136,8 @@ class FixedSchedule:
     only once alpha is at rest), or fossilizes it if it is held; otherwise it germinates the first
     planting that is due and whose slot is free, which a slot is again some epochs after its seed
     was fossilized. A seed that a gate has just refused is tried last. A seed that the governor
-    pruned is not planted again.
+    pruned is not planted again. Of hosts of several designs, those that lack a planting's slot, or
+    that none of its blueprints fits, skip it.
     """
 
     def __init__(
@@ -153,6 +171,7 @@ class FixedSchedule:
         self._due_epochs = np.array([planting.epoch for planting in self.plantings], np.int64)
         self._due_fractions = np.array([planting.fraction or 0.0 for planting in self.plantings])
         self._choices = _germinate_choices(self.plantings, layout.slot_config)
+        self._ranked = _rank_choices(self.plantings, layout.slot_config)
         self._epochs = EpochCounter()
         self._is_planted: Flags = np.zeros((0, len(self.plantings)), np.bool_)
         self._last_slots: Integers = np.zeros(0, np.int64)
@@ -198,13 +217,17 @@ class FixedSchedule:
         is_due = (epochs[:, None] >= self._due_epochs) & ~self._is_planted
         # Observations are rounded to float32.
         is_due &= progress[:, None] >= self._due_fractions - 1e-6
-        is_ready = is_due & actions.may(Op.GERMINATE)[:, self._choices["slot"]]
+        slots = self._choices["slot"]
+        fits = actions.fits[:, slots[:, None], self._ranked]
+        is_ready = is_due & actions.may(Op.GERMINATE)[:, slots] & fits.any(2)
         first = is_ready.argmax(1)
         is_planting: Flags = np.any(is_ready, axis=1)
-        wanted = np.arange(self.layout.n_slots) == self._choices["slot"][first][:, None]
+        wanted = np.arange(self.layout.n_slots) == slots[first][:, None]
         taken = actions.choose(Op.GERMINATE, wanted & is_planting[:, None])
         for head, choices in self._choices.items():
             actions.fill(taken, head, choices[first])
+        rank = fits.argmax(2)[np.arange(len(first)), first]
+        actions.fill(taken, "blueprint", self._ranked[first, rank])
         self._is_planted[taken, first[taken]] = True
 
 
