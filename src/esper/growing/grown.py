@@ -19,6 +19,7 @@ from esper.environment import EpisodeResults
 from esper.errors import StorageError
 from esper.formatting import duration, html_lines, html_table, many, share, whole
 from esper.growing.decisions import Trace
+from esper.growing.objectives import LOSS_SCALE
 from esper.growing.timeline import TimelineStep
 from esper.storage.files import replacing, write_atomic
 
@@ -59,6 +60,13 @@ class GrowthSummary:
     """The name of the controller."""
     expected_score: float | None = None
     """The score that the controller expected before the first epoch; None without an estimate."""
+    expected_gain: float | None = None
+    """What the controller expected growth to gain over training the given model as it is, in score
+    and net of costs; None if it expected a score or nothing."""
+    gain: float | None = None
+    """What growth gained over that; None if it is unknown."""
+    has_costs: bool = False
+    """Whether the FLOPs or the parameters have a price."""
     score: float | None = None
     """The score that came of it, of the epoch that counts and on the same split."""
     scale: str = ""
@@ -131,14 +139,48 @@ class GrowthSummary:
 
         Empty without an estimate, and for a metric beyond the scores that controllers know.
         """
-        expected, score = self.expected_score, self.score
-        if expected is None or score is None or not -1.0 <= score <= 1.0:
+        if self.score is None or not -1.0 <= self.score <= 1.0:
+            return ""
+        if self.expected_gain is not None:
+            return self._expected_growth(self.expected_gain)
+        if self.expected_score is None:
             return ""
         named = "a score of " if self.scale else f"{self.metric} "
         scale = f" (the score is {self.scale})" if self.scale else ""
         return (
-            f"The controller expected {named}{expected:.2f} by the end; it got {score:.2f} on "
-            f"{self.split}{scale}."
+            f"The controller expected {named}{self.expected_score:.2f} by the end; it got "
+            f"{self.score:.2f} on {self.split}{scale}."
+        )
+
+    def _expected_growth(self, expected: float) -> str:
+        """Return the gain that the controller expected and what came of it, in a sentence."""
+        is_loss, is_accuracy = self.scale == LOSS_SCALE, self.metric == "accuracy"
+
+        def size(gain: float) -> str:
+            percent = f"{abs(gain):.1%}"
+            return percent if is_loss else percent[:-1] if is_accuracy else f"{abs(gain):.3f}"
+
+        if is_loss:
+            unit, scale = "of the first loss", ""
+        elif is_accuracy:
+            unit, scale = "points of accuracy", ""
+        elif self.scale:
+            unit, scale = "in score", f" (the score is {self.scale})"
+        else:
+            unit, scale = f"in {self.metric}", ""
+        if self.gain is not None:
+            verb = "gained" if self.gain >= 0.0 else "lost"
+            outcome = f"it {verb} {size(self.gain)} on {self.split}"
+        else:
+            advice = ", and baseline=True would show the gain"
+            outcome = (
+                f"{self.split} {self.metric} went from {self.before:.4g} to {self.grown:.4g}"
+                f"{advice * (self.split == 'validation')}"
+            )
+        return (
+            f"The controller expected growth to {'gain' if expected >= 0.0 else 'lose'} "
+            f"{size(expected)} {unit} over training the model as it is"
+            f"{', net of costs' * self.has_costs}; {outcome}{scale}."
         )
 
     def _rollbacks(self) -> tuple[str, ...]:
@@ -218,8 +260,15 @@ def expected_score(timeline: Sequence[TimelineStep], results: EpisodeResults) ->
 
     It expects a return, the score minus costs; costs that were paid are added to compare it.
     """
-    value = timeline[0].value if timeline else None
-    return None if value is None else value + float(results.scores[0] - results.returns[0])
+    first = timeline[0] if timeline else None
+    if first is None or first.value is None or first.is_gain:
+        return None
+    return first.value + float(results.scores[0] - results.returns[0])
+
+
+def expected_gain(timeline: Sequence[TimelineStep]) -> float | None:
+    """Return what a controller expected growth to gain before the first epoch, if it did."""
+    return timeline[0].value if timeline and timeline[0].is_gain else None
 
 
 PROGRAM_FILE = "model.pt2"

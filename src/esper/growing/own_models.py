@@ -21,7 +21,7 @@ from esper.environment import EpisodeResults
 from esper.errors import ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growing.grower import Grower
-from esper.growing.grown import Grown, GrowthSummary, expected_score
+from esper.growing.grown import Grown, GrowthSummary, expected_gain, expected_score
 from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import shown_progress
@@ -180,6 +180,8 @@ class OwnModel:
             summary=replace(
                 summary,
                 expected_score=expected_score(loop.timeline, results),
+                expected_gain=expected_gain(loop.timeline),
+                has_costs=self.plan.flop_price > 0.0,
                 score=float(results.scores[0]),
                 scale=self.objective.scale,
             ),
