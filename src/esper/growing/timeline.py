@@ -22,6 +22,7 @@ class TimelineStep:
     """One epoch of a host: the decision and its effect."""
 
     epoch: int
+    """Epochs trained after the step; all but the one that ends a training train one."""
     op: str
     slot: str
     """The slot that the op was applied to; empty for none."""
