@@ -32,7 +32,7 @@ from esper.errors import (
     UnsupportedHostError,
 )
 from esper.growing.grow import grow
-from esper.growing.grown import Grown
+from esper.growing.grown import Grown, germination_epochs
 from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
 from esper.tamiyo import SavedController, WaitController, save_controller
@@ -125,8 +125,51 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     assert Counter(grown.summary.seeds) <= planted
     added = grown.summary.parameters_after - grown.summary.parameters_before
     assert added == grown.results.seed_parameters[0] > 0
-    for slot, blueprint in grown.summary.seeds:
+    assert grown.trace is not None
+    germinated = [(d.slot, d.blueprint, d.epoch) for d in grown.trace if d.op == "germinate"]
+    assert len(grown.summary.germinated_after) == len(grown.summary.seeds)
+    for (slot, blueprint), epoch in zip(
+        grown.summary.seeds, grown.summary.germinated_after, strict=True
+    ):
         assert f"{blueprint} in {slot}" in str(grown.summary)
+        assert (slot, blueprint, epoch) in germinated
+
+
+def timeline_step(epoch: int, op: str = "wait", **options: Any) -> TimelineStep:
+    values: dict[str, Any] = {
+        "slot": "a",
+        "blueprint": "",
+        "note": "",
+        "score": 0.5,
+        "flops": 0.0,
+        "seed_parameters": 0,
+        "stages": {},
+        "alphas": {},
+    }
+    return TimelineStep(epoch=epoch, op=op, **values | options)
+
+
+def test_seeds_are_listed_with_the_epochs_after_which_they_germinated() -> None:
+    """The first seed is pruned, the next two are committed; the last comes after the best epoch."""
+    timeline = [
+        timeline_step(1, "germinate", blueprint="norm"),
+        timeline_step(2, "prune"),
+        timeline_step(3, "germinate", blueprint="norm"),
+        timeline_step(4, "fossilize", stages={"a": "fossilized"}),
+        timeline_step(5, "germinate", blueprint="norm", fossils={"a": 1}),
+        timeline_step(6, "germinate", slot="b", blueprint="mlp_small", fossils={"a": 1}),
+        timeline_step(7, "fossilize", fossils={"a": 2}),
+        timeline_step(8, "germinate", blueprint="norm", fossils={"a": 2}),
+    ]
+    seeds = (("a", "norm"), ("a", "norm"), ("b", "mlp_small"))
+    epochs = germination_epochs(timeline, seeds, 7)
+    assert epochs == (2, 4, 5)
+    assert germination_epochs(timeline[:4], seeds, 7) == ()
+    summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="wait").summary
+    listed = replace(summary, seeds=seeds, germinated_after=epochs, was_kept=True)
+    wanted = "2 x norm in a (after epochs 2, 4), mlp_small in b (after epoch 5);"
+    assert wanted in str(listed)
+    assert "2 x norm in a, mlp_small in b;" in str(replace(listed, germinated_after=()))
 
 
 def test_the_result_can_be_exported_by_torch(tmp_path: Path) -> None:

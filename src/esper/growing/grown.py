@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -54,6 +54,8 @@ class GrowthSummary:
     """Epochs of the budget."""
     seeds: tuple[tuple[str, str], ...]
     """The slot and the blueprint of each seed in the returned model."""
+    germinated_after: tuple[int, ...] = ()
+    """Epochs trained before each of them germinated; empty if that is unknown."""
     was_kept: bool
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
@@ -115,8 +117,15 @@ class GrowthSummary:
             return f"It has {self.parameters_after:,} parameters, as before."
         if not self.seeds:
             return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
+        by_seed: dict[str, list[int]] = {}
+        for number, (slot, blueprint) in enumerate(self.seeds):
+            epochs = by_seed.setdefault(f"{blueprint} in {slot}", [])
+            epochs += self.germinated_after[number : number + 1]
         counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
-        listed = ", ".join(f"{n} x {seed}" if n > 1 else seed for seed, n in counts.items())
+        listed = ", ".join(
+            (f"{n} x {seed}" if n > 1 else seed) + _epochs_text(by_seed[seed])
+            for seed, n in counts.items()
+        )
         added = self.parameters_after - self.parameters_before
         return (
             f"Grown: {listed}; {self.parameters_before:,} parameters became "
@@ -206,6 +215,12 @@ class GrowthSummary:
         )
 
 
+def _epochs_text(epochs: Sequence[int]) -> str:
+    """Return after which epochs seeds germinated, in brackets; empty for none."""
+    listed = ", ".join(map(str, dict.fromkeys(epochs)))
+    return f" (after epoch{'s' * (',' in listed)} {listed})" if listed else ""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Grown:
     """A grown model and how it got there."""
@@ -253,6 +268,32 @@ class Grown:
             "seed_parameters": int(self.results.seed_parameters[0]),
             "timeline": [asdict(step) for step in self.timeline],
         }
+
+
+def germination_epochs(
+    timeline: Sequence[TimelineStep], seeds: Sequence[tuple[str, str]], last_epoch: int
+) -> tuple[int, ...]:
+    """Return the epochs trained before each seed germinated; nothing if one is unknown.
+
+    Args:
+        timeline: All epochs.
+        seeds: The slot and the blueprint of each seed of a model, those of a slot in order.
+        last_epoch: The epoch after which the model was kept.
+    """
+    by_slot: dict[str, list[int]] = {}
+    before: TimelineStep | None = None
+    for step in timeline[:last_epoch]:
+        if step.op == "germinate":
+            mine = by_slot.setdefault(step.slot, [])
+            if before is not None:  # what was not committed has been pruned
+                is_committed = before.stages.get(step.slot) == "fossilized"
+                del mine[before.fossils.get(step.slot, 0) + is_committed :]
+            mine.append(step.epoch - 1)
+        before = step
+    epochs = {slot: iter(found) for slot, found in by_slot.items()}
+    known = [next(epochs.get(slot, iter(())), None) for slot, _ in seeds]
+    # A training interrupted after it kept an epoch has no step for that one.
+    return () if None in known else tuple(cast("list[int]", known))
 
 
 def expected_score(timeline: Sequence[TimelineStep], results: EpisodeResults) -> float | None:

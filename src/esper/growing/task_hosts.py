@@ -13,7 +13,13 @@ from torch import nn
 from esper.config.growth import Budget
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, RunError
-from esper.growing.grown import Grown, GrowthSummary, expected_gain, expected_score
+from esper.growing.grown import (
+    Grown,
+    GrowthSummary,
+    expected_gain,
+    expected_score,
+    germination_epochs,
+)
 from esper.growing.measuring import measure
 from esper.growing.objectives import scale_of
 from esper.growing.timeline import OnStep, ignore_step, run_episode
@@ -115,6 +121,7 @@ def _grow_host(
             summary,
             expected_score=expected_score(timeline, results),
             expected_gain=expected_gain(timeline),
+            germinated_after=germination_epochs(timeline, summary.seeds, summary.best_epoch),
         ),
         results=results,
         sample=test.inputs[:4].clone(),
