@@ -32,7 +32,7 @@ from esper.errors import (
     UnsupportedHostError,
 )
 from esper.growing.grow import grow
-from esper.growing.grown import Grown
+from esper.growing.grown import Grown, germination_epochs
 from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
 from esper.tamiyo import SavedController, WaitController, save_controller
@@ -125,8 +125,51 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     assert Counter(grown.summary.seeds) <= planted
     added = grown.summary.parameters_after - grown.summary.parameters_before
     assert added == grown.results.seed_parameters[0] > 0
-    for slot, blueprint in grown.summary.seeds:
+    assert grown.trace is not None
+    germinated = [(d.slot, d.blueprint, d.epoch) for d in grown.trace if d.op == "germinate"]
+    assert len(grown.summary.germinated_after) == len(grown.summary.seeds)
+    for (slot, blueprint), epoch in zip(
+        grown.summary.seeds, grown.summary.germinated_after, strict=True
+    ):
         assert f"{blueprint} in {slot}" in str(grown.summary)
+        assert (slot, blueprint, epoch) in germinated
+
+
+def timeline_step(epoch: int, op: str = "wait", **options: Any) -> TimelineStep:
+    values: dict[str, Any] = {
+        "slot": "a",
+        "blueprint": "",
+        "note": "",
+        "score": 0.5,
+        "flops": 0.0,
+        "seed_parameters": 0,
+        "stages": {},
+        "alphas": {},
+    }
+    return TimelineStep(epoch=epoch, op=op, **values | options)
+
+
+def test_seeds_are_listed_with_the_epochs_after_which_they_germinated() -> None:
+    """The first seed is pruned, the next two are committed; the last comes after the best epoch."""
+    timeline = [
+        timeline_step(1, "germinate", blueprint="norm"),
+        timeline_step(2, "prune"),
+        timeline_step(3, "germinate", blueprint="norm"),
+        timeline_step(4, "fossilize", stages={"a": "fossilized"}),
+        timeline_step(5, "germinate", blueprint="norm", fossils={"a": 1}),
+        timeline_step(6, "germinate", slot="b", blueprint="mlp_small", fossils={"a": 1}),
+        timeline_step(7, "fossilize", fossils={"a": 2}),
+        timeline_step(8, "germinate", blueprint="norm", fossils={"a": 2}),
+    ]
+    seeds = (("a", "norm"), ("a", "norm"), ("b", "mlp_small"))
+    epochs = germination_epochs(timeline, seeds, 7)
+    assert epochs == (2, 4, 5)
+    assert germination_epochs(timeline[:4], seeds, 7) == ()
+    summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="wait").summary
+    listed = replace(summary, seeds=seeds, germinated_after=epochs, was_kept=True)
+    wanted = "2 x norm in a (after epochs 2, 4), mlp_small in b (after epoch 5);"
+    assert wanted in str(listed)
+    assert "2 x norm in a, mlp_small in b;" in str(replace(listed, germinated_after=()))
 
 
 def test_the_result_can_be_exported_by_torch(tmp_path: Path) -> None:
@@ -243,7 +286,7 @@ def test_a_controller_can_be_given_in_any_form(tmp_path: Path) -> None:
 def expecting(value: float, **options: Any) -> SavedController:
     """Return a controller that always expects the same return."""
     scale = {"return_mean": value, "return_std": 0.0}
-    return replace(fresh_controller(**options), origin=scale)
+    return replace(fresh_controller(), origin=scale, **options)
 
 
 def test_the_summary_says_what_the_controller_expected_and_what_came_of_it() -> None:
@@ -283,6 +326,58 @@ def test_a_score_that_is_not_the_metric_is_explained(metric: Any, words: str) ->
     assert ("the score is" in summary.expectation) == bool(words)
     if metric == "loss":
         assert summary.score == pytest.approx(1.0 - summary.after / summary.before)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.2])
+def test_paired_rewards_make_the_expectation_a_gain_over_the_baseline(price: float) -> None:
+    model, paired = initialized(MLP(2)), expecting(0.021, rewards="paired")
+    settings: dict[str, Any] = {"learning_rate": 3e-3, "price": price, "seed": 1}
+    grown = grow(model, TRAIN, VAL, 4, controller=paired, baseline=True, **settings)
+    epochs = grown.summary.n_epochs
+    plain = grow(model, TRAIN, VAL, epochs, controller="wait", **settings).summary
+    summary = grown.summary
+    assert grown.trace is not None
+    assert (grown.trace.expected, grown.trace[0].is_gain) == (0.021, True)
+    assert (summary.expected_score, summary.expected_gain) == (None, 0.021)
+    cost = price * (summary.flops - epochs / 4)
+    gain = summary.after - plain.after - cost
+    assert gain != 0.0
+    assert summary.gain == pytest.approx(gain)
+    assert "to gain 2.1 points of accuracy over training" in summary.expectation
+    assert ("net of costs" in summary.expectation) == bool(price)
+    verb = "gained" if gain >= 0 else "lost"
+    assert f"it {verb} {100 * abs(gain):.1f} on validation" in summary.expectation
+    assert summary.expectation in grown._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("loss", "to lose 2.1% of the first loss over"),
+        (bits_per_character(10), "to lose 0.021 in score over"),
+        (None, "to lose 2.1 points of accuracy over"),
+    ],
+)
+def test_without_a_baseline_an_expected_gain_is_shown_beside_the_metric(
+    metric: Any, words: str, tmp_path: Path
+) -> None:
+    model, paired = initialized(MLP(1)), expecting(-0.021, rewards="paired")
+    settings: dict[str, Any] = {"controller": paired, "metric": metric, "resume": tmp_path}
+    summary = grow(model, TRAIN, VAL, 2, **settings).summary
+    assert (summary.expected_gain, summary.gain) == (-0.021, None)
+    assert words in summary.expectation
+    assert f"went from {summary.before:.4g} to {summary.grown:.4g}" in summary.expectation
+    assert "baseline=True" in summary.expectation
+    assert ("0 at 3.322" in summary.expectation) == (metric not in ("loss", None))
+    assert grow(model, TRAIN, VAL, 2, **settings).summary.expectation == summary.expectation
+
+
+def test_the_expected_gain_of_a_tasks_host_is_shown_beside_its_test_metric() -> None:
+    paired = expecting(0.1, rewards="paired")
+    summary = grow("spirals", controller=paired, n_epochs=2).summary
+    assert "gain 10.0 points of accuracy" in summary.expectation
+    assert "net of costs; test accuracy went from" in summary.expectation
+    assert "baseline" not in summary.expectation
 
 
 def test_nothing_is_expected_of_a_metric_that_is_no_score() -> None:

@@ -57,7 +57,9 @@ def test_a_step_is_a_decision_and_the_epoch_after_it(recorded: tuple[Path, esper
     assert [step["flops"] for step in detail["steps"]] == [one.flops for one in trace]
     first, *others = detail["steps"]
     assert (first["op"], first["probabilities"], first["log_prob"]) == ("wait", None, None)
+    assert first["decided_after"] == 0
     for step, before in zip(others, trace, strict=False):
+        assert step["decided_after"] == before.epoch
         assert step["op_done"] == before.op
         assert step["slot"] == (before.slot or None)
         assert step["blueprint"] == (before.blueprint or None)
@@ -67,8 +69,16 @@ def test_a_step_is_a_decision_and_the_epoch_after_it(recorded: tuple[Path, esper
             assert (share or None) == (
                 None if expected is None else pytest.approx(expected, abs=1e-4)
             )
-    assert "germinate" in {step["op_done"] for step in detail["steps"]}
+    germinated = {(one.epoch, one.slot) for one in trace if one.op == "germinate"}
+    assert germinated
+    assert germinated == {
+        (one["decided_after"], one["slot"])
+        for one in detail["events"]
+        if one["from_stage"] == "dormant"
+    }
     assert detail["n_epochs_max"] == EPOCHS
+    assert detail["result"] is not None
+    assert detail["result"]["final_score"] == trace[-1].score
 
 
 def test_the_probabilities_are_those_of_the_choices(recorded: tuple[Path, esper.Trace]) -> None:
@@ -109,7 +119,7 @@ def test_what_is_not_known_reads_as_unknown(recorded: tuple[Path, esper.Trace]) 
         metrics = telemetry.metrics()
     assert detail is not None
     assert detail["result"] is not None
-    assert (detail["result"]["ep_rew"], detail["result"]["final_score"]) == (None, None)
+    assert detail["result"]["ep_rew"] is None
     for step, value in zip(detail["steps"], [None, *(one.value for one in trace)], strict=False):
         assert (step["reward"], step["value"]) == (None, value)
         assert set(step["terms"].values()) == {None}
@@ -225,6 +235,7 @@ def test_a_training_that_ends_early_is_closed_by_hand(tmp_path: Path) -> None:
     assert esper.load_run(tmp_path / "short").state == "done"
     (episode,) = rows(tmp_path / "short", EpisodeRecord)
     assert (episode.n_epochs, episode.was_truncated) == (3, True)
+    assert episode.final_score == loop.grower.trace[-1].score
     loop.run_epoch()
     assert len(rows(tmp_path / "short", RoundRecord)) == 3
 
@@ -254,6 +265,10 @@ def test_the_controller_ends_the_episode_with_a_step_of_its_own(tmp_path: Path) 
         (3, "WAIT"),
         (3, "FINISH"),
     ]
+    with open_run(tmp_path / "ended") as telemetry:
+        detail = views.episode_detail(telemetry, 0, 0)
+    assert detail is not None
+    assert [step["decided_after"] for step in detail["steps"]] == [0, 1, 2, 3]
     assert esper.load_run(tmp_path / "ended").state == "done"
 
 

@@ -68,6 +68,7 @@ def test_a_saved_and_loaded_controller_acts_the_same(done_run: Run, tmp_path: Pa
     loaded = load_saved(tmp_path / "kept")
     assert loaded.budget == done_run.config.budget
     assert loaded.policy == done_run.config.policy
+    assert loaded.rewards == done_run.config.rewards.reward
     assert loaded.origin["task"] == done_run.config.task
     assert loaded.origin["rounds"] == done_run.config.rounds
     assert done_run.summary is not None
@@ -108,6 +109,9 @@ def test_a_runs_controller_expects_what_its_critic_does(
     monkeypatch.setattr(done_run, "config", discounted)
     monkeypatch.setattr("esper.training.lookup.require_saved_config", lambda *_: None)
     assert "return_mean" not in controller_of(done_run).origin
+    paired = replace(config, rewards=replace(config.rewards, reward="paired"))
+    monkeypatch.setattr(done_run, "config", paired)
+    assert controller_of(done_run).rewards == "paired"
 
 
 def test_a_runs_controller_steers_hosts_with_other_slots(done_run: Run) -> None:

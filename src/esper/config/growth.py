@@ -116,7 +116,8 @@ class Budget:
         make_numbers_plain(self)
 
 
-REWARDS = ("dense", "sparse", "paired")
+RewardForm = Literal["dense", "sparse", "paired"]
+REWARDS: tuple[RewardForm, ...] = ("dense", "sparse", "paired")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class RewardConfig:
     values of ``shaping``.
     """
 
-    reward: Literal["dense", "sparse", "paired"] = "dense"
+    reward: RewardForm = "dense"
     """Reward every step, only the last one, or every step by how much better it was than the same
     epoch of the same host left alone."""
 

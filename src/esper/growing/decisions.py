@@ -56,6 +56,9 @@ class Decision:
     value: float | None = None
     """The return that the controller expected from here on, in score: the final score minus what
     it has gained so far and the costs to come. None without an estimate."""
+    is_gain: bool = False
+    """Whether ``value`` is relative to training the same model without growth, which is what a
+    controller expects that was trained with paired rewards."""
     parameters: int
     """Parameters of the model now, seeds included."""
     seed_parameters: int
@@ -156,7 +159,8 @@ class Trace(Sequence[Decision]):
     def expected(self) -> float | None:
         """The final score minus costs that the controller expected before the first epoch.
 
-        None for a controller of rules, and if the first decision was made after an epoch.
+        If ``trace[0].is_gain``, it is how much more that is than without growth. None for a
+        controller of rules, and if the first decision was made after an epoch.
         """
         return self[0].value if self and self[0].epoch == 0 else None
 

@@ -213,17 +213,21 @@ def grow(
     )
     if baseline and not loop.was_interrupted:
         # As many epochs as growth had, whatever ended it.
-        plain = replace(work, limits=Limits(epochs=max(1, loop.grower.epoch))).run(
+        plain, plain_loop = replace(work, limits=Limits(epochs=max(1, loop.grower.epoch))).run(
             "wait",
             on_step=ignore_step,
             resume=None,
             progress=progress,
             label="training without growth",
-        )[1]
-        if not plain.was_interrupted:
-            value = plain.kept.evaluation.value
-            is_above = objective.is_better(loop.kept.evaluation.value, value)
-            summary = replace(grown.summary, baseline=value, is_above_baseline=is_above)
+        )
+        if not plain_loop.was_interrupted:
+            value = plain_loop.kept.evaluation.value
+            summary = replace(
+                grown.summary,
+                baseline=value,
+                is_above_baseline=objective.is_better(loop.kept.evaluation.value, value),
+                gain=float(grown.results.returns[0] - plain.results.returns[0]),
+            )
             return replace(grown, summary=summary)
     return grown
 

@@ -662,6 +662,7 @@ class Grower:
             probabilities=choice.probabilities,
             choices=choice.heads,
             value=choice.value,
+            is_gain=choice.is_gain,
             parameters=count_parameters(self._module),
             seed_parameters=int(growth.records.seed_parameters.sum()),
             flops=float(growth.records.paid_flops[0]),

@@ -29,7 +29,7 @@ from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op, decode_acti
 from esper.lifecycle.stages import Stage
 from esper.populations import SlotArrays
 from esper.tamiyo import Controller
-from esper.tamiyo.controllers.learned import expected_return, op_probabilities
+from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
 
@@ -103,6 +103,8 @@ class Choice:
     """The choice of each head; empty if the controller was not asked."""
     value: float | None = None
     """The return that the controller expected from then on; None if it has no estimate."""
+    is_gain: bool = False
+    """Whether that is relative to the same model left alone."""
 
 
 class GrowingModel:
@@ -235,7 +237,7 @@ class GrowingModel:
         why = self.find_excess(action, max_parameters) or self.slots.apply(action).reason
         op = Op.WAIT if why else action.op
         self.records.last_op[0], self.records.was_refused[0] = op, bool(why)
-        return Choice(op, action, why, odds, heads, value)
+        return Choice(op, action, why, odds, heads, value, expects_gain(self.controller))
 
     @property
     def learning_rate(self) -> float:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -19,6 +19,7 @@ from esper.environment import EpisodeResults
 from esper.errors import StorageError
 from esper.formatting import duration, html_lines, html_table, many, share, whole
 from esper.growing.decisions import Trace
+from esper.growing.objectives import LOSS_SCALE
 from esper.growing.timeline import TimelineStep
 from esper.storage.files import replacing, write_atomic
 
@@ -53,12 +54,21 @@ class GrowthSummary:
     """Epochs of the budget."""
     seeds: tuple[tuple[str, str], ...]
     """The slot and the blueprint of each seed in the returned model."""
+    germinated_after: tuple[int, ...] = ()
+    """Epochs trained before each of them germinated; empty if that is unknown."""
     was_kept: bool
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
     """The name of the controller."""
     expected_score: float | None = None
     """The score that the controller expected before the first epoch; None without an estimate."""
+    expected_gain: float | None = None
+    """What the controller expected growth to gain over training the given model as it is, in score
+    and net of costs; None if it expected a score or nothing."""
+    gain: float | None = None
+    """What growth gained over that; None if it is unknown."""
+    has_costs: bool = False
+    """Whether the FLOPs or the parameters have a price."""
     score: float | None = None
     """The score that came of it, of the epoch that counts and on the same split."""
     scale: str = ""
@@ -107,8 +117,15 @@ class GrowthSummary:
             return f"It has {self.parameters_after:,} parameters, as before."
         if not self.seeds:
             return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
+        by_seed: dict[str, list[int]] = {}
+        for number, (slot, blueprint) in enumerate(self.seeds):
+            epochs = by_seed.setdefault(f"{blueprint} in {slot}", [])
+            epochs += self.germinated_after[number : number + 1]
         counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
-        listed = ", ".join(f"{n} x {seed}" if n > 1 else seed for seed, n in counts.items())
+        listed = ", ".join(
+            (f"{n} x {seed}" if n > 1 else seed) + _epochs_text(by_seed[seed])
+            for seed, n in counts.items()
+        )
         added = self.parameters_after - self.parameters_before
         return (
             f"Grown: {listed}; {self.parameters_before:,} parameters became "
@@ -131,14 +148,48 @@ class GrowthSummary:
 
         Empty without an estimate, and for a metric beyond the scores that controllers know.
         """
-        expected, score = self.expected_score, self.score
-        if expected is None or score is None or not -1.0 <= score <= 1.0:
+        if self.score is None or not -1.0 <= self.score <= 1.0:
+            return ""
+        if self.expected_gain is not None:
+            return self._expected_growth(self.expected_gain)
+        if self.expected_score is None:
             return ""
         named = "a score of " if self.scale else f"{self.metric} "
         scale = f" (the score is {self.scale})" if self.scale else ""
         return (
-            f"The controller expected {named}{expected:.2f} by the end; it got {score:.2f} on "
-            f"{self.split}{scale}."
+            f"The controller expected {named}{self.expected_score:.2f} by the end; it got "
+            f"{self.score:.2f} on {self.split}{scale}."
+        )
+
+    def _expected_growth(self, expected: float) -> str:
+        """Return the gain that the controller expected and what came of it, in a sentence."""
+        is_loss, is_accuracy = self.scale == LOSS_SCALE, self.metric == "accuracy"
+
+        def size(gain: float) -> str:
+            percent = f"{abs(gain):.1%}"
+            return percent if is_loss else percent[:-1] if is_accuracy else f"{abs(gain):.3f}"
+
+        if is_loss:
+            unit, scale = "of the first loss", ""
+        elif is_accuracy:
+            unit, scale = "points of accuracy", ""
+        elif self.scale:
+            unit, scale = "in score", f" (the score is {self.scale})"
+        else:
+            unit, scale = f"in {self.metric}", ""
+        if self.gain is not None:
+            verb = "gained" if self.gain >= 0.0 else "lost"
+            outcome = f"it {verb} {size(self.gain)} on {self.split}"
+        else:
+            advice = ", and baseline=True would show the gain"
+            outcome = (
+                f"{self.split} {self.metric} went from {self.before:.4g} to {self.grown:.4g}"
+                f"{advice * (self.split == 'validation')}"
+            )
+        return (
+            f"The controller expected growth to {'gain' if expected >= 0.0 else 'lose'} "
+            f"{size(expected)} {unit} over training the model as it is"
+            f"{', net of costs' * self.has_costs}; {outcome}{scale}."
         )
 
     def _rollbacks(self) -> tuple[str, ...]:
@@ -162,6 +213,12 @@ class GrowthSummary:
             f"Growing took {self.flops * self.budget_epochs / max(1, self.n_epochs):.2g} times its "
             "FLOPs.",
         )
+
+
+def _epochs_text(epochs: Sequence[int]) -> str:
+    """Return after which epochs seeds germinated, in brackets; empty for none."""
+    listed = ", ".join(map(str, dict.fromkeys(epochs)))
+    return f" (after epoch{'s' * (',' in listed)} {listed})" if listed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -213,13 +270,46 @@ class Grown:
         }
 
 
+def germination_epochs(
+    timeline: Sequence[TimelineStep], seeds: Sequence[tuple[str, str]], last_epoch: int
+) -> tuple[int, ...]:
+    """Return the epochs trained before each seed germinated; nothing if one is unknown.
+
+    Args:
+        timeline: All epochs.
+        seeds: The slot and the blueprint of each seed of a model, those of a slot in order.
+        last_epoch: The epoch after which the model was kept.
+    """
+    by_slot: dict[str, list[int]] = {}
+    before: TimelineStep | None = None
+    for step in timeline[:last_epoch]:
+        if step.op == "germinate":
+            mine = by_slot.setdefault(step.slot, [])
+            if before is not None:  # what was not committed has been pruned
+                is_committed = before.stages.get(step.slot) == "fossilized"
+                del mine[before.fossils.get(step.slot, 0) + is_committed :]
+            mine.append(step.epoch - 1)
+        before = step
+    epochs = {slot: iter(found) for slot, found in by_slot.items()}
+    known = [next(epochs.get(slot, iter(())), None) for slot, _ in seeds]
+    # A training interrupted after it kept an epoch has no step for that one.
+    return () if None in known else tuple(cast("list[int]", known))
+
+
 def expected_score(timeline: Sequence[TimelineStep], results: EpisodeResults) -> float | None:
     """Return the score that a controller expected before the first epoch, if it expected one.
 
     It expects a return, the score minus costs; costs that were paid are added to compare it.
     """
-    value = timeline[0].value if timeline else None
-    return None if value is None else value + float(results.scores[0] - results.returns[0])
+    first = timeline[0] if timeline else None
+    if first is None or first.value is None or first.is_gain:
+        return None
+    return first.value + float(results.scores[0] - results.returns[0])
+
+
+def expected_gain(timeline: Sequence[TimelineStep]) -> float | None:
+    """Return what a controller expected growth to gain before the first epoch, if it did."""
+    return timeline[0].value if timeline and timeline[0].is_gain else None
 
 
 PROGRAM_FILE = "model.pt2"

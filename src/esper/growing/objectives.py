@@ -333,6 +333,10 @@ def _read_weights(given: Any, predictions: Tensor | None) -> Tensor | None:
     return weights
 
 
+LOSS_SCALE = "how much lower the loss is than before training, as a share"
+"""What the score of a loss is, in words."""
+
+
 def scale_of(metric: Metric) -> str:
     """Return what the score of a metric is, in words; empty if it is the metric."""
     if (metric.worst, metric.best) == (0.0, 1.0):
@@ -453,7 +457,7 @@ def _own_loss(loss: LossFunction) -> Objective:
         _add=lambda _totals, _outputs, _targets, _size: None,
         _value=lambda totals: totals.loss / max(1, totals.n_samples),
         _score=lambda _value, _totals: None,
-        scale="how much lower the loss is than before training, as a share",
+        scale=LOSS_SCALE,
     )
 
 

@@ -21,7 +21,13 @@ from esper.environment import EpisodeResults
 from esper.errors import ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growing.grower import Grower
-from esper.growing.grown import Grown, GrowthSummary, expected_score
+from esper.growing.grown import (
+    Grown,
+    GrowthSummary,
+    expected_gain,
+    expected_score,
+    germination_epochs,
+)
 from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import shown_progress
@@ -166,6 +172,7 @@ class OwnModel:
             best_epoch=kept.epoch,
             budget_epochs=self.plan.n_epochs,
             seeds=seeds,
+            germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
             was_kept=was_kept,
             controller=grower.controller_name,
             seconds=loop.seconds,
@@ -180,6 +187,8 @@ class OwnModel:
             summary=replace(
                 summary,
                 expected_score=expected_score(loop.timeline, results),
+                expected_gain=expected_gain(loop.timeline),
+                has_costs=self.plan.flop_price > 0.0,
                 score=float(results.scores[0]),
                 scale=self.objective.scale,
             ),

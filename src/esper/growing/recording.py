@@ -61,7 +61,8 @@ class Recording:
     """Writes what happens in a training to the folder of a run.
 
     A round is an epoch. A step is a decision, the epoch that follows it, and the model after that
-    epoch. There are no rewards and no updates of a policy: these are unknown, or not there.
+    epoch. The final score is that of the last epoch. There are no rewards and no updates of a
+    policy: these are unknown, or not there.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig, *, epoch: int, is_new: bool) -> None:
@@ -285,7 +286,7 @@ class Recording:
             ep_rew=math.nan,
             ep_len=step,
             **_UNKNOWN_TERMS,
-            final_score=None,
+            final_score=last.score,
             flops=last.flops,
             n_epochs=last.epoch,
             host_parameters=last.parameters - last.seed_parameters,

@@ -13,7 +13,13 @@ from torch import nn
 from esper.config.growth import Budget
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import ConfigError, RunError
-from esper.growing.grown import Grown, GrowthSummary, expected_score
+from esper.growing.grown import (
+    Grown,
+    GrowthSummary,
+    expected_gain,
+    expected_score,
+    germination_epochs,
+)
 from esper.growing.measuring import measure
 from esper.growing.objectives import scale_of
 from esper.growing.timeline import OnStep, ignore_step, run_episode
@@ -111,7 +117,12 @@ def _grow_host(
     return Grown(
         model=grown,
         timeline=timeline,
-        summary=replace(summary, expected_score=expected_score(timeline, results)),
+        summary=replace(
+            summary,
+            expected_score=expected_score(timeline, results),
+            expected_gain=expected_gain(timeline),
+            germinated_after=germination_epochs(timeline, summary.seeds, summary.best_epoch),
+        ),
         results=results,
         sample=test.inputs[:4].clone(),
     )
@@ -157,4 +168,5 @@ def _summarize(
         controller=controller.name,
         score=float(results.scores[0]),
         scale=scale_of(envs.task.metric),
+        has_costs=envs.task.budget.flop_price > 0.0 or envs.task.budget.parameter_rent > 0.0,
     )

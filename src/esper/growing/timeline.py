@@ -14,7 +14,7 @@ from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
-from esper.tamiyo.controllers.learned import expected_return
+from esper.tamiyo.controllers.learned import expected_return, expects_gain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class TimelineStep:
     """One epoch of a host: the decision and its effect."""
 
     epoch: int
+    """Epochs trained after the step; all but the one that ends a training train one."""
     op: str
     slot: str
     """The slot that the op was applied to; empty for none."""
@@ -43,6 +44,8 @@ class TimelineStep:
     """The number of fossils of each slot that has some: seeds that are part of the block."""
     value: float | None = None
     """The return that the controller expected before the epoch, as in :class:`Decision`."""
+    is_gain: bool = False
+    """Whether that is relative to training the same model without growth."""
 
     @property
     def action(self) -> str:
@@ -85,7 +88,9 @@ def run_episode(
     steps: list[TimelineStep] = []
 
     def record(actions: Integers, result: StepResult) -> None:
-        steps.append(replace(_describe(envs, actions, result), value=expected_return(controller)))
+        step = _describe(envs, actions, result)
+        value, is_gain = expected_return(controller), expects_gain(controller)
+        steps.append(replace(step, value=value, is_gain=is_gain))
         on_step(steps[-1])
 
     with torch.random.fork_rng(devices=[]):

@@ -275,6 +275,7 @@ class TrainingLoop:
                 if life.fossils
             },
             value=before.value,
+            is_gain=before.is_gain,
         )
         self.timeline.append(step)
         self._on_step(step)

@@ -312,7 +312,8 @@ class EpisodeRecord:
     penalty: float = column("Sum of the penalties for steps that the governor rolled back.")
     shaping: float = column("Sum of the shaping terms.")
     final_score: float | None = column(
-        "Score of the committed host on data unseen by the controller; none if not scored."
+        "Score of the committed host on data unseen by the controller; none if not scored. In a "
+        "record of the user's own training, the score of the last epoch."
     )
     flops: float = column("Training FLOPs, as a share of the reference host's.")
     n_epochs: int = column("Epochs trained.")

@@ -204,6 +204,7 @@ def controller_of(run: Run) -> SavedController:
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),
+        rewards=run.config.rewards.reward,
         origin=_origin(run) | _return_scale(run, facts),
         esper=str(loaded.manifest["made_with"].get("esper", "unknown")),
     )

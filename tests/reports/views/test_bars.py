@@ -24,7 +24,7 @@ def bars_of(records: list[Any], env: int, episode: int) -> tuple[list[Bar], list
     steps = [one for one in mine if isinstance(one, StepRecord)]
     events = [one for one in mine if isinstance(one, SeedEventRecord)]
     finish = next((one.step for one in steps if one.op == FINISH), None)
-    shown = [describe_step(one, NAMES) for one in steps]
+    shown = [describe_step(one, NAMES, finish) for one in steps]
     bars = make_bars(events, shown, SLOTS, last_epoch=steps[-1].epoch, finish_step=finish)
     return bars, shown, finish
 

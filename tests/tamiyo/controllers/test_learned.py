@@ -14,7 +14,7 @@ from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo import LearnedController, WaitController
-from esper.tamiyo.controllers.learned import expected_return
+from esper.tamiyo.controllers.learned import expected_return, expects_gain
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from tests.tamiyo.random_states import draw_states
@@ -109,6 +109,14 @@ def test_its_expected_return_is_the_policys_value_in_units_of_reward() -> None:
         assert expected_return(controller, host) == controller.expected_return(host)
     assert unscaled.expected_return() is None
     assert expected_return(WaitController()) is None
+
+
+def test_paired_rewards_make_its_returns_a_gain() -> None:
+    policy = make_policy()
+    assert expects_gain(LearnedController(policy, rewards="paired"))
+    for other in (LearnedController(policy), LearnedController(policy, rewards="sparse")):
+        assert not expects_gain(other)
+    assert not expects_gain(WaitController())
 
 
 def test_it_does_not_change_the_policy() -> None:

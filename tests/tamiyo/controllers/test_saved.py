@@ -25,6 +25,7 @@ from esper.tamiyo import (
     save_controller,
 )
 from esper.tamiyo.controllers import saved as saved_files
+from esper.tamiyo.controllers.learned import expects_gain
 from esper.tamiyo.controllers.saved import facts_of
 from esper.tamiyo.policy.observations import ObservationLayout
 from tests.tamiyo.fresh_controllers import fresh_controller
@@ -253,7 +254,7 @@ def test_hosts_without_known_blueprints_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a", [], [[]], {}, {"a": 1}])
-@pytest.mark.parametrize("name", ["policy", "budget", "blueprints", "deterministic"])
+@pytest.mark.parametrize("name", ["policy", "budget", "blueprints", "deterministic", "rewards"])
 def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path: Path) -> None:
     save_controller(fresh_controller(), tmp_path)
     _change(**{name: wrong})(tmp_path)
@@ -263,7 +264,7 @@ def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path
 
 
 @pytest.mark.parametrize("change", ["missing", "misspelt"])
-@pytest.mark.parametrize("name", sorted({"sha256", *FACTS} - {"observations"}))
+@pytest.mark.parametrize("name", sorted({"sha256", *FACTS} - {"observations", "rewards"}))
 def test_a_missing_fact_is_named(name: str, change: str, tmp_path: Path) -> None:
     path = save_controller(fresh_controller(), tmp_path) / "controller.json"
     facts = json.loads(path.read_text())
@@ -274,6 +275,18 @@ def test_a_missing_fact_is_named(name: str, change: str, tmp_path: Path) -> None
     path.write_text(json.dumps(with_checksum(facts)))
     with pytest.raises(ControllerError, match=f"controller.json has no '{name}'"):
         load_saved(tmp_path)
+
+
+def test_the_form_of_its_rewards_is_dense_unless_it_says_otherwise(tmp_path: Path) -> None:
+    path = save_controller(replace(fresh_controller(), rewards="paired"), tmp_path)
+    loaded = load_saved(path)
+    assert loaded.rewards == "paired"
+    for blueprints in (loaded.blueprints, loaded.blueprints[::-1]):  # the second are translated
+        assert expects_gain(loaded.make(SlotConfig(("a",), blueprints=blueprints)))
+    facts = json.loads((path / "controller.json").read_text())
+    del facts["checksum"], facts["rewards"]
+    (path / "controller.json").write_text(json.dumps(with_checksum(facts)))
+    assert load_saved(path).rewards == "dense"
 
 
 def test_a_controller_of_format_1_is_accepted_with_a_warning(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ class Step(TypedDict):
     """One decision and its outcome; None where a value is not recorded or not finite."""
 
     epoch: int
+    """Epochs trained after the step."""
+    decided_after: int
+    """Epochs trained before the decision, as :class:`esper.Trace` numbers it."""
     step: int
     round: int
     op: str
@@ -70,13 +73,14 @@ class Step(TypedDict):
     slots: list[SlotState]
 
 
-def describe_step(record: StepRecord, names: Names) -> Step:
+def describe_step(record: StepRecord, names: Names, finish_step: int | None) -> Step:
     """Return a step with names instead of indices."""
     op = named(names.ops, record.op)
     reads = names.reads.get(op)
     is_read = set(reads or ())
     return {
         "epoch": record.epoch,
+        "decided_after": _epochs_before(record, finish_step),
         "step": record.step,
         "round": record.round,
         "op": op,
@@ -98,6 +102,11 @@ def describe_step(record: StepRecord, names: Names) -> Step:
         "log_prob": finite(record.log_prob),
         "slots": read_slots(record.slots, names.blueprints),
     }
+
+
+def _epochs_before(record: StepRecord | SeedEventRecord, finish_step: int | None) -> int:
+    """Return the epochs trained before a step; the one that finishes a host trains none."""
+    return record.epoch - (record.step != finish_step)
 
 
 def _choices(record: StepRecord) -> dict[str, int]:
@@ -237,7 +246,7 @@ def _steps_of(life: list[SeedEventRecord], steps: list[Step]) -> list[Step]:
 
 
 def _parts(life: list[SeedEventRecord], last_epoch: int, finish_step: int | None) -> list[Part]:
-    starts = [one.epoch - (one.step != finish_step) for one in life]
+    starts = [_epochs_before(one, finish_step) for one in life]
     parts: list[Part] = [
         {"stage": one.to_stage, "from": start, "to": end}
         for one, start, end in zip(life, starts, [*starts[1:], last_epoch], strict=True)
@@ -269,6 +278,8 @@ class SeedEvent(TypedDict):
     """A seed that moved from one stage to another."""
 
     epoch: int
+    decided_after: int
+    """As in :class:`Step`."""
     step: int
     slot: str
     blueprint: str | None
@@ -343,7 +354,7 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
     if rows is None:
         return None
     names = names_of(run)
-    steps = [describe_step(record, names) for record in rows.steps]
+    steps = [describe_step(record, names, rows.finish_step) for record in rows.steps]
     bars = make_bars(
         rows.events,
         steps,
@@ -361,7 +372,7 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
         "result": rows.result,
         "slots": names.slots,
         "steps": steps,
-        "events": [_event(one) for one in rows.events],
+        "events": [_event(one, rows.finish_step) for one in rows.events],
         "bars": bars,
         "governor": [{"epoch": g.epoch, "step": g.step, "reason": g.reason} for g in rows.rescues],
         "host_parameters": None if rows.result is None else rows.result["host_parameters"],
@@ -378,9 +389,10 @@ def _find_rows(telemetry: RunTelemetry, env: int, episode: int) -> _Rows | None:
     return rows if rows.result or rows.steps or rows.events or rows.rescues else None
 
 
-def _event(record: SeedEventRecord) -> SeedEvent:
+def _event(record: SeedEventRecord, finish_step: int | None) -> SeedEvent:
     return {
         "epoch": record.epoch,
+        "decided_after": _epochs_before(record, finish_step),
         "step": record.step,
         "slot": record.slot,
         "blueprint": record.blueprint or None,

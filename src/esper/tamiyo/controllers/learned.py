@@ -9,6 +9,7 @@ import torch
 
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_bool, require_int, require_seed
+from esper.config.growth import RewardForm
 from esper.errors import ConfigError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -29,6 +30,7 @@ class LearnedController:
         deterministic: bool = False,
         name: str = "learned",
         return_scale: tuple[float, float] | None = None,
+        rewards: RewardForm = "dense",
     ) -> None:
         """Create the controller.
 
@@ -38,6 +40,7 @@ class LearnedController:
             name: The controller's name in comparisons.
             return_scale: Mean and standard deviation of the returns that the policy's values are
                 in units of; None if they are unknown.
+            rewards: The form of the rewards that the policy was trained with.
         """
         if not isinstance(policy, RecurrentTrunk):
             raise ConfigError(
@@ -48,6 +51,7 @@ class LearnedController:
         self.policy = policy
         self.deterministic = deterministic
         self.name = name
+        self.rewards: RewardForm = rewards
         self._return_scale = return_scale
         self._state = torch.zeros(0, policy.state_size)
         self._generator: torch.Generator | None = None
@@ -104,8 +108,9 @@ class LearnedController:
     def expected_return(self, host: int = 0) -> float | None:
         """Return the sum of rewards that the policy expected for a host in the last decision.
 
-        At the start of an episode, that is the final score minus all costs. None before the first
-        decision, and if the units of the policy's values are unknown.
+        At the start of an episode, that is the final score minus all costs; if rewards were
+        paired, what it is above that of the same host left alone. None before the first decision,
+        and if the units of the policy's values are unknown.
         """
         if self._last is None or self._return_scale is None:
             return None
@@ -147,6 +152,13 @@ def expected_return(controller: Controller, host: int = 0) -> float | None:
     if isinstance(controller, (LearnedController, TranslatedController)):
         return controller.expected_return(host)
     return None
+
+
+def expects_gain(controller: Controller) -> bool:
+    """Return whether a controller's returns are relative to the same host left alone."""
+    if isinstance(controller, TranslatedController):
+        return expects_gain(controller.controller)
+    return isinstance(controller, LearnedController) and controller.rewards == "paired"
 
 
 _BLUEPRINT = HEAD_NAMES.index("blueprint")

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from esper.config import PolicyConfig
-from esper.config.growth import Budget, GrowthConfig
+from esper.config.growth import Budget, GrowthConfig, RewardForm
 from esper.config.run import OptionValue
 from esper.config.schema import checked_value, hints_of, shown
 from esper.errors import ConfigError, ControllerError, SlotError, StorageError, message_of
@@ -67,6 +67,8 @@ class SavedController:
     """The budget it was trained with."""
     growth: GrowthConfig | None = None
     """How long seeds stayed in their stages during training; None for the defaults."""
+    rewards: RewardForm = "dense"
+    """The form of the rewards it was trained with."""
     origin: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """How it was trained, as plain values by name."""
     esper: str = __version__
@@ -107,6 +109,7 @@ class SavedController:
             deterministic=is_greedy,
             name=self.label,
             return_scale=self._return_scale,
+            rewards=self.rewards,
         )
         if own.blueprints == slot_config.blueprints:
             return controller
@@ -321,6 +324,7 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
         "policy": asdict(controller.policy),
         "budget": asdict(controller.budget),
         "growth": None if controller.growth is None else asdict(controller.growth),
+        "rewards": controller.rewards,
         "origin": dict(controller.origin),
         "blueprints": list(controller.blueprints),
         **_meanings(),
@@ -382,6 +386,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
         deterministic=checked_value("deterministic", facts["deterministic"], bool),
         budget=_section(Budget, facts, "budget"),
         growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
+        rewards=checked_value("rewards", facts.get("rewards", "dense"), RewardForm),
         origin=given,
         esper=checked_value("esper", facts["esper"], str),
     )

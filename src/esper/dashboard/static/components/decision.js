@@ -13,7 +13,7 @@ export function Decision({ step, overview, soFar }) {
   return html`<section class="panel decision" data-test="decision" aria-label="Decision">
     <div class="panel-head">
       <h2>${stepWords(step)}</h2>
-      <span class="muted small">epoch ${step.epoch}, round ${step.round}</span>
+      <span class="muted small">after epoch ${step.decided_after}${overview?.learns === false ? "" : `, round ${step.round}`}</span>
     </div>
     <p class="decision-refusal small">${refusal ? html`<span class="bad">${refusal}</span>` : doneWords(step)}</p>
     <dl class="decision-facts">

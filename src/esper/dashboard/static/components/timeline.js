@@ -173,7 +173,7 @@ function StepButtons({ detail, axis, step, onStep, height }) {
 }
 
 function stepLabel(step) {
-  return `Epoch ${step.epoch}: ${stepWords(step)}. ${refusalWords(step)} Score ${number(step.score)}.`;
+  return `After epoch ${step.decided_after}: ${stepWords(step)}. ${refusalWords(step)} Then score ${number(step.score)}.`;
 }
 
 function shortened(name) {
