@@ -285,7 +285,7 @@ def write_report(
     n_tasks: int,
     n_tuning: int,
 ) -> None:
-    """Write report.md, results.json and the figures, and print the report."""
+    """Write results.md, claims.json, results.json and the figure, and print the report."""
     chosen = choose_treatments(blocks, prices, n_tuning)
     results = read_results(
         blocks, controllers=controllers, prices=prices, n_tasks=n_tasks, chosen=chosen
@@ -311,11 +311,30 @@ def write_report(
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "report.md", text)
+    write_atomic(folder / "results.md", text)
+    write_atomic(folder / "claims.json", json.dumps(claim_rows(comparisons), indent=1) + "\n")
     write_atomic(folder / "results.json", json.dumps(_to_json(results, kinds, controllers)) + "\n")
     if comparisons:
         draw(comparisons, folder / "differences.png")
     print(text)
+
+
+def claim_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return the claims over all prices for the card (see esper.evidence.model_card)."""
+    names = {arm: claim for claim, arms in CLAIMS.items() for arm in arms}
+    verdicts = {"above": "yes", "below": "worse", "not shown": "no"}
+    return [
+        {
+            "claim": f"{names[one.arm][3:]}, held-out random tasks at four prices",
+            "against": LABELS[one.arm],
+            "result": 100.0 * one.difference.mean,
+            "interval": [100.0 * one.difference.low, 100.0 * one.difference.high],
+            "verdict": verdicts[one.verdict],
+            "unit": "points",
+        }
+        for one in comparisons
+        if one.price == ALL and one.arm in names
+    ]
 
 
 def _kinds(blocks: Blocks, n_tasks: int) -> Any:

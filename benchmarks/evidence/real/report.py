@@ -6,6 +6,7 @@ n seeds of a problem, K quantities, B resamples.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,8 +168,23 @@ def _mean(rows: Sequence[Row], name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
-def make_claims(found: Sequence[Comparison]) -> list[str]:
-    """Return what was and was not shown, a paragraph for each claim."""
+@dataclass(frozen=True)
+class Intervals:
+    """What was measured over all problems."""
+
+    gain: Interval
+    """Of growth over plain training, in points."""
+    cost: Interval
+    """FLOPs of growth relative to those of the search."""
+    same_size: Interval
+    """Growth minus a fixed width of its size."""
+    search_gain: float
+    share: Interval | None
+    """Of the search's gain; None if it gains nothing."""
+
+
+def measure(found: Sequence[Comparison]) -> Intervals:
+    """Return the means over problems, with their intervals."""
     groups = [each.problem.source for each in found]
     n_groups = len(set(groups))
     tables = [each.quantities() for each in found]
@@ -182,17 +198,64 @@ def make_claims(found: Sequence[Comparison]) -> list[str]:
         # Where the search hardly gains in a resample, the share of its gain says nothing.
         shares = drawn[:, 0] / np.maximum(drawn[:, 1], 1e-3)
         share = interval(means[0] / means[1], shares, n_groups)
-    is_not_worse, plain = _claim_plain(found, gain)
-    is_as_good, search = _claim_search(share, cost, float(means[1]))
+    return Intervals(gain, cost, same, float(means[1]), share)
+
+
+def make_claims(found: Sequence[Comparison]) -> list[str]:
+    """Return what was and was not shown, a paragraph for each claim."""
+    over = measure(found)
+    is_not_worse, plain = _claim_plain(found, over.gain)
+    is_as_good, search = _claim_search(over.share, over.cost, over.search_gain)
+    both = _verdict(is_not_worse and is_as_good, over.gain)
+    same = _points(over.same_size)
     return [
         plain,
         search,
-        f"Both on data that the controller never saw: {_verdict(is_not_worse and is_as_good, gain)}"
-        f", with {many(len(found), 'problem')} on {many(n_groups, 'data set')}.",
-        f"Against a fixed width of about the grown size, trained from scratch: {_points(same)}.",
+        f"Both on data that the controller never saw: {both}, with "
+        f"{many(len(found), 'problem')} on {many(over.gain.n, 'data set')}.",
+        f"Against a fixed width of about the grown size, trained from scratch: {same}.",
         _describe_mean(found),
         _describe_search(found),
     ]
+
+
+def claim_rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return the claims for the controller's card (see esper.evidence.model_card)."""
+    over, where = measure(found), f"{many(len(found), 'problem')} on real data"
+    is_not_worse = _claim_plain(found, over.gain)[0]
+    is_better = over.same_size.is_above_zero
+
+    def row(claim: str, against: str, values: Interval, verdict: str, unit: str) -> dict[str, Any]:
+        scale = 1.0 if unit == "points" else 100.0
+        ends = [scale * values.low, scale * values.high]
+        return {
+            "claim": f"{claim}, {where}",
+            "against": against,
+            "result": scale * values.mean,
+            "interval": ends,
+            "verdict": verdict,
+            "unit": unit,
+        }
+
+    rows = [
+        row(
+            "never worse than plain training",
+            "the given model, same epochs",
+            over.gain,
+            "yes" if is_not_worse else "no",
+            "points",
+        )
+    ]
+    search = "the best of four widths by validation"
+    if over.share is not None:
+        verdict = "yes" if over.share.low >= SHARE_OF_GAIN else "no"
+        rows.append(row("90% of a search's gain", search, over.share, verdict, "% of its gain"))
+    verdict = "yes" if over.cost.high <= SHARE_OF_FLOPS else "no"
+    rows.append(row("at most 45% of its FLOPs", search, over.cost, verdict, "% of its FLOPs"))
+    verdict = "yes" if is_better else "worse" if over.same_size.high < 0.0 else "no"
+    same = "a fixed width of the grown size, from scratch"
+    rows.append(row("better than the same size", same, over.same_size, verdict, "points"))
+    return rows
 
 
 def _claim_plain(found: Sequence[Comparison], gain: Interval) -> tuple[bool, str]:
@@ -264,7 +327,7 @@ def _points(found: Interval) -> str:
 
 
 def make_report(rows: Sequence[Row], problems: Sequence[Problem], arm: str, folder: Path) -> str:
-    """Write results.md and gains.png, and return the text."""
+    """Write results.md, claims.json and gains.png, and return the text."""
     found = [each for each in (compare(rows, problem, arm) for problem in problems) if each]
     if not found:
         return f"No problem has all arms with {arm}."
@@ -282,6 +345,7 @@ def make_report(rows: Sequence[Row], problems: Sequence[Problem], arm: str, fold
     text = "\n\n".join(parts) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(text)
+    (folder / "claims.json").write_text(json.dumps(claim_rows(found), indent=1) + "\n")
     draw(found, folder / "gains.png")
     return text
 
