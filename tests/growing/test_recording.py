@@ -258,6 +258,7 @@ def test_the_controller_ends_the_episode_with_a_step_of_its_own(tmp_path: Path) 
     train(tmp_path / "ended", until=4, controller=Finisher(), price=0.1)
     (episode,) = rows(tmp_path / "ended", EpisodeRecord)
     assert (episode.n_epochs, episode.ep_len, episode.was_truncated) == (3, 4, False)
+    assert (episode.budget_epochs, episode.flop_price, episode.title) == (EPOCHS, 0.1, None)
     steps = rows(tmp_path / "ended", StepRecord)
     assert [(one.epoch, esper.Op(one.op_done).name) for one in steps] == [
         (1, "WAIT"),

@@ -45,6 +45,9 @@ def test_facts_are_within_their_ranges_and_describe_the_data(seed: int) -> None:
     assert draw.learning_rate == facts["learning_rate"]
     assert draw.n_classes == facts["n_classes"]
     assert len(draw.data.train) == facts["n_samples"]
+    n_digits, n_classes, hidden = (int(facts[k]) for k in ("n_digits", "n_classes", "width"))
+    assert draw.title.startswith(f"{n_digits} digits in {n_classes} classes, ")
+    assert draw.title.endswith(f"% input noise; MLP of {hidden}")
 
 
 @given(seed=SEEDS)

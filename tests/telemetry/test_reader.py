@@ -222,6 +222,13 @@ ADDED_IN_3 = [
     ("steps", "probabilities"),
 ]
 ADDED_IN_5 = [("rounds", name) for name in ("workers", "workers_restarted", "seconds_waited")]
+ADDED_IN_6 = [
+    ("episodes", name)
+    for name in (
+        *("title", "facts", "slot_names", "budget_epochs", "flop_price"),
+        *("alone_scores", "alone_final_score"),
+    )
+]
 
 
 def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
@@ -232,7 +239,7 @@ def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
         writer.write_many([record, notice(3)])
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE evaluations DROP COLUMN fixed_reward")
-    for table, column in (*ADDED_IN_3, *ADDED_IN_5):
+    for table, column in (*ADDED_IN_3, *ADDED_IN_5, *ADDED_IN_6):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
@@ -245,6 +252,8 @@ def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
         assert telemetry.columns("evaluations")["fixed_reward"] == [None]
         assert telemetry.rows(NoticeRecord) == [notice(3)]
         assert telemetry.digest()
+        assert telemetry.column_sql("evaluations", "fixed_reward") == "NULL"
+        assert telemetry.column_sql(EvaluationRecord, "arm") == '"arm"'
     with pytest.raises(TelemetryError, match=rf"schema version 1; .* {SCHEMA_VERSION}"):
         TelemetryWriter(path)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.environment import GrowthVectorEnv
-from esper.environment.episodes import SlotOutcome
+from esper.environment.episodes import GrowthEpisodes, SlotOutcome
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
 from esper.lifecycle.stages import Stage
 from esper.simic.rollout import VectorCollector
@@ -191,6 +191,63 @@ def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None
     known = [r for r in found if (r.env, r.episode) in draws]
     assert known
     assert all(record.draw_seed == draws[record.env, record.episode] for record in known)
+
+
+def test_episodes_record_what_was_drawn_and_the_same_host_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = make_task("prior", kind="rings", n_epochs=3)
+    monkeypatch.setattr(setup, "make_task", lambda *_, **__: task)
+    config = tiny_config(
+        task="prior",
+        task_options={},
+        rounds=1,
+        envs=2,
+        n_steps=4,
+        budget__n_epochs=3,
+        ppo__n_minibatches=1,
+        budget__flop_price=0.0,
+        budget__parameter_rent=0.0,
+        rewards__reward="paired",
+        evaluation__n_eval_episodes=1,
+    )
+    seen = Seen()
+    trainer, _, _ = make_trainer(config, seen)
+    trainer.run()
+    episodes = of(seen, EpisodeRecord)
+    # Their environments have other hosts by the time they are recorded.
+    assert {one.env for one in episodes} == {0, 1}
+    waits = np.zeros((1, len(HEAD_NAMES)), np.int64)
+    assert Op.WAIT == 0
+    for record in episodes:
+        draw = task.sample(record.draw_seed)
+        assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
+        assert (record.budget_epochs, record.flop_price) == (3, draw.flop_price)
+        alone = GrowthEpisodes(task, [record.draw_seed])
+        (group,) = alone.hosts.groups
+        assert tuple(json.loads(record.slot_names)) == group.population.slot_config.slot_ids
+        scores = [alone.records.score[0]]
+        for _ in range(3):
+            result = alone.step(waits)
+            scores.append(alone.records.score[0])
+        assert json.loads(record.alone_scores) == pytest.approx(scores, abs=1e-6)
+        assert record.alone_final_score == pytest.approx(result.final_scores[0], abs=1e-6)
+    (run,) = of(seen, RunRecord)
+    assert json.loads(run.host) == []
+
+
+def test_without_paired_rewards_no_host_left_alone_is_recorded() -> None:
+    seen = Seen()
+    trainer, _, _ = make_trainer(CONFIG, seen)
+    trainer.run()
+    episodes, (run,) = of(seen, EpisodeRecord), of(seen, RunRecord)
+    assert episodes
+    for record in episodes:
+        draw = trainer.task.sample(record.draw_seed)
+        assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
+        assert (record.alone_scores, record.alone_final_score) == (None, None)
+        assert (record.budget_epochs, record.flop_price) == (5, CONFIG.budget.flop_price)
+        assert record.slot_names == run.slots
 
 
 def test_a_watcher_of_steps_gets_their_numbers_instead_of_step_records() -> None:

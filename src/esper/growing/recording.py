@@ -292,6 +292,13 @@ class Recording:
             host_parameters=last.parameters - last.seed_parameters,
             seed_parameters=last.seed_parameters,
             was_truncated=was_truncated,
+            title=None,
+            facts=None,
+            slot_names=None,
+            budget_epochs=self._config.budget.n_epochs,
+            flop_price=self._config.budget.flop_price,
+            alone_scores=None,
+            alone_final_score=None,
         )
 
     def _end(self) -> None:

@@ -37,7 +37,8 @@ def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Any:
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    slots = detail["slots"]
+    # A host in progress may name its slots differently from others.
+    slots = list(dict.fromkeys([*detail["slots"], *(bar["slot"] for bar in detail["bars"])]))
     figure = empty_figure(9, 2.6 + 0.8 * len(slots))
     axes: Any = figure.subplots(
         1 + len(slots), 1, sharex=True, squeeze=False, height_ratios=[2.5, *(1.0 for _ in slots)]
@@ -64,6 +65,9 @@ def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Any:
 def _draw_score(axis: Any, detail: EpisodeDetail) -> None:
     points = [(step["epoch"], step["score"]) for step in detail["steps"]]
     axis.plot([x for x, _ in points], [y for _, y in points], color="black", label="validation")
+    alone = [(epoch, score) for epoch, score in enumerate(detail["alone_scores"]) if epoch > 0]
+    if alone:
+        axis.plot(*zip(*alone, strict=True), color="#8a8f94", linewidth=0.9, label="left alone")
     result = detail["result"]
     if result is not None and result["final_score"] is not None:
         axis.plot(

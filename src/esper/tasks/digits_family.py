@@ -9,6 +9,7 @@ Shapes: n samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -180,6 +181,16 @@ def draw_digits(seed: int, host: str = "mlp", width: int | None = None) -> TaskD
         learning_rate=facts["learning_rate"],
         make_host=None if hidden == kind.largest else _host_makers(host)[hidden],
         facts=facts,
+        title=f"{_describe_problem(facts)}; {host.upper()} of {hidden}",
+    )
+
+
+def _describe_problem(facts: Mapping[str, float]) -> str:
+    """Return a problem in words, such as "8 digits in 3 classes, 420 samples"."""
+    return (
+        f"{facts['n_digits']:.0f} digits in {facts['n_classes']:.0f} classes, "
+        f"{facts['n_samples']:,.0f} samples, {facts['label_noise']:.0%} label noise, "
+        f"{facts['input_noise']:.0%} input noise"
     )
 
 

@@ -45,6 +45,7 @@ def draw_spirals(seed: int) -> TaskDraw:
         data=TaskData(train=train, validation=validation, test=test),
         n_classes=n_spirals,
         facts={"n_classes": n_spirals, "turns": turns, "noise": noise},
+        title=f"{n_spirals} spirals of {turns:.2f} turns, noise {noise:.3f}",
     )
 
 

@@ -165,6 +165,11 @@ class RunTelemetry:
         """
         return list(self._iterate(sql, values))
 
+    def column_sql(self, table: str | type[Any], name: str) -> str:
+        """Return a column's name for :meth:`select`, or NULL if the database is too old for it."""
+        kind = self._kind(table)
+        return next(self._sql(one) for one in all_columns_of(kind) if one.name == name)
+
     def digest(self) -> str:
         """Return a hash of all rows except sessions, without columns that depend on the clock.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Increases with every change of tables, columns or indexes. Older versions can still be read."""
 
 T = TypeVar("T")
@@ -320,6 +320,29 @@ class EpisodeRecord:
     host_parameters: int = column("Parameters of the host before growth.")
     seed_parameters: int = column("Parameters of the fossilized seeds.")
     was_truncated: bool = column("Whether a limit outside the task ended it.")
+    title: str | None = column(
+        "What the host learned and what it was, in words; none if the task draws nothing.", since=6
+    )
+    facts: str | None = column(
+        "The values that were drawn for the host: a JSON object of numbers by name.", since=6
+    )
+    slot_names: str | None = column(
+        "Names of the host's slots, in the order of the slot head: a JSON list. A host may have "
+        "fewer than others, and other names.",
+        since=6,
+    )
+    budget_epochs: int | None = column("Epochs of the budget.", since=6)
+    flop_price: float | None = column(
+        "The price of the FLOPs of training the reference host for the whole budget.", since=6
+    )
+    alone_scores: str | None = column(
+        "Validation scores of the same host left alone, before training and after each epoch: a "
+        "JSON list; none unless rewards are paired.",
+        since=6,
+    )
+    alone_final_score: float | None = column(
+        "Final score of the same host left alone; none unless rewards are paired.", since=6
+    )
 
 
 @record

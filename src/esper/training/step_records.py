@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.arrays import Floats, Integers
 from esper.environment import GrowthVectorEnv
 from esper.environment.episodes import SlotOutcome, StepResult
 from esper.environment.rewards import REWARD_TERMS
@@ -24,6 +26,7 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.policy.recurrent import RecurrentTrunk
 from esper.simic.rollout.collector import CollectedStep
+from esper.tasks import TaskDraw
 from esper.telemetry.records import (
     EpisodeRecord,
     GovernorRecord,
@@ -39,8 +42,37 @@ TERM_COLUMNS = {name: "flops_cost" if name == "flops" else name for name in REWA
 """The column of each reward term; the column ``flops`` holds the FLOPs themselves."""
 
 
-Before = tuple[SlotOutcome, NDArray[np.int64], list[SlotConfig]]
-"""The slots, the draw seeds and the slot configuration of each environment before a step."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostsBefore:
+    """The hosts before a step, which replaces those whose episode ends."""
+
+    slots: SlotOutcome
+    slot_configs: list[SlotConfig]
+    n_slots: Integers
+    """``[E]`` slots that each host has; it lacks the others of its configuration."""
+    draw_seeds: Integers
+    draws: list[TaskDraw]
+    n_epochs: Integers
+    """``[E]`` epochs of the budget."""
+    flop_prices: Floats
+    alone_scores: Floats
+    """``[E, T]`` as in :class:`EpisodeRecords`; T is 0 unless rewards are paired."""
+    alone_final_scores: Floats
+
+    def describe(self, env: int) -> dict[str, Any]:
+        """Return what was drawn for a host and how it does if left alone, by column."""
+        draw, n_epochs = self.draws[env], int(self.n_epochs[env])
+        is_paired = self.alone_scores.shape[1] > 0
+        alone: list[float] = self.alone_scores[env, : n_epochs + 1].round(6).tolist()
+        return {
+            "title": draw.title or None,
+            "facts": json.dumps(dict(draw.facts), default=float) if draw.facts else None,
+            "slot_names": json.dumps(self.slot_configs[env].slot_ids[: int(self.n_slots[env])]),
+            "budget_epochs": n_epochs,
+            "flop_price": float(self.flop_prices[env]),
+            "alone_scores": json.dumps(alone) if is_paired else None,
+            "alone_final_score": float(self.alone_final_scores[env]) if is_paired else None,
+        }
 
 
 class StepRecorder:
@@ -66,16 +98,27 @@ class StepRecorder:
         self._envs, self._policy, self._spec = envs, policy, policy.spec
         self._record_steps = record_steps
 
-    def before(self) -> Before:
-        """Return the slots and draw seeds before a step, for :meth:`records`."""
+    def before(self) -> HostsBefore:
+        """Return the hosts before a step, for :meth:`records`."""
         growth = self._envs.growth
-        return growth.slot_outcome(), growth.records.draw_seed.copy(), growth.hosts.slot_configs()
+        records = growth.records
+        return HostsBefore(
+            slots=growth.slot_outcome(),
+            slot_configs=growth.hosts.slot_configs(),
+            n_slots=(records.slot_kind >= 0).sum(1),
+            draw_seeds=records.draw_seed.copy(),
+            draws=growth.draws,
+            n_epochs=records.n_epochs.copy(),
+            flop_prices=records.flop_price.copy(),
+            alone_scores=records.alone_scores.copy(),
+            alone_final_scores=records.alone_final_score.copy(),
+        )
 
     def records(
         self,
         position: dict[str, int],
         step: CollectedStep,
-        before: Before,
+        before: HostsBefore,
         tally: RoundTally,
     ) -> list[RecordColumns]:
         """Return the records of a step, in the order in which they are written.
@@ -88,7 +131,6 @@ class StepRecorder:
         """
         result = self._envs.last_step
         assert result is not None, "the environments have taken a step"
-        slots_before, draws, slot_configs = before
         episodes: list[int] = tally.episode.tolist()
         epochs = self._epochs(step)
         found: list[RecordColumns] = []
@@ -97,16 +139,18 @@ class StepRecorder:
 
         def host(env: int) -> dict[str, Any]:
             place = {"env": self._first_env + env, "episode": episodes[env]}
-            return {**position, **place, "draw_seed": int(draws[env])}
+            return {**position, **place, "draw_seed": int(before.draw_seeds[env])}
 
         events: dict[type[Record], list[dict[str, Any]]] = {
-            SeedEventRecord: seed_events(host, epochs, slot_configs, slots_before, result.slots),
+            SeedEventRecord: seed_events(
+                host, epochs, before.slot_configs, before.slots, result.slots
+            ),
             GovernorRecord: [
                 {**host(env), "epoch": epochs[env], "reason": reason}
                 for env, reason in sorted(result.interventions.items())
             ],
             EpisodeRecord: [
-                {**host(env), **_episode_values(env, step, tally)}
+                {**host(env), **_episode_values(env, step, tally), **before.describe(env)}
                 for env in np.flatnonzero(step.dones).tolist()
             ],
         }

@@ -168,6 +168,8 @@ class Trainer:
         counts = self.task.share_out(self.config.envs)
         groups = zip(accumulate(counts, initial=0), self._sample.growth.hosts.groups, strict=False)
         hosts = {first: group.population.template for first, group in groups}
+        if self.task.draws_designs:
+            hosts = {}  # every episode has another
         self._write(run_record(self.config, self.parts.slot_config, hosts, self._name))
 
     def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:

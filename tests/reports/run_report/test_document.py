@@ -203,6 +203,16 @@ def test_an_episode_shows_its_parameters(folder: Path) -> None:
     assert text.endswith("3,400 parameters + 1,200 grown in 2 seeds.")
 
 
+def test_an_episode_says_what_the_problem_was_and_what_growth_gained(tmp_path: Path) -> None:
+    run = values_of(make_run(tmp_path / "paired", is_paired=True))
+    detail = run["episodes"][-1]["detail"]
+    assert detail["result"] is not None
+    detail["result"]["gain"] = 0.034
+    text = to_markdown(make_document(report_of(run)))
+    assert f"{detail['problem']}; {detail['settings']}" in text
+    assert "+3.4 points over the same host left alone" in text
+
+
 def test_the_overview_shows_state_progress_and_prices(folder: Path) -> None:
     run = values_of(folder)
     run["headline"]["seconds"] = 125.0

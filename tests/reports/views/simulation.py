@@ -56,9 +56,16 @@ class _Host:
 class Simulation:
     """Generates the records of a run from a random seed."""
 
-    def __init__(self, seed: int = 0, *, n_envs: int = 3, record_steps: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        n_envs: int = 3,
+        record_steps: bool = True,
+        is_paired: bool = False,
+    ) -> None:
         self._random = random.Random(seed)
-        self._record_steps = record_steps
+        self._record_steps, self._is_paired = record_steps, is_paired
         self._hosts = [self._new_host(0) for _ in range(n_envs)]
         self._step = 0
         self._ended: list[EpisodeRecord] = []
@@ -184,11 +191,31 @@ class Simulation:
             final_score=self._random.choice([None, round(self._random.random(), 3)]),
             host_parameters=100 + env,
             was_truncated=self._random.random() < 0.2,
+            slot_names=json.dumps(SLOTS),
+            budget_epochs=N_EPOCHS,
+            flop_price=0.1,
+            **dict.fromkeys(("title", "facts", "alone_scores", "alone_final_score")),
         )
+        if self._is_paired:
+            ended = self._pair(ended)
         self._ended.append(ended)
         self._ops.update(step.op_done for step in host.steps)
         self._hosts[env] = self._new_host(host.episode + 1)
         return ended
+
+    def _pair(self, ended: EpisodeRecord) -> EpisodeRecord:
+        """Add a drawn problem, a budget that was used up, and the same host left alone."""
+        drawn = random.Random(ended.draw_seed)
+        size = drawn.choice((16, 112))
+        return replace(
+            ended,
+            title=f"rings, {drawn.randrange(2, 9)} classes; MLP",
+            facts=json.dumps({"learning_rate": 0.00314159, "batch_size": float(size)}),
+            budget_epochs=ended.n_epochs,
+            alone_scores=json.dumps([round(drawn.random(), 3) for _ in range(ended.n_epochs + 1)]),
+            alone_final_score=round(drawn.random(), 3),
+            seed_parameters=drawn.choice((0, 40)),
+        )
 
     def _round(self, number: int) -> RoundRecord:
         n = len(self._ended)

@@ -95,6 +95,51 @@ def test_every_episode_has_its_own_records_in_order(tmp_path: Path) -> None:
     assert is_over == {True, False}
 
 
+def test_an_episode_says_what_was_drawn_and_how_the_host_does_alone(tmp_path: Path) -> None:
+    records = simulate(n_rounds=7, seed=1, is_paired=True)
+    n_over = 0
+    with stored(tmp_path, records) as telemetry:
+        for env, episode in episodes_in(records):
+            found = detail_of(telemetry, env, episode)
+            ended: list[EpisodeRecord] = own(records, EpisodeRecord, env, episode)
+            if not ended:
+                assert (found["problem"], found["settings"], found["facts"]) == (None, None, {})
+                assert (found["alone_scores"], found["n_epochs_max"]) == ([], N_EPOCHS)
+                continue
+            (record,) = ended
+            assert found["problem"] == record.title
+            assert found["facts"] == json.loads(record.facts or "")
+            size = int(found["facts"]["batch_size"] or 0)
+            assert found["settings"] == (
+                f"learning rate 0.0031, batch size {size}, FLOP price 0.1, "
+                f"{record.n_epochs}-epoch budget"
+            )
+            assert found["alone_scores"] == json.loads(record.alone_scores or "")
+            assert found["n_epochs_max"] == record.budget_epochs == record.n_epochs
+            n_over += 1
+    assert n_over > 5
+
+
+def test_a_host_has_its_own_slots_and_their_names(tmp_path: Path) -> None:
+    records = simulate(n_rounds=3, seed=1)
+    (first, *_) = [one for one in records if isinstance(one, EpisodeRecord)]
+    changed = [
+        replace(one, slot_names='["body"]')
+        if one is first
+        else replace(one, slot="body")
+        if isinstance(one, SeedEventRecord) and one.slot == SLOTS[0]
+        else one
+        for one in records
+    ]
+    with stored(tmp_path, changed) as telemetry:
+        found = detail_of(telemetry, first.env, first.episode)
+    assert found["slots"] == ["body"]
+    assert {len(step["slots"]) for step in found["steps"]} == {1}
+    reading = [one for one in found["steps"] if one["slot"] is not None]
+    assert {(one["slot"], one["choices"]["slot"]) for one in reading} <= {("body", 0), ("1", 1)}
+    assert reading
+
+
 def test_the_result_equals_the_entry_in_the_list(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         for line in episode_list(telemetry, order="recent")["episodes"]:
@@ -187,7 +232,7 @@ def test_fields_missing_in_earlier_versions_are_none(tmp_path: Path, version: in
                 assert older == step
             for bar in expected["bars"]:
                 bar["parameters"] = None
-            assert found == expected
+            assert found == expected | {"settings": None}
 
 
 def test_non_finite_numbers_are_none(tmp_path: Path) -> None:

@@ -54,6 +54,40 @@ def test_orders_and_filters_agree_with_sorting_all_rows(tmp_path: Path) -> None:
             assert [(one["env"], one["episode"]) for one in found["episodes"]] == expected
 
 
+def test_the_best_of_paired_episodes_kept_a_seed_and_gained_most(tmp_path: Path) -> None:
+    records = simulate(n_rounds=12, seed=3, is_paired=True)
+    ended = [one for one in records if isinstance(one, EpisodeRecord)][::-1]
+    gains = {
+        (one.env, one.episode): None
+        if one.final_score is None or one.alone_final_score is None
+        else one.final_score - one.alone_final_score
+        for one in ended
+    }
+
+    def place(one: EpisodeRecord) -> tuple[bool, float, float]:
+        gain = gains[one.env, one.episode]
+        is_grown = gain is not None and one.seed_parameters > 0
+        return not is_grown, -(gain or 0.0) if is_grown else 0.0, -one.ep_rew
+
+    assert 3 < sum(place(one)[0] for one in ended) < len(ended) - 3
+    with stored(tmp_path, records) as telemetry:
+        found = episode_list(telemetry, order="best", limit=1000)["episodes"]
+    expected = [(one.env, one.episode) for one in sorted(ended, key=place)]
+    assert [(one["env"], one["episode"]) for one in found] == expected
+    assert {(one["env"], one["episode"]): one["gain"] for one in found} == gains
+
+
+def test_nan_scores_are_no_gain(tmp_path: Path) -> None:
+    nan = float("nan")
+    last = replace(ENDED[0], final_score=0.9, alone_final_score=nan, ep_rew=0.1)
+    first = replace(ENDED[1], final_score=0.3, alone_final_score=0.4, ep_rew=0.0)
+    middle = replace(ENDED[2], final_score=nan, alone_final_score=-0.9, ep_rew=0.2)
+    with stored(tmp_path, [last, first, middle]) as telemetry:
+        found = episode_list(telemetry, order="best")["episodes"]
+    assert [one["gain"] for one in found] == [pytest.approx(-0.1), None, None]
+    assert [one["ep_rew"] for one in found] == [0.0, 0.2, 0.1]
+
+
 def test_pages_add_up_to_the_whole_list(tmp_path: Path) -> None:
     with stored(tmp_path, RECORDS) as telemetry:
         whole = episode_list(telemetry, order="best", limit=1000)["episodes"]
@@ -82,6 +116,7 @@ def test_an_episode_is_as_recorded_with_its_fossilized_seeds(tmp_path: Path) -> 
     for one, record in zip(reversed(found), ENDED, strict=True):
         assert one.pop("n_grown") == len(grown[record.env, record.episode])  # type: ignore[misc]
         assert one.pop("draw_seed") == str(record.draw_seed)  # type: ignore[misc]
+        assert one.pop("gain") is None  # type: ignore[misc]
         assert one == {name: getattr(record, name) for name in one}
 
 

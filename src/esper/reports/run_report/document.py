@@ -350,17 +350,24 @@ def _episode_blocks(episode: EpisodeValues, place: int, number_: int) -> tuple[B
     assert result is not None, "an episode of a report has ended"
     text = (
         f"{episode['title']}, ended in round {result['round']}: "
-        f"return {number(result['ep_rew'])}, score {number(result['final_score'])}, "
+        f"return {number(result['ep_rew'])}, score {number(result['final_score'])}"
+        f"{_gain_text(result['gain'])}, "
         f"{many(result['n_epochs'], 'epoch')}, {number(result['flops'], 2)} of the reference run's "
         f"FLOPs, {whole(result['host_parameters'])} parameters + "
         f"{whole(result['seed_parameters'])} grown in {many(result['n_grown'], 'seed')}."
     )
+    about = "; ".join(filter(None, (detail["problem"], detail["settings"])))
     missing = Text(text="The steps were not recorded (telemetry.record_steps).")
     steps = Rows(table=episode_table(detail)) if detail["steps"] else missing
     return (
         Text(text=text),
+        *((Text(text=f"The host's problem: {about}."),) if about else ()),
         Mount(drawing="episode", run=place, episode=number_, instead=(steps,)),
     )
+
+
+def _gain_text(gain: float | None) -> str:
+    return "" if gain is None else f" ({signed_points(gain)} over the same host left alone)"
 
 
 def _learned_section(run: RunValues, place: int, prefix: str) -> Section:

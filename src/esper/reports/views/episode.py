@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from esper.errors import TelemetryError
@@ -13,7 +13,13 @@ from esper.reports.views.episodes import Episode, ended_episode
 from esper.reports.views.run import Names, names_of, run_of, settings_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
-from esper.telemetry.records import GovernorRecord, SeedEventRecord, StepRecord
+from esper.telemetry.records import (
+    EpisodeRecord,
+    GovernorRecord,
+    RunRecord,
+    SeedEventRecord,
+    StepRecord,
+)
 from esper.telemetry.schema import unpack_probabilities
 
 
@@ -100,7 +106,7 @@ def describe_step(record: StepRecord, names: Names, finish_step: int | None) -> 
         "flops": finite(record.flops),
         "value": finite(record.value),
         "log_prob": finite(record.log_prob),
-        "slots": read_slots(record.slots, names.blueprints),
+        "slots": read_slots(record.slots, names.blueprints)[: len(names.slots) or None],
     }
 
 
@@ -307,6 +313,16 @@ class EpisodeDetail(TypedDict):
     has_steps: bool
     """Whether steps were recorded (``telemetry.record_steps``)."""
     n_epochs_max: int | None
+    """Epochs of the budget."""
+    problem: str | None
+    """What the host learned and what it was, in words, if the task draws it."""
+    settings: str | None
+    """Learning rate, batch size, price and budget in words; None if not recorded."""
+    facts: dict[str, float | None]
+    """The drawn values by name."""
+    alone_scores: list[float | None]
+    """Validation scores of the same host left alone, before training and after each epoch; empty
+    if not recorded."""
     result: Episode | None
     slots: list[str]
     steps: list[Step]
@@ -320,6 +336,7 @@ class EpisodeDetail(TypedDict):
 class _Rows:
     """The records of one episode."""
 
+    ended: EpisodeRecord | None
     result: Episode | None
     steps: list[StepRecord]
     events: list[SeedEventRecord]
@@ -353,7 +370,7 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
         rows, run = _find_rows(telemetry, env, episode), run_of(telemetry)
     if rows is None:
         return None
-    names = names_of(run)
+    names = _names_of_host(names_of(run), rows.ended)
     steps = [describe_step(record, names, rows.finish_step) for record in rows.steps]
     bars = make_bars(
         rows.events,
@@ -368,7 +385,8 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
         "draw_seed": rows.draw_seed,
         "is_over": rows.result is not None,
         "has_steps": bool(steps),
-        "n_epochs_max": None if run is None else settings_of(run).budget.n_epochs,
+        "n_epochs_max": _budget_epochs(rows.ended, run),
+        **_describe_problem(rows.ended),
         "result": rows.result,
         "slots": names.slots,
         "steps": steps,
@@ -381,12 +399,63 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
 
 def _find_rows(telemetry: RunTelemetry, env: int, episode: int) -> _Rows | None:
     rows = _Rows(
+        ended=next(iter(telemetry.rows(EpisodeRecord, env=env, episode=episode)), None),
         result=ended_episode(telemetry, env, episode),
         steps=telemetry.rows(StepRecord, env=env, episode=episode),
         events=telemetry.rows(SeedEventRecord, env=env, episode=episode),
         rescues=telemetry.rows(GovernorRecord, env=env, episode=episode),
     )
     return rows if rows.result or rows.steps or rows.events or rows.rescues else None
+
+
+def _names_of_host(names: Names, ended: EpisodeRecord | None) -> Names:
+    """Return the names in a run with the slots of one host, if they are recorded."""
+    if ended is None or ended.slot_names is None:
+        return names
+    return replace(names, slots=[str(name) for name in json.loads(ended.slot_names)])
+
+
+def _budget_epochs(ended: EpisodeRecord | None, run: RunRecord | None) -> int | None:
+    """Return the epochs of an episode's budget, those of the run's settings if not recorded."""
+    if ended is not None and ended.budget_epochs is not None:
+        return ended.budget_epochs
+    return None if run is None else settings_of(run).budget.n_epochs
+
+
+class _Problem(TypedDict):
+    """What a host was trained on, as in :class:`EpisodeDetail`."""
+
+    problem: str | None
+    settings: str | None
+    facts: dict[str, float | None]
+    alone_scores: list[float | None]
+
+
+def _describe_problem(ended: EpisodeRecord | None) -> _Problem:
+    if ended is None:
+        return {"problem": None, "settings": None, "facts": {}, "alone_scores": []}
+    facts: dict[str, Any] = json.loads(ended.facts or "{}")
+    alone: list[Any] = json.loads(ended.alone_scores or "[]")
+    numbers = {name: finite(value) for name, value in facts.items()}
+    return {
+        "problem": ended.title,
+        "settings": _describe_settings(ended, numbers),
+        "facts": numbers,
+        "alone_scores": [finite(score) for score in alone],
+    }
+
+
+def _describe_settings(ended: EpisodeRecord, facts: dict[str, float | None]) -> str | None:
+    """Return the settings of an episode that are recorded, in words."""
+    rate, size = facts.get("learning_rate"), facts.get("batch_size")
+    price, n_epochs = finite(ended.flop_price), ended.budget_epochs
+    words = [
+        None if rate is None else f"learning rate {rate:.2g}",
+        None if size is None else f"batch size {size:.0f}",
+        None if price is None else f"FLOP price {price:.3g}",
+        None if n_epochs is None else f"{n_epochs}-epoch budget",
+    ]
+    return ", ".join(filter(None, words)) or None
 
 
 def _event(record: SeedEventRecord, finish_step: int | None) -> SeedEvent:

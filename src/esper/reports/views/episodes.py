@@ -9,6 +9,7 @@ from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
+from esper.telemetry.records import EpisodeRecord
 
 Order = Literal["recent", "best", "worst", "typical"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -18,9 +19,16 @@ _COLUMNS = (
     "host_parameters, seed_parameters, was_truncated"
 )
 
+# A NaN in one of these columns is text.
+_GAIN = (
+    "CASE WHEN typeof(final_score) = 'real' AND typeof({alone}) = 'real' AND seed_parameters > 0 "
+    "THEN final_score - {alone} END"
+)
+"""The gain over being left alone of a host that kept a seed, otherwise NULL."""
+
 _ORDERS: dict[Order, str] = {
     "recent": "seq DESC",
-    "best": "ep_rew DESC NULLS LAST, seq DESC",
+    "best": f"{_GAIN} DESC NULLS LAST, ep_rew DESC NULLS LAST, seq DESC",
     "worst": "ep_rew NULLS LAST, seq DESC",
     "typical": "abs(ep_rew - :median) NULLS LAST, seq DESC",
 }
@@ -38,6 +46,10 @@ class Episode(TypedDict):
     ep_rew: float | None
     ep_len: int
     final_score: float | None
+    alone_final_score: float | None
+    """Final score of the same host left alone, if recorded."""
+    gain: float | None
+    """The final score minus that."""
     flops: float | None
     n_epochs: int
     host_parameters: int
@@ -68,7 +80,9 @@ def episode_list(
 
     Args:
         telemetry: The run's telemetry.
-        order: Latest first, highest or lowest return first, or nearest to the median return first.
+        order: Latest first, best first, lowest return first, or nearest to the median return
+            first. The best are those with the highest return; where the same hosts left alone
+            are recorded, those that kept a seed and gained most by it.
         env: Only episodes of this environment.
         first_round: Only episodes that ended in this round or later.
         last_round: Only episodes that ended in this round or earlier.
@@ -89,14 +103,17 @@ def episode_list(
         if order == "typical":
             values["median"] = _median_return(telemetry, where, values)
         values |= {"limit": limit, "offset": offset}
-        sql = f"SELECT {_COLUMNS} FROM episodes WHERE {where} ORDER BY {by}"
+        alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
+        by = by.format(alone=alone)
+        sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE {where} ORDER BY {by}"
         rows = telemetry.select(f"{sql} LIMIT :limit OFFSET :offset", **values)
         return {"total": total, "episodes": _episodes(telemetry, rows)}
 
 
 def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | None:
     """Return a finished episode, or None if it does not exist or has not ended."""
-    sql = f"SELECT {_COLUMNS} FROM episodes WHERE env = :env AND episode = :episode"
+    alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
+    sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE env = :env AND episode = :episode"
     rows = telemetry.select(sql, env=env, episode=episode)
     return next(iter(_episodes(telemetry, rows)), None)
 
@@ -115,7 +132,8 @@ def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Epis
 
 def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
     env, episode, round_, step, draw_seed, ep_rew, ep_len, score, flops, *others = row
-    n_epochs, host_parameters, seed_parameters, was_truncated = others
+    n_epochs, host_parameters, seed_parameters, was_truncated, alone = others
+    own, other = finite(score), finite(alone)
     return {
         "env": env,
         "episode": episode,
@@ -124,7 +142,9 @@ def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
         "draw_seed": str(draw_seed),
         "ep_rew": finite(ep_rew),
         "ep_len": ep_len,
-        "final_score": finite(score),
+        "final_score": own,
+        "alone_final_score": other,
+        "gain": None if own is None or other is None else own - other,
         "flops": finite(flops),
         "n_epochs": n_epochs,
         "host_parameters": host_parameters,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from esper.config.checks import require_choice, require_int, require_number
 from esper.config.growth import Budget, CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import TaskError
+from esper.formatting import many
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
 from esper.tasks.digits_family import GROWTH, draw_digits
@@ -398,7 +399,7 @@ def _describe_problem(kind: str, facts: dict[str, float]) -> str:
         parts.append(f"{facts['n_classes']:.0f} {'tokens' if kind == 'markov' else 'classes'}")
     parts.append(f"{facts['n_samples']:,.0f} samples")
     if facts.get("n_irrelevant"):
-        parts.append(f"{facts['n_irrelevant']:.0f} irrelevant inputs")
+        parts.append(many(int(facts["n_irrelevant"]), "irrelevant input"))
     for name, words in (("label_noise", "label noise"), ("input_noise", "input noise")):
         if facts.get(name):
             parts.append(f"{facts[name]:.0%} {words}")

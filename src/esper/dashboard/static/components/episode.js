@@ -1,7 +1,7 @@
 /** One episode: what came of it, its timeline, the chosen decision, and the network as it was then. */
 
 import { html, useCallback, useMemo, useState } from "../html.js";
-import { count, many, number } from "../format.js";
+import { count, isNumber, many, number, signed } from "../format.js";
 import { Decision, Outcomes } from "./decision.js";
 import { Empty } from "./messages.js";
 import { Network } from "./network.js";
@@ -23,6 +23,7 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
       <div class="panel-head">
         <h2>${title ?? `Environment ${detail.env}, episode ${detail.episode}`}</h2>
         <span class="rest">${head}</span>
+        <${Problem} detail=${detail} />
         <${Outcome} detail=${detail} />
       </div>
       ${steps.length === 0
@@ -42,6 +43,13 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
   </div>`;
 }
 
+/** What the host had to learn, and with which settings. */
+function Problem({ detail: { problem, settings } }) {
+  if (!problem && !settings) return null;
+  return html`<span class="small outcome" data-test="problem">${problem}${problem && settings ? "; " : ""}<span
+    class="muted">${settings}</span></span>`;
+}
+
 function Outcome({ detail }) {
   const { result } = detail;
   if (!result) return html`<span class="muted small outcome">in progress, ${detail.steps.length} steps so far</span>`;
@@ -49,6 +57,7 @@ function Outcome({ detail }) {
   const words = [
     `return ${number(result.ep_rew)}`,
     `final score ${number(result.final_score)}`,
+    ...(isNumber(result.gain) ? [`gain over left alone ${signed(result.gain)}`] : []),
     many(result.n_epochs, "epoch"),
     `FLOPs ${number(result.flops, 2)}`,
     `${count(result.host_parameters)}${seeds} parameters`,

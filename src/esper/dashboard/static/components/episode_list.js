@@ -1,12 +1,12 @@
 /** The episodes of a run, in an order and with a filter, to choose one from. */
 
 import { classes, html } from "../html.js";
-import { number, whole } from "../format.js";
+import { isNumber, number, signed, whole } from "../format.js";
 import { address } from "../router.js";
 
 const ORDERS = {
   recent: "latest first",
-  best: "highest return first",
+  best: "largest gain over left alone with a kept seed first, or else highest return",
   typical: "nearest to the median return first",
   worst: "lowest return first",
 };
@@ -40,9 +40,10 @@ export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }
 
 function Item({ id, one, isChosen }) {
   const grown = one.n_grown === 1 ? "1 seed kept" : `${one.n_grown} seeds kept`;
+  const gain = isNumber(one.gain) ? `, gain ${signed(one.gain)}` : "";
   return html`<li><a class=${classes("episode-item", isChosen && "chosen")} aria-current=${isChosen ? "true" : null}
     href=${address(["run", id, "growth", one.env, one.episode])}>
     <span>env ${one.env} · ep ${one.episode}</span><strong>${number(one.ep_rew)}</strong>
-    <span class="small muted">round ${one.round}, ${one.ep_len} steps, ${grown}</span>
+    <span class="small muted">round ${one.round}, ${one.ep_len} steps, ${grown}${gain}</span>
   </a></li>`;
 }

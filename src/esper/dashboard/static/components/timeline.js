@@ -12,6 +12,8 @@ const CURVE = { top: 8, height: 88 };
 const OPS = { top: 106, height: 20 };
 const LANES = { top: 128, bar: 30, seed: 16, name: 15 };
 const RIGHT = 8;
+/** The name of the curve of the host left alone: its width, and how far from the curve it may stand. */
+const ALONE = { width: 56, places: [10, 14, 18, -10, -14, -18] };
 /** From this width on, the names of slots stand beside their lanes, not above them. */
 const WIDE = 640;
 /** Up to so many epochs the whole budget is shown, so that an early end is seen. */
@@ -25,7 +27,9 @@ const WHOLE_BUDGET = 40;
 export function Timeline({ detail, step, onStep }) {
   const [box, width] = useWidth();
   const axis = makeAxis(detail, width);
-  const height = LANES.top + detail.slots.length * axis.lane + 26;
+  // A host in progress may name its slots differently from others.
+  const slots = [...new Set([...detail.slots, ...detail.bars.map(({ slot }) => slot)])];
+  const height = LANES.top + slots.length * axis.lane + 26;
   return html`<div class="timeline" data-test="timeline" ref=${box} style=${{ minHeight: `${height}px` }}>
     ${width > 0 && html`
       <svg width=${width} height=${height} role="img" aria-label=${summary(detail)}>
@@ -33,7 +37,7 @@ export function Timeline({ detail, step, onStep }) {
         <${Chosen} ...${{ axis, step, height }} />
         <${Curve} ...${{ detail, axis }} />
         <${Ops} ...${{ detail, axis }} />
-        ${detail.slots.map((slot, k) => html`<${Lane} key=${slot} ...${{ detail, axis, slot, k }} />`)}
+        ${slots.map((slot, k) => html`<${Lane} key=${slot} ...${{ detail, axis, slot, k }} />`)}
         <${EpochAxis} ...${{ axis, height }} />
       </svg>
       <${StepButtons} ...${{ detail, axis, step, onStep, height }} />`}
@@ -92,8 +96,9 @@ function Unspent({ axis, height, isOver }) {
 
 function Curve({ detail, axis }) {
   const points = detail.steps.map(({ score }, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
+  const alone = alonePoints(detail, axis);
   const final = detail.result?.final_score ?? null;
-  const scores = [...points.map(([, score]) => score), ...(final === null ? [] : [final])];
+  const scores = [...points, ...alone].map(([, score]) => score).concat(final === null ? [] : [final]);
   const [low, high] = scores.length ? rounded(Math.min(...scores), Math.max(...scores)) : [0, 1];
   const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
   const ticks = [low, (low + high) / 2, high];
@@ -102,11 +107,37 @@ function Curve({ detail, axis }) {
       <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
     ${final !== null && html`<line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
       <title>final score ${number(final)}</title></line>`}
+    ${alone.length > 0 && html`<${Alone} ...${{ points, alone, final, y }} />`}
     <polyline class="score" points=${points.map(([x, score]) => `${x},${y(score)}`).join(" ")} />
     ${points.map(([x, score]) => html`<circle class="score-dot" cx=${x} cy=${y(score)} r="2.5" />`)}
     ${detail.governor.map((one) => html`<${MarkAt} kind="governor" className="mark bad-mark"
       x=${axis.middle(axis.byStep.get(one.step) ?? Math.max(0, one.epoch - 1))} y=${CURVE.top + 10} title=${one.reason} />`)}
   </g>`;
+}
+
+/** Where the same host left alone was after each epoch that is shown. */
+function alonePoints(detail, axis) {
+  const after = (detail.alone_scores ?? []).slice(1, axis.columns + (axis.end === null ? 1 : 0));
+  return after.map((score, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
+}
+
+/** The curve of the same host left alone, with its name at its end. */
+function Alone({ points, alone, final, y }) {
+  const [x, score] = alone.at(-1);
+  const near = [...points, ...alone].filter(([left]) => left >= x - ALONE.width && left <= x);
+  const lines = [...near.map(([, one]) => one), ...(final === null ? [] : [final])].map(y);
+  return html`<g>
+    <polyline class="alone" points=${alone.map(([left, one]) => `${left},${y(one)}`).join(" ")} />
+    <text class="tick alone-name" x=${x} y=${freePlace(y(score), lines) + 4} text-anchor="end">left alone</text>
+  </g>`;
+}
+
+/** Gives the height near that of a curve's end which is farthest from all lines. */
+function freePlace(height, lines) {
+  const inside = ALONE.places.map((by) => height + by)
+    .filter((one) => one >= CURVE.top && one <= CURVE.top + CURVE.height);
+  const room = (one) => Math.min(...lines.map((line) => Math.abs(line - one)));
+  return inside.reduce((best, one) => (room(one) > room(best) ? one : best));
 }
 
 function Ops({ detail, axis }) {
