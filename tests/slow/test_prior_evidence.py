@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tamiyo.fresh_controllers import fresh_controller
 
 from esper.environment import GrowthVectorEnv, run_episodes
+from esper.lifecycle.factored_actions import Op
 from esper.tamiyo import WaitController, save_controller
 from esper.tasks import make_task
-from tests.tamiyo.fresh_controllers import fresh_controller
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,9 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def make_envs(n_envs: int) -> GrowthVectorEnv:
+def make_envs(n_envs: int, price: float = 0.0) -> GrowthVectorEnv:
     return GrowthVectorEnv(
-        make_task("prior", price=0.0),
+        make_task("prior", price=price),
         n_envs,
         purpose="evaluation",
         final_split="test",
@@ -88,14 +89,25 @@ def test_the_whole_evidence_on_six_tasks(
 def test_results_at_a_share_of_the_budget_are_those_of_stopping_there(
     modules: dict[str, Any],
 ) -> None:
-    blocks, envs, seed = modules["blocks"], make_envs(4), 100_000
-    result = blocks._run(envs, WaitController(), seed)
-    for stop, share in enumerate(blocks.STOPS):
+    blocks, envs, seed = modules["blocks"], make_envs(3, price=0.1), 100_000
+    result = blocks._run(make_envs(3), WaitController(), seed)
+    for stop, share in list(enumerate(blocks.STOPS))[:4:3]:
         for host, budget in enumerate(result["budget"]):
             after = int(np.ceil(round(share * budget, 6)))
             alone = run_episodes(envs, WaitController(finish_after=after), seed=seed)
+            assert alone.n_epochs[host] == after
             assert result["score"][host][stop] == pytest.approx(alone.scores[host], abs=1e-5)
             assert result["flops"][host][stop] == pytest.approx(alone.flops[host], abs=1e-5)
+
+
+def test_treatments_that_finish_are_run_where_that_is_legal(modules: dict[str, Any]) -> None:
+    for family in modules["blocks"].families():
+        for price in (0.0, 0.3):
+            envs = make_envs(2, modules["blocks"].run_price(family, price))
+            envs.reset(seed=0)
+            may_finish = bool(envs.masks["op"][:, Op.FINISH].all())
+            # Schedules never finish: they are read at shares of the budget.
+            assert may_finish == (price > 0.0 and family in ("heuristic", "random"))
 
 
 def test_a_host_gets_the_actions_of_another_host_like_it(modules: dict[str, Any]) -> None:

@@ -49,6 +49,10 @@ FIRST = {"tuning": 0, "evaluation": EVALUATION_HOSTS.first}
 """Number of the first task of each purpose."""
 PLAIN = "nothing grown"
 """The schedule that trains plainly."""
+FINISHING = ("heuristic", "random")
+"""Families whose treatments finish hosts by themselves, which is legal only at a price above 0."""
+PAID = 0.1
+"""The price that stands for all above 0 where a treatment ignores it."""
 RANDOM = "random legal growth"
 ABLATIONS = ("shuffled", "wrong task")
 MODULES = ("mlp_large", "conv_heavy", "lora_large")
@@ -121,6 +125,16 @@ def families() -> dict[str, dict[str, Make]]:
     }
 
 
+def run_price(family: str, price: float) -> float:
+    """Return the price at which a treatment is run, to be re-priced to another."""
+    return PAID if family in FINISHING and price > 0.0 else 0.0
+
+
+def allowed_stops(price: float) -> slice:
+    """Return the stopping shares that are allowed: at price 0 every host trains to the end."""
+    return slice(None) if price > 0.0 else slice(-1, None)
+
+
 @dataclass(frozen=True)
 class Job:
     """A block of tasks to run a treatment on, or a learned controller and its ablations."""
@@ -134,7 +148,7 @@ class Job:
     name: str
     """The treatment, or the folder of a learned controller."""
     price: float = 0.0
-    """What the controller is shown; treatments ignore it."""
+    """What a controller is shown; above 0, hosts may be finished."""
 
     @property
     def arms(self) -> tuple[str, ...]:

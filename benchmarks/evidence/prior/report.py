@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blocks import ABLATIONS, PLAIN, RANDOM, STOPS, families, make_jobs
+from blocks import ABLATIONS, PLAIN, RANDOM, STOPS, allowed_stops, families, make_jobs, run_price
 
 from esper.arrays import Floats
 from esper.environment.draws import Purpose
@@ -94,15 +94,16 @@ def choose_treatments(
     """Return the treatment of each family with the best mean return on tuning tasks, by price."""
     chosen: dict[tuple[str, float], Choice] = {}
     for family in TUNED:
-        found = {
-            name: blocks.read("tuning", n_tuning, family, name, family)
-            for name in families()[family]
-        }
-        if not all(found.values()):
-            raise EvidenceError(
-                f"the {family} treatments have not been tuned; run without --report."
-            )
         for price in prices:
+            at = run_price(family, price)
+            found = {
+                name: blocks.read("tuning", n_tuning, family, name, family, at)
+                for name in families()[family]
+            }
+            if not all(found.values()):
+                raise EvidenceError(
+                    f"the {family} treatments have not been tuned; run without --report."
+                )
             chosen[family, price] = best_choice(found, price)  # type: ignore[arg-type]
     return chosen
 
@@ -113,8 +114,9 @@ def best_choice(found: Mapping[str, Mapping[str, Any]], price: float) -> Choice:
     means = np.stack(
         [(found[name]["score"] - price * found[name]["flops"]).mean(0) for name in names]
     )
-    best, stop = np.unravel_index(means.round(9).argmax(), means.shape)
-    return Choice(names[int(best)], int(stop))
+    allowed = np.arange(means.shape[1])[allowed_stops(price)]
+    best, place = np.unravel_index(means[:, allowed].round(9).argmax(), (len(names), len(allowed)))
+    return Choice(names[int(best)], int(allowed[place]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +164,8 @@ def read_results(
         picked |= {"wait": Choice(PLAIN, last), "random": Choice(RANDOM, last)}
         for arm, choice in picked.items():
             family = "fixed" if arm == "wait" else arm
-            one = blocks.read("evaluation", n_tasks, family, choice.name, family)
+            at = run_price(family, price)
+            one = blocks.read("evaluation", n_tasks, family, choice.name, family, at)
             if one:
                 score, flops = (one[key][None, :, choice.stop] for key in ("score", "flops"))
                 arms[arm] = ArmResults(score, flops, choice.words)
@@ -233,8 +236,9 @@ def measure_headroom(
         np.stack([found[name][key] - price * found[name]["flops"] for name in names])
         for key in ("score", "validation")
     )
-    scores = HindsightScores(chooser=chooser, judge=judge)
     fixed = judge[names.index(best.name), :, best.stop]
+    judge, chooser = (each[:, :, allowed_stops(price)] for each in (judge, chooser))
+    scores = HindsightScores(chooser=chooser, judge=judge)
     gains = {
         "own": choose_for_each(scores) - fixed,
         "lucky": choose_by_luck(scores) - fixed,
@@ -357,7 +361,8 @@ def _describe_setting(
         "epochs. The epoch with the best validation score counts for every arm and is scored on "
         "the test split. The return is that score minus price times FLOPs, in units of the host's "
         "plain training. Treatments, and the share of the budget at which they stop, were chosen "
-        f"for each price on {many(n_tuning, 'other task')}. Prices: "
+        f"for each price on {many(n_tuning, 'other task')}; at price 0 every host trains to the "
+        "end, as the task demands of all arms. Prices: "
         f"{', '.join(f'{price:g}' for price in prices)}. A point is 0.01 of the score: accuracy, "
         "or the share of the error that is removed."
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 
 import torch
-from blocks import FIRST, Job, families, make_jobs, run_job
+from blocks import FIRST, Job, families, make_jobs, run_job, run_price
 from report import TUNED, Blocks, choose_treatments, write_report
 
 from esper.config.checks import require_int, require_number
@@ -107,7 +107,8 @@ def tuning_jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     """Return the jobs that the choice of treatments needs."""
     for family in TUNED:
         for name in families()[family]:
-            yield from make_jobs("tuning", arguments.tuning_tasks, family, name)
+            for price in run_prices(family, arguments.prices):
+                yield from make_jobs("tuning", arguments.tuning_tasks, family, name, price)
 
 
 def evaluation_jobs(arguments: argparse.Namespace, controllers: Sequence[str]) -> Iterator[Job]:
@@ -117,11 +118,20 @@ def evaluation_jobs(arguments: argparse.Namespace, controllers: Sequence[str]) -
     for price in arguments.prices:
         for folder in controllers:
             yield from make_jobs("evaluation", n_tasks, "learned", folder, price)
-    names = {(family, choice.name): None for (family, _), choice in chosen.items()}
+    wanted = {
+        (family, choice.name, run_price(family, price)): None
+        for (family, price), choice in chosen.items()
+    }
     for family in ("random", "fixed"):
-        names |= {(family, name): None for name in families()[family]}
-    for family, name in names:
-        yield from make_jobs("evaluation", n_tasks, family, name)
+        for price in run_prices(family, arguments.prices):
+            wanted |= {(family, name, price): None for name in families()[family]}
+    for family, name, price in wanted:
+        yield from make_jobs("evaluation", n_tasks, family, name, price)
+
+
+def run_prices(family: str, prices: Sequence[float]) -> list[float]:
+    """Return the prices at which the treatments of a family are run."""
+    return list(dict.fromkeys(run_price(family, price) for price in prices))
 
 
 def run_jobs(jobs: Sequence[Job], arguments: argparse.Namespace) -> None:
