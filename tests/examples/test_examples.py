@@ -81,7 +81,7 @@ NOTEBOOKS = {
     "grow_your_model.ipynb": {"EPOCHS = 40": "EPOCHS = 5"},
     "train_a_controller.ipynb": {
         "ROUNDS = 6": "ROUNDS = 1",
-        "envs=16": "envs=4",
+        "envs=16": "envs=8",
         '8, "n_final_episodes": 32': '4, "n_final_episodes": 4',
         "n_hosts=16": "n_hosts=10",
     },
