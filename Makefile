@@ -18,8 +18,8 @@ AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
 
-grow: $(READY)  ## grow a model of your own on real data
-	$(BIN)/python examples/grow_your_own_model.py
+grow: $(READY)  ## grow a model of your own on real data; the model and a figure are kept in grown/
+	$(BIN)/python examples/grow_your_own_model.py --out grown
 
 test: $(READY)  ## everything that must pass before a change lands
 	@$(MAKE) --no-print-directory -j 2 check fast-test
@@ -61,6 +61,7 @@ clean:
 	find src -name "*.so" -delete
 
 $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
+	@echo "Installing Esper, PyTorch and the development tools into $(VENV); the first time takes a few minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

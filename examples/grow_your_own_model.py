@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.errors import EsperError
+from esper.errors import ConfigError, EsperError
 from esper.growing.timeline import TimelineStep
 from esper.tasks.digits import load_digits
 
@@ -115,7 +115,7 @@ def reinitialize(model: nn.Module) -> nn.Module:
     return copied
 
 
-def main(epochs: int, seed: int, controller: str, folder: Path) -> None:
+def main(epochs: int, seed: int, controller: str, folder: Path, *, is_kept: bool) -> None:
     """Grow the model, save it, and compare it with models that do not grow."""
     torch.set_num_threads(1)  # networks this small train faster on one thread
     torch.manual_seed(seed)
@@ -153,6 +153,23 @@ def main(epochs: int, seed: int, controller: str, folder: Path) -> None:
         won, lost = int((correct & ~other).sum()), int((other & ~correct).sum())
         print(f'Images that only "grown" gets right: {won}; only "{name}": {lost}.')
     print(f"One run, {time.monotonic() - started:.0f} s; try another with --seed.")
+    if is_kept:
+        show_files(grown, folder)
+
+
+def show_files(grown: esper.Grown, folder: Path) -> None:
+    """Draw the growth, and say what there is to look at."""
+    print(f"\n{folder / 'digits.pt2'}: the model; torch.export.load(file).module() loads it")
+    try:
+        assert grown.trace is not None, "a model of one's own has a trace"
+        grown.trace.figure(title="DigitNet").savefig(folder / "growth.png", dpi=144)
+    except ConfigError as error:  # matplotlib is optional
+        print(error)
+    else:
+        print(f"{folder / 'growth.png'}: accuracy, seeds and parameters by epoch")
+    print(
+        "Next: esper train, then esper dashboard, shows many networks grow, decision by decision."
+    )
 
 
 def whole_number(text: str) -> int:
@@ -175,7 +192,7 @@ if __name__ == "__main__":
         default="shipped",
         help="shipped, heuristic, or a folder",
     )
-    parser.add_argument("--out", type=Path, help="folder to keep the exported model in")
+    parser.add_argument("--out", type=Path, help="folder to keep the model and a figure in")
     arguments = parser.parse_args()
     if arguments.epochs == 0:
         parser.error("--epochs 0 is too small; it must be at least 1")
@@ -186,6 +203,12 @@ if __name__ == "__main__":
         except OSError as error:
             parser.error(f"--out {folder} cannot be used as a folder: {error.strerror}")
         try:
-            main(arguments.epochs, arguments.seed, arguments.controller, folder)
+            main(
+                arguments.epochs,
+                arguments.seed,
+                arguments.controller,
+                folder,
+                is_kept=arguments.out is not None,
+            )
         except EsperError as error:
             parser.error(str(error))

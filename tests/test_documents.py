@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import esper
 from esper.growth.blueprints import registry as blueprint
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic import PPO
@@ -17,13 +18,15 @@ from esper.tamiyo.policy.observations import ObservationLayout
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "src/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/*.md", "src/**/*.md")
     for path in ROOT.glob(pattern)
 )
 NOT_RUN = ("docs/tutorial.md", "src/esper/tasks/data/README.md")
 """The tutorial has a test of its own; the other page needs scikit-learn."""
 NEED_A_RUN = ("docs/reference/metrics.md", "docs/reference/telemetry.md")
 """Pages whose code reads ``runs/my-run``."""
+MOST_EPOCHS = 8
+"""Epochs for which the code of a page grows a model."""
 
 
 def python_blocks(page: str) -> list[str]:
@@ -47,6 +50,20 @@ def _learn_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PPO, "learn", learn_briefly)
     monkeypatch.setattr("esper.simic.algorithm.STEPS_PER_ROLLOUT", 256)
+
+
+@pytest.fixture(autouse=True)
+def _grow_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a page grow a model for a few epochs where it says dozens."""
+
+    def grow_briefly(*given: Any, **options: Any) -> esper.Grown:
+        epochs = options.get("epochs")
+        if isinstance(epochs, int):
+            options["epochs"] = min(epochs, MOST_EPOCHS)
+        return grow(*given, **options)
+
+    grow = esper.grow
+    monkeypatch.setattr("esper.api.grow", grow_briefly)
 
 
 @pytest.mark.usefixtures("fresh_shipped")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.tasks import load_digits, make_task
+from esper.tasks import load_digits, make_task, split_digits
 from esper.tasks.digits import digit_splits, standard_digits
 
 
@@ -54,3 +54,12 @@ def test_the_task_holds_all_digits(host: str, shape: tuple[int, ...]) -> None:
 def test_hosts_are_small(host: str) -> None:
     model = make_task("digits", host=host).make_host(0)
     assert 1000 <= sum(parameter.numel() for parameter in model.parameters()) <= 10_000
+
+
+def test_the_split_digits_are_those_of_the_task() -> None:
+    images, labels = load_digits()
+    parts = split_digits()
+    assert [len(labels) for _, labels in parts] == [1000, 500, 297]
+    for (part, part_labels), rows in zip(parts, digit_splits(), strict=True):
+        assert torch.equal(part, images[rows])
+        assert torch.equal(part_labels, labels[rows])

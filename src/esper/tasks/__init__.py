@@ -3,7 +3,7 @@
 from esper.config.growth import Budget
 from esper.tasks import cifar10, digits, digits_family, fashion_mnist, prior, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
-from esper.tasks.digits import load_digits
+from esper.tasks.digits import load_digits, split_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.registry import make_task, register_task, task_names, task_summaries
 from esper.tasks.task import Task
@@ -32,6 +32,7 @@ __all__ = [
     "load_digits",
     "make_task",
     "register_task",
+    "split_digits",
     "task_names",
     "task_summaries",
 ]

@@ -51,6 +51,21 @@ def digit_splits() -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(train), torch.from_numpy(validation), torch.from_numpy(test)
 
 
+def split_digits() -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return the training, validation and test digits, each as images and labels.
+
+    They are 1,000, 500 and 297 images ``[N, 1, 8, 8]`` with labels ``[N]``, in a fixed order, and
+    every set has the ten digits in the same proportion.
+
+    .. code-block:: python
+
+        train, val, test = split_digits()
+        grown = esper.grow(model, train, val)
+    """
+    images, labels = load_digits()
+    return tuple((images[rows], labels[rows]) for rows in digit_splits())
+
+
 @lru_cache(maxsize=1)
 def standard_digits() -> tuple[Tensor, Tensor, float]:
     """Return standardized images ``[1797, 64]``, labels ``[1797]``, and the images' deviation.
