@@ -61,7 +61,7 @@ evidence: $(READY)  ## every claim about controllers, from training to the shipp
 	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)
 
 docs: $(DOCS_READY)  ## the documentation as a site, in site/; any broken link is an error
-	$(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html."
 
 clean:
