@@ -6,6 +6,10 @@ READY := $(VENV)/ready
 SLOW_READY := $(VENV)/ready-for-slow-tests
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/ready
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/ready
+INSTALL := python -m pip install --quiet --disable-pip-version-check
+NEW_PIP := "pip>=25.1"
 KERNELS := $(shell find src -name '*.c' -o -name '*.h')
 
 # Tests start many processes; without bytecode each would compile Esper, and each worker all tests.
@@ -13,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth evidence chromium clean
+.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth evidence docs chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -56,19 +60,25 @@ bench-growth: $(READY)  ## growing networks against every fixed size at equal FL
 evidence: $(READY)  ## every claim about controllers, from training to the shipped one; hours; goes on after Ctrl-C
 	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)
 
+docs: $(DOCS_READY)  ## the documentation as a site, in site/; any broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "Open site/index.html."
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build site
 	find src -name "*.so" -delete
 
+# Dependency groups need pip 25.1, which is newer than the one of a fresh Python 3.11.
 $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	@echo "Installing Esper, PyTorch and the development tools into $(VENV); the first time takes a few minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/$(INSTALL) $(NEW_PIP)
+	$(BIN)/$(INSTALL) -c constraints.txt -e . --group dev
 	touch $@
 
 # Nothing here replaces a package that `make test` uses, so one environment serves both.
 $(SLOW_READY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,accelerate,browser,lightning,models,onnx,parquet,ray,sb3,tensorboard,trackio,transformers,wandb]" tensorboard
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[accelerate,lightning,onnx,parquet,ray,tensorboard,trackio,transformers,wandb]" --group slow-test
 	touch $@
 
 # Debian's browser, where it can be had without a question; without it the tests that need it are
@@ -83,5 +93,13 @@ chromium:
 # keeps them from replacing torch.
 $(BENCH_READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BENCH_VENV)/bin/$(INSTALL) $(NEW_PIP)
+	$(BENCH_VENV)/bin/$(INSTALL) -c constraints.txt -e . --group bench
+	touch $@
+
+# The reference is read from the source, so the site needs neither PyTorch nor Esper.
+$(DOCS_READY): pyproject.toml
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/$(INSTALL) $(NEW_PIP)
+	$(DOCS_VENV)/bin/$(INSTALL) --group docs
 	touch $@

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
+from esper.installation import check_platform, find_clash
 from esper.registration import register_environments
 from esper.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from esper.api import *  # noqa: F403
+
+check_platform()
+if clash := find_clash():
+    warnings.warn(clash, stacklevel=2)
 
 if "gymnasium" in sys.modules:
     register_environments()

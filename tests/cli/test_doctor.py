@@ -67,17 +67,22 @@ def test_import_failures_are_reported(
     assert kernels[0].found.startswith("not compiled; ")
 
 
-def test_only_extras_for_users_are_checked(
+def test_extras_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = [
         "torch>=2.6",
         'numpy>=1; extra == "here"',
         "no-such-package[x]>=1 ; extra == 'there'",
-        'pytest; extra == "dev"',
     ]
     monkeypatch.setattr(checkup, "requires", lambda _: lines)
     here, there = checkup.check_extras()
     assert (here.about, here.found) == ("extra here", f"numpy {version('numpy')}")
     assert there.verdict == Verdict.NOTE
     assert 'pip install "esper-lite[there]"' in there.found
+
+
+def test_another_package_of_the_same_name_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "find_clash", lambda: "the unrelated package esper 3.9")
+    first = next(checkup.check_packages())
+    assert (first.verdict, first.found) == (Verdict.WRONG, "the unrelated package esper 3.9")

@@ -19,6 +19,7 @@ from typing import Annotated
 from esper.cli.output import existing_folder, print_columns, print_json
 from esper.cli.parsing import Switch, optional, parse
 from esper.errors import EsperError, MissingDataError
+from esper.installation import find_clash
 from esper.storage.run_folder import runs_folder
 from esper.version import __version__
 
@@ -26,8 +27,6 @@ PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich", "tyro")
 DISTRIBUTION = "esper-lite"
 LEAST_FREE_BYTES = 200 * 2**20
 """Enough for the checkpoints and telemetry of a run."""
-
-_OTHER_EXTRAS = ("dev", "bench")
 
 
 class Verdict(Enum):
@@ -66,7 +65,8 @@ def check_everything(runs_dir: str) -> list[Check]:
 
 def check_packages() -> Iterator[Check]:
     """Check that the required packages can be imported."""
-    yield Check("esper", __version__)
+    clash = find_clash()
+    yield Check("esper", __version__) if clash is None else Check("esper", clash, Verdict.WRONG)
     yield Check("python", f"{platform.python_version()} ({sys.executable})")
     for name in PACKAGES:
         try:
@@ -158,11 +158,11 @@ def check_extras() -> Iterator[Check]:
 
 
 def extras() -> dict[str, list[str]]:
-    """Return the packages of each extra meant for users."""
+    """Return the packages of each extra."""
     found: dict[str, list[str]] = {}
     for line in requires(DISTRIBUTION) or []:
         matched = re.match(r"""([\w.-]+).*;.*extra == ["'](\w+)["']""", line)
-        if matched and matched[2] not in _OTHER_EXTRAS:
+        if matched:
             found.setdefault(matched[2], []).append(matched[1])
     return found
 

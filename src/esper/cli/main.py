@@ -21,6 +21,7 @@ from esper.cli.output import (
 )
 from esper.config.schema import shown
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
+from esper.installation import find_clash
 from esper.training.signals import INTERRUPTED, handling
 from esper.version import __version__
 
@@ -106,6 +107,7 @@ def _run_and_report(args: list[str], *, ends_ignoring: bool) -> int:
     try:
         with handling(_interrupt, ends_ignoring=ends_ignoring), warnings.catch_warnings():
             warnings.showwarning = show_warning
+            _warn_of_clash()
             code = _run(args)
             if code != INTERRUPTED:  # a saved run exits with 130 even if the output is broken
                 sys.stdout.flush()
@@ -188,6 +190,13 @@ def _run(args: list[str]) -> int:
         return find_command(args[0])(args[1:])
     except SystemExit as ended:  # raised after a command's help is printed
         return ended.code if isinstance(ended.code, int) else SUCCESS
+
+
+def _warn_of_clash() -> None:
+    """Warn if another package overwrote our ``esper/__init__.py``, which would warn itself."""
+    clash = None if hasattr(sys.modules["esper"], "find_clash") else find_clash()
+    if clash:
+        warnings.warn(clash, stacklevel=2)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

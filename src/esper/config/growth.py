@@ -28,7 +28,13 @@ DEEPEN_STARTS = ("copied", "fresh")
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthConfig:
-    """How seeds start, and how long they stay in a stage before its gate opens."""
+    """How seeds start, and how long they stay in a stage before its gate opens.
+
+    Examples:
+        >>> config = esper.GrowthConfig(min_training_epochs=2)
+        >>> config.min_training_epochs
+        2
+    """
 
     min_training_epochs: int = 1
     """Epochs that a seed trains before it may blend."""
@@ -61,7 +67,13 @@ class GrowthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """When a loss is an outlier. Losses and gradients that are not finite always stop an update."""
+    """When a loss is an outlier. Losses and gradients that are not finite always stop an update.
+
+    Examples:
+        >>> config = esper.GovernorConfig(untrained_loss=1e9)
+        >>> config.untrained_loss
+        1000000000.0
+    """
 
     warmup_losses: int = 20
     """Losses observed, at first and after a rollback, before the bound is at its narrowest."""
@@ -97,7 +109,12 @@ class GovernorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Length of an episode, and its prices in units of the task's score."""
+    """Length of an episode, and its prices in units of the task's score.
+
+    Examples:
+        >>> esper.Budget(n_epochs=8, flop_price=0.1)
+        Budget(n_epochs=8, flop_price=0.1, parameter_rent=0.02)
+    """
 
     n_epochs: int = 16
     """Epochs that a host may train, which is the number of decisions in an episode."""
@@ -127,6 +144,10 @@ class RewardConfig:
     With gamma 1 the sum of rewards is the same for all settings, minus what the same host left
     alone would have got if rewards are paired; otherwise the discounted sum is the same for all
     values of ``shaping``.
+
+    Examples:
+        >>> esper.RewardConfig()
+        RewardConfig(reward='dense', shaping=0.02, governor_penalty=0.01, gamma=1.0)
     """
 
     reward: RewardForm = "dense"
@@ -156,7 +177,13 @@ WIDEN_STARTS = ("random", "gradmax")
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
-    """How the hosts of a population are trained."""
+    """How the hosts of a population are trained.
+
+    Examples:
+        >>> config = esper.PopulationConfig(batch_size=16)
+        >>> config.batch_size
+        16
+    """
 
     batch_size: int = 32
     """Samples per batch; all samples for hosts that have fewer."""
@@ -213,7 +240,13 @@ MLP_ACTIVATIONS = ("relu", "gelu", "tanh")
 
 @dataclass(frozen=True, kw_only=True)
 class MLPHostConfig:
-    """An MLP for vectors, residual by default."""
+    """An MLP for vectors, residual by default.
+
+    Examples:
+        >>> host = esper.make_host(esper.MLPHostConfig(n_features=2, n_classes=3))
+        >>> host(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
+    """
 
     n_features: int = 64
     """Number of input features."""
@@ -241,7 +274,13 @@ class MLPHostConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CNNHostConfig:
-    """A residual network of 3x3 convolutions for images."""
+    """A residual network of 3x3 convolutions for images.
+
+    Examples:
+        >>> host = esper.make_host(esper.CNNHostConfig(image_size=8))
+        >>> host(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
 
     image_size: int = 8
     """Height and width of an image."""
@@ -262,7 +301,13 @@ class CNNHostConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTHostConfig:
-    """A causal pre-norm transformer over tokens."""
+    """A causal pre-norm transformer over tokens.
+
+    Examples:
+        >>> host = esper.make_host(esper.GPTHostConfig(vocabulary=64, context=32))
+        >>> host(torch.zeros(5, 32, dtype=torch.long)).shape
+        torch.Size([5, 32, 64])
+    """
 
     vocabulary: int = 64
     """Number of distinct tokens."""

@@ -129,7 +129,13 @@ class TelemetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of a training run."""
+    """All settings of a training run.
+
+    Examples:
+        >>> config = esper.RunConfig(task="spirals", rounds=2)
+        >>> config.task, config.rounds
+        ('spirals', 2)
+    """
 
     task: str = "digits-family"
     """Task of the hosts: a registered name, or module:function of your own."""

@@ -17,6 +17,12 @@ def make_env(
     """Return an environment that grows one host, or a vector environment if given ``num_envs``.
 
     Options are those of :class:`GrowthVectorEnv` and of the task.
+
+    Examples:
+        >>> envs = esper.make_env("spirals", num_envs=2)
+        >>> observations, info = envs.reset(seed=0)
+        >>> len(observations)
+        2
     """
     if num_envs is None:
         return GrowthEnv(task, **options)

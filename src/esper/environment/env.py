@@ -24,6 +24,12 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     Episodes are those of a :class:`GrowthVectorEnv` with one environment, which explains
     termination, masks and illegal actions.
+
+    Examples:
+        >>> env = esper.GrowthEnv("spirals")
+        >>> observation, info = env.reset(seed=0)
+        >>> action = env.action_space.sample(mask=info["action_mask"])
+        >>> observation, reward, terminated, truncated, info = env.step(action)
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's name and form

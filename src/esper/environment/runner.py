@@ -26,7 +26,15 @@ OnStep = Callable[[Integers, StepResult], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpisodeResults:
-    """The outcome of each environment's episode, ``[E]`` each."""
+    """The outcome of each environment's episode, ``[E]`` each.
+
+    Examples:
+        >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
+        >>> waiting = esper.make_controller("wait", envs.layout)
+        >>> results = esper.run_episodes(envs, waiting, seed=0)
+        >>> bool((results.scores <= 1).all())
+        True
+    """
 
     returns: Floats
     """Sum of rewards."""
@@ -97,6 +105,13 @@ def run_episodes(
         UnsupportedEnvironmentError: If the environments are not growth environments, or reset
             automatically.
         ConfigError: If the seed or the controller is invalid.
+
+    Examples:
+        >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
+        >>> waiting = esper.make_controller("wait", envs.layout)
+        >>> results = esper.run_episodes(envs, waiting, seed=0)
+        >>> results.scores.shape
+        (2,)
     """
     require_seed(seed)
     require_controller(controller)

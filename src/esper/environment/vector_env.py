@@ -62,6 +62,12 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     :attr:`masks` holds the exact masks, which Esper's own policies sample from.
 
     If the task has variants, the last environments grow the variants' hosts.
+
+    Examples:
+        >>> envs = esper.GrowthVectorEnv("spirals", 2)
+        >>> observations, info = envs.reset(seed=0)
+        >>> observations.shape[0]
+        2
     """
 
     def __init__(

@@ -60,6 +60,9 @@ def compare(
 
     Returns:
         The results; :func:`esper.evidence.claims.verdict_sentences` says what they show.
+
+    Examples:
+        >>> evidence = esper.compare(["runs/my-run", "heuristic"], n_hosts=64)  # doctest: +SKIP
     """
     given = list(contestants)
     if len(given) < 2:

@@ -134,6 +134,9 @@ def evaluate(
 
     Returns:
         The results at each price.
+
+    Examples:
+        >>> evidence = esper.evaluate("runs/my-run", n_hosts=64)  # doctest: +SKIP
     """
     require_int("n_hosts", n_hosts, least=MIN_HOSTS)
     require_int("tuning_runs", tuning_runs, least=MIN_TUNING_RUNS)

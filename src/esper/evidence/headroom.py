@@ -195,6 +195,9 @@ def headroom(
         price: Score that the FLOPs of one reference run cost; by default the task's.
         task_options: Options of the task.
         **options: See :class:`esper.evidence.evaluation.EvalOptions`.
+
+    Examples:
+        >>> result = esper.headroom("digits-family", n_hosts=32)  # doctest: +SKIP
     """
     require_int("n_hosts", n_hosts, least=MIN_HOSTS)
     require_int("tuning_runs", tuning_runs, least=MIN_TUNING_RUNS)

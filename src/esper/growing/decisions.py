@@ -31,6 +31,14 @@ class Decision:
     """The end of an epoch: how the model did, and what was decided for the next epoch.
 
     Printing it gives one line.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> grown.trace[0].epoch
+        0
     """
 
     epoch: int
@@ -138,7 +146,16 @@ def _cells(one: Decision) -> tuple[str, ...]:
 
 
 class Trace(Sequence[Decision]):
-    """All decisions of a training, in order."""
+    """All decisions of a training, in order.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> len(grown.trace)
+        5
+    """
 
     def __init__(self, decisions: Sequence[Decision] = ()) -> None:
         self._decisions = list(decisions)

@@ -117,6 +117,14 @@ def grow(
         SlotError: If the model has no place for a slot.
         ConfigError: If a setting is invalid.
         ControllerError: If there is no such controller.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> type(grown.model).__module__
+        'torch.nn.modules.container'
     """
     if on_step is not None and not callable(on_step):
         raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")

@@ -59,6 +59,20 @@ class Grower:
 
     The model is changed in place: seeds grow in it, their parameters join the optimizer. The loop
     keeps its data, loss, schedule, precision and parallelism.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> y = torch.randint(3, (32,))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> grower = esper.Grower(model, optimizer, epochs=2, controller="heuristic")
+        >>> for epoch in range(2):
+        ...     loss = nn.functional.cross_entropy(model(x), y)
+        ...     loss.backward()
+        ...     report = grower.step(loss)
+        ...     score = (model(x).argmax(1) == y).float().mean().item()
+        ...     decision = grower.end_epoch(score=score)
+        >>> plain = grower.export()
     """
 
     def __init__(

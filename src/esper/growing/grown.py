@@ -29,7 +29,15 @@ MOST_PERCENT = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthSummary:
-    """The outcome of growing a model. Printing it gives sentences."""
+    """The outcome of growing a model. Printing it gives sentences.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> print(grown.summary)  # doctest: +SKIP
+    """
 
     metric: str
     """The name of the metric."""
@@ -223,7 +231,16 @@ def _epochs_text(epochs: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Grown:
-    """A grown model and how it got there."""
+    """A grown model and how it got there.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> len(grown.timeline)
+        4
+    """
 
     model: nn.Module
     """A plain module without anything of Esper."""
@@ -322,6 +339,15 @@ def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
 
     Raises:
         StorageError: If it cannot be written.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x, y = torch.randn(80, 4), torch.randint(3, (80,))
+        >>> data = (x[:60], y[:60]), (x[60:], y[60:])
+        >>> grown = esper.grow(model, *data, epochs=4, controller="heuristic", progress=False)
+        >>> folder = esper.save_grown(grown, "grown")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['growth.json', 'model.pt2', 'model.safetensors']
     """
     path = Path(folder)
     try:

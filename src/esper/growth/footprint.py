@@ -71,7 +71,14 @@ def count_flops(work: Callable[[], Any]) -> int:
 
 
 def footprint(model: nn.Module, sample_input: Any) -> Footprint:
-    """Return the parameters and FLOPs of a model on a sample input; the model is not changed."""
+    """Return the parameters and FLOPs of a model on a sample input; the model is not changed.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> measured = esper.footprint(model, torch.randn(1, 4))
+        >>> measured.host_parameters, measured.forward_flops
+        (67, 112)
+    """
     grown: Mapping[str, SeedSlot] = own_slots(model) or {}
     total = count_parameters(model)
     seeds: dict[str, int] = {}
@@ -128,6 +135,15 @@ class TrainingMeter:
     """Adds up the FLOPs of a model's training.
 
     FLOPs per sample are counted again only when the slots have changed.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> meter = esper.TrainingMeter(model, x)
+        >>> meter.add_training(100)  # samples
+        >>> meter.total_flops
+        27200.0
     """
 
     def __init__(self, model: nn.Module, sample_input: Any) -> None:

@@ -193,6 +193,17 @@ class Governor:
     With several processes, each loss is the mean of theirs, all of them roll back if one has to,
     and the model, seeds included, starts on all of them as on rank 0. Gradients of what was grown
     are averaged in :meth:`check_gradients`, the others by DistributedDataParallel.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> governor = esper.Governor(model, optimizer)
+        >>> report = governor.step(model(x).square().mean())
+        >>> report = governor.step(model(x).sum() * float("nan"))  # rolled back
+        >>> all(parameter.isfinite().all() for parameter in model.parameters())
+        True
     """
 
     def __init__(

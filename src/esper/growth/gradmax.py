@@ -68,6 +68,13 @@ def maximise_gradient(
         SlotError: If the slot holds no such seed, the seed has already been trained, or the loss
             does not depend on the block.
         NonFiniteError: If the loss's gradient at the block is not finite.
+
+    Examples:
+        >>> host, x = esper.make_host(esper.MLPHostConfig()), torch.randn(32, 64)
+        >>> outcome = esper.slots(host).germinate("blocks.0", "widen_small")
+        >>> report = esper.maximise_gradient(host, "blocks.0", lambda: host(x).square().mean())
+        >>> report.norm_after >= report.norm_before
+        True
     """
     require_int("n_iterations", n_iterations, least=0)
     place, seed = _require_new_units(model, slot)

@@ -500,6 +500,13 @@ def slots(model: nn.Module) -> HostSlots:
 
     Raises:
         SlotError: If the model has none.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> list(esper.slots(model))
+        ['0>2']
     """
     found = own_slots(unwrapped(model))
     if found is None:

@@ -50,6 +50,11 @@ def make_host(
     Raises:
         ConfigError: If ``design`` differs from ``config`` in anything but ``hidden``, or the
             weights do not fit into memory.
+
+    Examples:
+        >>> host = esper.make_host(esper.MLPHostConfig(n_blocks=2), seed=3)
+        >>> list(esper.slots(host))
+        ['blocks.0', 'blocks.1']
     """
     if design is not None:
         _require_same_sites(config, design)

@@ -80,6 +80,17 @@ class OptimizerKeeper:
     group with otherwise the same settings. When a seed is pruned, its parameters and their
     optimizer state are removed. When it is fossilized, they move to the block's groups and keep
     their state. Other parameters are never touched.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> keeper = esper.OptimizerKeeper(model, optimizer)
+        >>> before = sum(len(group["params"]) for group in optimizer.param_groups)
+        >>> outcome = esper.slots(model).germinate("0>2", "widen_small")
+        >>> sum(len(group["params"]) for group in optimizer.param_groups) > before
+        True
     """
 
     def __init__(

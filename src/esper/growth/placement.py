@@ -64,6 +64,14 @@ def add_slots(
     Raises:
         SlotError: If a name is unknown or a block cannot have a slot; the message says why.
         ConfigError: If ``growth_config`` is not a GrowthConfig.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> outcome = esper.slots(model).germinate("0>2", "widen_small")
+        >>> esper.slots(model)["0>2"].life.stage.name
+        'GERMINATED'
     """
     if growth_config is not None and not isinstance(growth_config, GrowthConfig):
         raise ConfigError(f"growth_config is {growth_config!r}; it must be a GrowthConfig.")
@@ -287,7 +295,16 @@ def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
 
 
 def print_trainable_parameters(model: nn.Module) -> None:
-    """Print the number of trainable parameters and the seed in each slot."""
+    """Print the number of trainable parameters and the seed in each slot.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> esper.print_trainable_parameters(model)
+        trainable parameters: 67 of 67 (100.0%)
+          0>2: dormant
+    """
     parameters = list(model.parameters())
     total = sum(parameter.numel() for parameter in parameters)
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -494,6 +511,12 @@ def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
     A block is a module with submodules and parameters. If the model has no usable block, its layers
     with parameters are proposed. A pair is a layer and those that read its units. The model is run
     with hooks and does not change.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> proposals = esper.find_slots(model, torch.randn(2, 4))
+        >>> [site.name for site in proposals]
+        ['0', '0>2', '2']
     """
     require_growable(model)
     modules = named_modules(model)

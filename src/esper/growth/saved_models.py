@@ -161,6 +161,12 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     Raises:
         SlotError: If the model has no slots.
         SavedModelError: If part of the model cannot be saved; the message names it.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> esper.save(model, "kept")
     """
     folder = Path(directory)
     reshard(model)
@@ -204,6 +210,17 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
     Raises:
         SavedModelError: If the folder holds no saved model, a damaged one, or one of another
             architecture.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> esper.save(model, "kept")
+        >>> def build():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> again = esper.load("kept", build)
+        >>> torch.equal(again(x), model(x))
+        True
     """
     folder = Path(directory)
     if not callable(build):

@@ -72,6 +72,14 @@ class SeedSlot(BlockWrapper):
     """A block, the seeds that have become part of it, and the seed that grows on both.
 
     An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> slot = esper.slots(model)["0>2"]
+        >>> isinstance(slot, esper.SeedSlot), slot.life.stage.name
+        (True, 'DORMANT')
     """
 
     def __init__(

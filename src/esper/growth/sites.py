@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 
 class TensorKind(Enum):
-    """The layout of a block's output."""
+    """The layout of a block's output.
+
+    Examples:
+        >>> [kind.name for kind in esper.TensorKind]
+        ['FEATURE_MAP', 'SEQUENCE', 'VECTOR']
+    """
 
     FEATURE_MAP = "feature map [B, C, H, W]"
     SEQUENCE = "sequence [B, T, D]"
@@ -222,7 +227,16 @@ class SlotSize:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSite:
-    """A place in a model where a seed can grow."""
+    """A place in a model where a seed can grow.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> site = esper.slots(model)["0>2"].site
+        >>> site.name, site.kind.name
+        ('0>2', 'VECTOR')
+    """
 
     name: str
     kind: TensorKind

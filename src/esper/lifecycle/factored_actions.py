@@ -14,7 +14,12 @@ from esper.simic.policy.action_spec import ActionSpec
 
 
 class Op(IntEnum):
-    """What an action does to the host."""
+    """What an action does to the host.
+
+    Examples:
+        >>> [op.name for op in esper.Op]
+        ['WAIT', 'GERMINATE', 'SET_ALPHA_TARGET', 'PRUNE', 'FOSSILIZE', 'ADVANCE', 'FINISH']
+    """
 
     WAIT = 0
     GERMINATE = 1
@@ -26,7 +31,12 @@ class Op(IntEnum):
 
 
 class BlendStyle(Enum):
-    """How a seed's output is blended into the host's."""
+    """How a seed's output is blended into the host's.
+
+    Examples:
+        >>> [style.name for style in esper.BlendStyle]
+        ['ADD_LINEAR', 'MULTIPLY_LINEAR', 'ADD_SIGMOID', 'LEARNED_GATE']
+    """
 
     ADD_LINEAR = "add, linear"
     MULTIPLY_LINEAR = "multiply, linear"
@@ -35,7 +45,12 @@ class BlendStyle(Enum):
 
 
 class AlphaCurve(Enum):
-    """The shape of an alpha ramp."""
+    """The shape of an alpha ramp.
+
+    Examples:
+        >>> [curve.name for curve in esper.AlphaCurve]
+        ['LINEAR', 'COSINE', 'SIGMOID_GENTLE', 'SIGMOID', 'SIGMOID_SHARP']
+    """
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -123,7 +138,13 @@ def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthAction:
-    """One decoded action. Fields that the op does not read are ignored."""
+    """One decoded action. Fields that the op does not read are ignored.
+
+    Examples:
+        >>> action = esper.GrowthAction(op=esper.Op.GERMINATE, slot="0>2", blueprint="widen_small")
+        >>> action.op.name
+        'GERMINATE'
+    """
 
     op: Op = Op.WAIT
     slot: str = ""

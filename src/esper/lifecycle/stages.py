@@ -11,7 +11,12 @@ from enum import IntEnum
 
 
 class Stage(IntEnum):
-    """The stage of a slot's seed."""
+    """The stage of a slot's seed.
+
+    Examples:
+        >>> esper.Stage.DORMANT.name
+        'DORMANT'
+    """
 
     DORMANT = 0
     GERMINATED = 1

@@ -37,6 +37,16 @@ def make_population(
     Raises:
         ConfigError: If ``form`` is unknown.
         UnsupportedHostError: If ``form`` is "stacked" and the design cannot be stacked.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
+        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
+        >>> def build(seed):
+        ...     return esper.make_host(config, seed=seed)
+        >>> hosts = esper.make_population(build, specs)
+        >>> report = hosts.train_epoch()
     """
     if form not in FORMS:
         raise ConfigError(

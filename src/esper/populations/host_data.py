@@ -27,7 +27,14 @@ BuildHost = Callable[[int], nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class HostData:
-    """Training and validation samples, and optionally a final test split."""
+    """Training and validation samples, and optionally a final test split.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> data.train_inputs.shape
+        torch.Size([32, 2])
+    """
 
     train_inputs: Tensor
     train_targets: Tensor
@@ -67,7 +74,14 @@ class HostData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostSpec:
-    """The random seed, data and settings of one host."""
+    """The random seed, data and settings of one host.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> esper.HostSpec(seed=0, data=data, learning_rate=0.01).learning_rate
+        0.01
+    """
 
     seed: int
     """Random seed for its weights, its seeds' weights and its batch order."""

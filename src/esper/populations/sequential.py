@@ -48,7 +48,18 @@ class _Host:
 
 
 class SequentialPopulation(Population):
-    """Hosts trained one after another, each by ``torch.optim`` and its own governor."""
+    """Hosts trained one after another, each by ``torch.optim`` and its own governor.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
+        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
+        >>> def build(seed):
+        ...     return esper.make_host(config, seed=seed)
+        >>> hosts = esper.SequentialPopulation(build, specs)
+        >>> report = hosts.train_epoch()
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take the arguments of :class:`Population`."""

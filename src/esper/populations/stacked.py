@@ -128,6 +128,16 @@ class StackedPopulation(Population):
 
     Raises:
         UnsupportedHostError: If the design cannot be computed for many hosts at once.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
+        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
+        >>> def build(seed):
+        ...     return esper.make_host(config, seed=seed)
+        >>> hosts = esper.StackedPopulation(build, specs)
+        >>> report = hosts.train_epoch()
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

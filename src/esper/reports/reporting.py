@@ -76,6 +76,11 @@ def report(
         ReportError: If a run has no records, or the file exists and is not a report.
         TelemetryError: If the records of a run are damaged.
         StorageError: If a file cannot be written.
+
+    Examples:
+        >>> path = esper.report("runs/my-run", format="md")
+        >>> path.suffix
+        '.md'
     """
     chosen = require_choice("format", format, FORMATS)
     found = find_runs(runs)

@@ -21,7 +21,13 @@ from esper.tasks.user_code import shown
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs with their targets."""
+    """Inputs with their targets.
+
+    Examples:
+        >>> samples = esper.Samples(torch.randn(20, 2), torch.arange(20) % 3)
+        >>> samples.targets[:3]
+        tensor([0, 1, 2])
+    """
 
     inputs: Tensor
     """``[n, ...]``, floating point, or int64 for tokens."""
@@ -35,7 +41,14 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskData:
-    """Three disjoint sets of samples."""
+    """Three disjoint sets of samples.
+
+    Examples:
+        >>> samples = esper.Samples(torch.randn(20, 2), torch.arange(20) % 3)
+        >>> data = esper.TaskData(train=samples, validation=samples, test=samples)
+        >>> data.train.inputs.shape
+        torch.Size([20, 2])
+    """
 
     train: Samples
     """The samples that a host is trained on."""
@@ -61,7 +74,13 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskDraw:
-    """The data and the settings of one host."""
+    """The data and the settings of one host.
+
+    Examples:
+        >>> draw = esper.make_task("digits-family").sample(0)
+        >>> draw.data.train.inputs.shape[1] > 0
+        True
+    """
 
     data: TaskData
     n_classes: int

@@ -29,7 +29,12 @@ class BitsPerPrediction(CrossEntropy):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A measure of how good a host is."""
+    """A measure of how good a host is.
+
+    Examples:
+        >>> esper.make_task("digits").metric.name
+        'accuracy'
+    """
 
     name: str
     objective: Objective

@@ -48,6 +48,13 @@ def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None
 
     Raises:
         TaskError: If the name is taken or invalid.
+
+    Examples:
+        >>> def make_mine():
+        ...     return esper.make_task("spirals")
+        >>> esper.register_task("my-spirals", make_mine, summary="Spirals of mine.")
+        >>> "my-spirals" in esper.task_names()
+        True
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise TaskError(f"a task's name is {name!r}; it must be a string without a colon.")
@@ -59,7 +66,12 @@ def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks: the built-in ones first, then other packages'."""
+    """Return the names of all tasks: the built-in ones first, then other packages'.
+
+    Examples:
+        >>> "digits" in esper.task_names()
+        True
+    """
     return (*_REGISTRY, *_unregistered())
 
 
@@ -89,6 +101,11 @@ def make_task(name: str, **options: Any) -> Task:
     Raises:
         UnknownTaskError: If there is no such task.
         TaskError: If the task has no such option, or creating it fails.
+
+    Examples:
+        >>> task = esper.make_task("spirals")
+        >>> task.name
+        'spirals'
     """
     if not isinstance(name, str):
         raise UnknownTaskError(

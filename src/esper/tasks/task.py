@@ -31,7 +31,21 @@ __all__ = ["ACCURACY", "Metric", "Samples", "Task", "TaskData", "TaskDraw"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """Data, a host factory, a metric and a budget."""
+    """Data, a host factory, a metric and a budget.
+
+    Examples:
+        >>> samples = esper.Samples(torch.randn(20, 2), torch.arange(20) % 3)
+        >>> task = esper.Task(
+        ...     name="mine",
+        ...     make_host=lambda seed: esper.make_host(
+        ...         esper.MLPHostConfig(n_features=2, n_classes=3), seed=seed
+        ...     ),
+        ...     data=esper.TaskData(train=samples, validation=samples, test=samples),
+        ...     n_classes=3,
+        ... )
+        >>> task.metric.name
+        'accuracy'
+    """
 
     name: str
     make_host: Callable[[int], nn.Module]

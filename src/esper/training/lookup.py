@@ -67,6 +67,11 @@ def find_controller(
         ConfigError: If a target or fractions are given with another controller.
         RunError: If no controller or run has this name.
         ControllerError: If the saved controller is damaged or cannot steer these hosts.
+
+    Examples:
+        >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
+        >>> esper.find_controller("heuristic", envs).name
+        'heuristic'
     """
     if controller == PROGRESSIVE:
         model, n_epochs = envs.growth.population.model(0), envs.task.budget.n_epochs

@@ -35,7 +35,13 @@ RunState = Literal["running", "done", "interrupted", "failed", "killed", "empty"
 
 
 class Run:
-    """A run that is done, running, or waiting to be resumed. Reading one needs no torch."""
+    """A run that is done, running, or waiting to be resumed. Reading one needs no torch.
+
+    Examples:
+        >>> run = esper.load_run("runs/my-run")
+        >>> len(run.metrics()["rollout/ep_rew_mean"].values) > 0
+        True
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -207,7 +213,13 @@ class Run:
 
 
 def load_run(run: str | os.PathLike[str]) -> Run:
-    """Load a run by its folder, or by its name in the runs folder."""
+    """Load a run by its folder, or by its name in the runs folder.
+
+    Examples:
+        >>> run = esper.load_run("runs/my-run")
+        >>> run.name
+        'my-run'
+    """
     return Run(RunFolder.find(run))
 
 
@@ -215,6 +227,10 @@ def list_runs(parent: str | os.PathLike[str] | None = None) -> list[Run]:
     """Return the runs in a folder, oldest first; by default in the runs folder.
 
     A run whose settings cannot be read is left out with a warning.
+
+    Examples:
+        >>> [run.name for run in esper.list_runs("runs")]
+        ['my-run']
     """
     found: list[Run] = []
     for folder in list_folders(parent):

@@ -181,6 +181,10 @@ def train(
         ConfigError: If a setting is invalid.
         TaskError: If a file names code and that is not allowed.
         RunError: If the folder already contains a run.
+
+    Examples:
+        >>> run = esper.train(preset="quick", task="spirals", rounds=2)  # doctest: +SKIP
+        >>> print(run.summary.sentences[0])  # doctest: +SKIP
     """
     if config is not None and preset is not None:
         raise ConfigError(f"both config and preset {preset!r} are given; pass only one of them.")
@@ -229,6 +233,11 @@ def resume(
         RunError: If there is no such run, another process is working on it, or a link is in the
             place of one of its files.
         CheckpointError: If no checkpoint is intact, or the settings differ from its own.
+
+    Examples:
+        >>> run = esper.resume("runs/my-run")  # a run that is done is returned unchanged
+        >>> run.name
+        'my-run'
     """
     folder = run.folder if isinstance(run, Run) else RunFolder.find(run)
     found = Run(folder)

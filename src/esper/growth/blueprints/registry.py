@@ -23,7 +23,12 @@ ENTRY_POINT_GROUP = "esper.blueprints"
 
 
 class SeedForm(Enum):
-    """What a seed reads."""
+    """What a seed reads.
+
+    Examples:
+        >>> [form.name for form in esper.SeedForm]
+        ['SERIAL', 'PARALLEL']
+    """
 
     SERIAL = "serial"
     """The block's output."""
@@ -39,7 +44,19 @@ class SeedForm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """A recipe for a seed."""
+    """A recipe for a seed.
+
+    Examples:
+        >>> blueprint = esper.Blueprint(
+        ...     name="linear",
+        ...     kinds=frozenset({esper.TensorKind.VECTOR}),
+        ...     form=esper.SeedForm.SERIAL,
+        ...     build=lambda site: nn.Linear(site.width, site.width),
+        ...     summary="a linear map of the block's output",
+        ... )
+        >>> blueprint.name
+        'linear'
+    """
 
     name: str
     kinds: frozenset[TensorKind]
@@ -107,6 +124,19 @@ def register_blueprint(blueprint: Blueprint) -> Blueprint:
 
     Raises:
         SlotError: If the name is already registered.
+
+    Examples:
+        >>> blueprint = esper.Blueprint(
+        ...     name="linear",
+        ...     kinds=frozenset({esper.TensorKind.VECTOR}),
+        ...     form=esper.SeedForm.SERIAL,
+        ...     build=lambda site: nn.Linear(site.width, site.width),
+        ...     summary="a linear map of the block's output",
+        ... )
+        >>> esper.register_blueprint(blueprint) is blueprint
+        True
+        >>> "linear" in esper.blueprint_names()
+        True
     """
     if blueprint.name in _REGISTRY:
         raise SlotError(f"blueprint {blueprint.name!r} is already registered; choose another name.")
@@ -115,7 +145,12 @@ def register_blueprint(blueprint: Blueprint) -> Blueprint:
 
 
 def blueprint_names() -> tuple[str, ...]:
-    """Return the names of all blueprints: built-in ones first, then those of other packages."""
+    """Return the names of all blueprints: built-in ones first, then those of other packages.
+
+    Examples:
+        >>> "widen_small" in esper.blueprint_names()
+        True
+    """
     _discover()
     return tuple(_REGISTRY)
 

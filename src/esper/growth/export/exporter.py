@@ -183,6 +183,14 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
 
     Raises:
         UnsupportedHostError: If part of the model cannot be converted; the message names it.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> x = torch.randn(32, 4)
+        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
+        >>> plain = esper.export(model)
+        >>> type(plain).__module__, torch.equal(plain(x), model(x))
+        ('torch.nn.modules.container', True)
     """
     twin = gathered_copy(model)
     for module in list(twin.modules()):

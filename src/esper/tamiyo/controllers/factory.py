@@ -19,7 +19,12 @@ Made = TypeVar("Made")
 
 
 def controller_names() -> tuple[str, ...]:
-    """Return the names that :func:`make_controller` accepts."""
+    """Return the names that :func:`make_controller` accepts.
+
+    Examples:
+        >>> "heuristic" in esper.controller_names()
+        True
+    """
     return ("wait", "random", "fixed", "heuristic", "progressive")
 
 
@@ -36,6 +41,11 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
 
     Raises:
         ConfigError: If the controller or one of its options is unknown.
+
+    Examples:
+        >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
+        >>> esper.make_controller("heuristic", envs.layout).name
+        'heuristic'
     """
     require_layout(layout)
     match name:

@@ -51,7 +51,12 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedController:
-    """A trained policy and everything needed to use it for hosts with any slots."""
+    """A trained policy and everything needed to use it for hosts with any slots.
+
+    Examples:
+        >>> saved = esper.load_saved("controllers/mine")
+        >>> esper.grow("spirals", controller=saved, seed=0).summary.n_epochs  # doctest: +SKIP
+    """
 
     name: str
     """Its name in comparisons."""
@@ -175,6 +180,11 @@ def save_controller(
     Raises:
         ControllerError: If the controller is invalid.
         StorageError: If it cannot be written.
+
+    Examples:
+        >>> saved = esper.load_saved("controllers/mine")
+        >>> esper.save_controller(saved, "controllers/copy").name
+        'copy'
     """
     path = Path(folder)
     _validate(controller, path)
@@ -200,6 +210,11 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
 
     Raises:
         ControllerError: If there is none, it is damaged, or it is of another version of Esper.
+
+    Examples:
+        >>> saved = esper.load_saved("controllers/mine")
+        >>> saved.budget.n_epochs > 0
+        True
     """
     path = Path(folder)
     facts = read_facts(path)
