@@ -20,6 +20,7 @@ from esper.config.learning import PolicyConfig, PPOConfig
 from esper.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
+FIRST_POLICIES = ("cautious", "growing")
 MOST_THREADS = 1024
 SINKS = ("tensorboard", "wandb", "trackio")
 
@@ -162,6 +163,9 @@ class RunConfig:
     threads: int = 1
     """PyTorch threads. Small hosts are fastest with one."""
 
+    first_policy: Literal["cautious", "growing"] = "cautious"
+    """What the untrained policy does: grow a little of everything, or widen again and again."""
+
     budget: Budget = field(default_factory=Budget)
     """Length and price of an episode."""
 
@@ -203,6 +207,7 @@ class RunConfig:
             require_int("envs_per_shard", self.envs_per_shard, least=1)
         require_int("n_steps", self.n_steps, least=1)
         require_seed(self.seed)
+        require_choice("first_policy", self.first_policy, FIRST_POLICIES)
         require_int("threads", self.threads, least=1, most=MOST_THREADS)
         length = self.ppo.sequence_length or self.n_steps
         n_sequences = self.envs * -(-self.n_steps // length)

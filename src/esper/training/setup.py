@@ -17,7 +17,7 @@ from esper.environment import GrowthVectorEnv
 from esper.environment.draws import FinalSplit, Purpose
 from esper.environment.vector_env import LEAST_HOST_BYTES
 from esper.errors import ConfigError, EsperError, TaskError
-from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.factored_actions import choice_names
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.tamiyo.policy.slot_network import SlotPolicy
@@ -25,17 +25,37 @@ from esper.tasks import Task, make_task
 
 _STREAMS = ("episodes", "weights", "actions")
 
-FIRST_OP_LOGITS: dict[Op, float] = {
-    Op.WAIT: 1.0,
-    Op.GERMINATE: -1.0,
-    Op.ADVANCE: 1.0,
-    Op.FOSSILIZE: 2.0,
-    Op.PRUNE: -3.0,
-    Op.SET_ALPHA_TARGET: -3.0,
-    Op.FINISH: -1.5,
+FIRST_LOGITS: dict[str, dict[str, dict[str, float]]] = {
+    "cautious": {
+        "op": {
+            "wait": 1.0,
+            "germinate": -1.0,
+            "advance": 1.0,
+            "fossilize": 2.0,
+            "prune": -3.0,
+            "set_alpha_target": -3.0,
+            "finish": -1.5,
+        },
+    },
+    "growing": {
+        "op": {
+            "wait": 0.0,
+            "germinate": 1.0,
+            "advance": 1.0,
+            "fossilize": 3.0,
+            "prune": -4.0,
+            "set_alpha_target": -4.0,
+            "finish": -3.0,
+        },
+        "blueprint": {"widen_large": 4.0, "widen_medium": 2.5},
+        "style": {"add_linear": 2.0},
+        "tempo": {"3 epochs": 1.5},
+        "alpha_target": {"1.0": 2.0},
+    },
 }
-"""Initial logits of the ops. With equal logits most hosts would be finished or pruned within a few
-epochs, so that the policy would hardly see what growth is worth."""
+"""Initial logits of some choices by ``first_policy`` and head; those of the others are 0. With equal
+logits most hosts would be finished or pruned within a few epochs, so that the policy would hardly
+see what growth is worth."""
 
 
 def stream_seed(seed: int, stream: str, shard: int = 0) -> int:
@@ -127,9 +147,12 @@ def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
     """Return the initial policy of a run, for hosts with these slots."""
     generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
     policy = SlotPolicy(slot_config, config.policy, generator=generator)
-    op_bias = policy.logit_bias("op")
-    for op, logit in FIRST_OP_LOGITS.items():
-        op_bias[op] = logit
+    names = choice_names(slot_config)
+    for head, logits in FIRST_LOGITS[config.first_policy].items():
+        bias = policy.logit_bias(head)
+        for choice, logit in logits.items():
+            if choice in names[head]:
+                bias[names[head].index(choice)] = logit
     return policy
 
 
