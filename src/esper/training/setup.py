@@ -53,9 +53,11 @@ FIRST_LOGITS: dict[str, dict[str, dict[str, float]]] = {
         "alpha_target": {"1.0": 2.0},
     },
 }
-"""Initial logits of some choices by ``first_policy`` and head; those of the others are 0. With equal
-logits most hosts would be finished or pruned within a few epochs, so that the policy would hardly
-see what growth is worth."""
+"""Initial logits of some choices by ``first_policy`` and head; those of the others are 0.
+
+With equal logits most hosts would be finished or pruned within a few epochs, so that the policy
+would hardly see what growth is worth.
+"""
 
 
 def stream_seed(seed: int, stream: str, shard: int = 0) -> int:
