@@ -595,7 +595,7 @@ def test_a_blueprint_that_raises_is_named(
     with pytest.raises(SlotError, match=r"'own' raised ZeroDivisionError"):
         registry.find_blueprint("own").build_seed(calls[0])
     with pytest.raises(SlotError, match="FailingSeed raised ZeroDivisionError"):
-        StackedSeed(SeedForm.SERIAL, FailingSeed(4, 0)).run(X)
+        StackedSeed(SeedForm.SERIAL, FailingSeed(4, 0), lambda module, rows: module).run(X)
 
 
 def test_a_blueprint_that_makes_no_module_is_named(

@@ -98,6 +98,7 @@ def test_shuffling_permutes_the_observations_of_running_hosts_only() -> None:
     shuffled = Shuffled(seen, lambda: is_running)
     trainer = make_trainer()
     growth = trainer.start(range(4))
+    growth.step(np.zeros((4, len(HEAD_NAMES)), np.int64))  # before, all hosts look alike
     observations = growth.observe()
     shuffled.start(4, seed=3)
     for _ in range(6):

@@ -27,6 +27,7 @@ def draw_marked(n_slots: int, n: int, generator: torch.Generator) -> tuple[Tenso
     observations = 2 * torch.rand(n, layout.size, generator=generator) - 1
     for column in layout.categories:
         observations[:, column] = 0.0
+    layout.slot(observations.numpy(), "on_vector")[...] = 1.0  # a slot without kind is absent
     marked = torch.randint(n_slots, (n,), generator=generator)
     marks = torch.nn.functional.one_hot(marked, n_slots).float()
     layout.slot(observations.numpy(), MARK)[...] = 2 * marks.numpy() - 1
