@@ -61,7 +61,7 @@ def test_a_marked_slot_is_pointed_at_among_other_numbers_of_slots_than_were_lear
     agent = PPOAgent(policy.spec, policy, config, seed=2)
     masks, always = advance_only(policy, n_envs), torch.ones(n_envs, dtype=torch.bool)
     assert share_found(policy, n_slots) < 0.6
-    for _ in range(20):
+    for _ in range(30):
         buffer = agent.make_buffer(n_envs, n_steps)
         for _ in range(n_steps):
             observations, marked = draw_marked(n_slots, n_envs, generator)
