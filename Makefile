@@ -62,7 +62,7 @@ evidence: $(READY)  ## every claim about controllers, from training to the shipp
 
 docs: $(DOCS_READY)  ## the documentation as a site, in site/; any broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
-	@echo "Open site/index.html."
+	@echo "To read it, with search: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) build site
