@@ -92,6 +92,19 @@ def test_help_of_a_command_exits_with_0(capsys: pytest.CaptureFixture[str]) -> N
     assert "--runs-dir" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_fits_80_columns_and_has_no_empty_defaults(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("esper.cli.output.line_width", lambda: 80)
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    for ugly in ("(default: )", "None}", "(default: None)"):
+        assert ugly not in printed
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -153,6 +166,17 @@ def test_tasks_and_blueprints_are_listed(capsys: pytest.CaptureFixture[str]) -> 
         blueprint = find_blueprint(facts["name"])
         assert (facts["form"], facts["summary"]) == (blueprint.form.value, blueprint.summary)
         assert len(facts["kinds"]) == len(blueprint.kinds)
+
+
+@pytest.mark.parametrize("name", ["tasks", "blueprints"])
+def test_lists_are_printed_without_importing_torch(name: str) -> None:
+    script = (
+        f"import sys\nfrom esper.cli.main import main\ncode = main(['{name}', '--json'])\n"
+        "sys.exit(code or sorted({'torch', 'numpy', 'gymnasium'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
 
 
 def test_a_list_is_wrapped_on_a_terminal(

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -79,11 +80,26 @@ def escaped_output() -> Generator[None]:
         sys.stdout, sys.stderr = kept
 
 
+class _WrappedStream(EscapedStream):
+    """A text stream that wraps long lines between words and escapes nothing."""
+
+    def write(self, text: str) -> int:
+        """Write a text with its long lines wrapped."""
+        self.raw.write("\n".join(map(self._wrapped, text.split("\n"))))
+        return len(text)
+
+    def _wrapped(self, line: str) -> str:
+        """Return a line as it is if it fits or belongs to a frame, else wrapped and colourless."""
+        bare, room = re.sub(r"\x1b\[[0-9;]*m", "", line), shutil.get_terminal_size().columns
+        fits = len(bare) <= room or not bare.isascii()
+        return line if fits else "\n".join(_wrap(bare, room, "  "))
+
+
 @contextmanager
-def raw_output() -> Generator[None]:
-    """Print without escaping within the context, for text with colours of our own."""
+def wrapped_output() -> Generator[None]:
+    """Wrap long lines within the context and escape nothing, for text with colours of our own."""
     kept = sys.stdout
-    sys.stdout = raw_stream(kept)
+    sys.stdout = cast(TextIO, _WrappedStream(raw_stream(kept)))
     try:
         yield
     finally:
