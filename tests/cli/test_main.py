@@ -193,6 +193,36 @@ def test_a_list_is_wrapped_on_a_terminal(
     assert "[bold]not markup[/bold]" in lines[-1]
 
 
+def test_a_name_too_long_for_a_table_goes_on_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from esper.cli.output import print_table
+
+    monkeypatch.setattr("esper.cli.output.line_width", lambda: 20)
+    print_table([("name", "score"), ("a", "0.5"), ("/a/long/name/of/a/run", "12.25")])
+    assert capsys.readouterr().out.splitlines() == [
+        "name  score",
+        "a       0.5",
+        "/a/long/name/of/a/run",
+        "      12.25",
+    ]
+
+
+def test_the_time_left_follows_the_pace_of_work_that_was_not_cached() -> None:
+    from esper.cli.progress_line import Pace
+
+    now = 0.0
+    pace = Pace(lambda: now)
+    pace.add("first", 0.0)
+    pace.add("second", 0.5)  # the first piece was cached
+    assert pace.seconds_left is None
+    now = 10.0
+    pace.add("second", 0.6)
+    assert pace.seconds_left == pytest.approx(40.0)
+    now = 14.0
+    assert pace.seconds_left == pytest.approx(36.0)
+
+
 class _Terminal:
     def isatty(self) -> bool:
         return True

@@ -195,6 +195,31 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
             print_wrapped(row[-1], indent="    ")
 
 
+def print_table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> None:
+    """Print a heading and rows: a name, words, and numbers, which are aligned on the right.
+
+    On a terminal, a name that leaves too little room goes on a line of its own.
+
+    Args:
+        rows: The heading and the rows.
+        n_left: Number of columns that are names or words.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room, numbers = line_width(), sum(widths[1:]) + 2 * (len(widths) - 1)
+    if room is not None and widths[0] + numbers > room:
+        most = max(room - numbers, 0)
+        widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= most), default=0)
+    for name, *cells in rows:
+        if len(name) > widths[0]:
+            print(name)
+            name = ""
+        aligned = [
+            cell.ljust(width) if column < n_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths[1:], strict=True), start=1)
+        ]
+        print("  ".join([name.ljust(widths[0]), *aligned]).rstrip())
+
+
 def one_line(text: object) -> str:
     """Return a text or the message of an error without line breaks and control characters."""
     return escape_controls(" ".join(str(text).split()))

@@ -267,7 +267,7 @@ def _print_description(kind: type[Any]) -> None:
         print()
 
 
-def _with_help(kind: type[Options]) -> type[Options]:
+def _with_help(kind: type[Any]) -> type[Any]:
     """Return a class with the same options, and a help text for each that tyro can wrap.
 
     In docstrings it would keep the line breaks.
