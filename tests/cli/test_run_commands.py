@@ -58,7 +58,7 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
     assert "learned from 48 epochs of networks, all of spirals" in said
     assert f"uses {shipped.label}, which" in said
     assert main(["report", commands[1][2]]) == 0
-    assert main(["show", *commands[2][2:]]) == 0
+    assert main(["show", *commands[2][2:4]]) == 0
     printed = capsys.readouterr().out
     assert all(f"- {sentence}" in printed for sentence in summary["sentences"][1:])
 
