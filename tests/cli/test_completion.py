@@ -3,11 +3,13 @@
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from esper.cli.completion import script
 from esper.cli.main import COMMANDS, main
+from esper.config.catalogue import CONTROLLERS, TASKS
 
 
 @cache
@@ -40,6 +42,30 @@ def test_bash_completes_commands_flags_and_presets() -> None:
     assert complete_in_bash("esper", "resume", "--q") == {"--quiet"}
     assert complete_in_bash("esper", "show", "--p") == {"--plot"}
     assert {"quick", "text"} <= complete_in_bash("esper", "train", "--preset", "")
+
+
+def test_bash_completes_runs_tasks_and_controllers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+    (tmp_path / "runs" / "not-a-run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert {"first", "second"} <= complete_in_bash("esper", "show", "")
+    assert complete_in_bash("esper", "report", "first", "sec") == {"second"}
+    assert complete_in_bash("esper", "show", "no") == set()
+    assert complete_in_bash("esper", "show", "runs/fi") == {"runs/first"}
+    assert complete_in_bash("esper", "compare", "first", "sh") == {"shipped"}
+    assert complete_in_bash("esper", "grow", "--controller", "") == {
+        "first",
+        "second",
+        "shipped",
+        *CONTROLLERS,
+    }
+    assert complete_in_bash("esper", "headroom", "--task", "") == set(TASKS)
+    monkeypatch.setenv("ESPER_RUNS", str(tmp_path))
+    assert "first" not in complete_in_bash("esper", "show", "")
 
 
 def test_the_printed_script_registers_with_bash(capsys: pytest.CaptureFixture[str]) -> None:

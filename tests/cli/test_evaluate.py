@@ -92,7 +92,7 @@ def test_the_shipped_controller_is_shown_with_its_name_and_version(
     assert main(["compare", "shipped", "wait", *hosts, "--quiet", *options]) == 0
     assert capsys.readouterr().out.startswith(f"The controller {label}: ")
     few = ["--tuning-runs", "2", "--arms", "learned,wait", "--out", "found"]
-    assert main(["evaluate", "shipped", *hosts, *few, *options]) == 0
+    assert main(["evaluate", "shipped", *hosts, *few, *options, "--verbose"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"evaluating {label} on 2 hosts\n")
     assert label in printed.err

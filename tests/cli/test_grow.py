@@ -21,7 +21,8 @@ from tests.tamiyo.fresh_controllers import fresh_controller
 def test_a_host_is_grown_and_its_model_can_be_loaded(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["grow", "--controller", str(finished_run), "--seed", "3", "--out", "my host"]) == 0
+    words = ["grow", "--controller", str(finished_run), "--seed", "3", "--out", "my host"]
+    assert main([*words, "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"growing a host with controller {finished_run}"
     story = json.loads((tmp_path / "my host/growth.json").read_text())

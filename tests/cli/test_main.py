@@ -92,6 +92,19 @@ def test_help_of_a_command_exits_with_0(capsys: pytest.CaptureFixture[str]) -> N
     assert "--runs-dir" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_fits_80_columns_and_has_no_empty_defaults(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("esper.cli.output.line_width", lambda: 80)
+    assert main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    for ugly in ("(default: )", "None}", "(default: None)"):
+        assert ugly not in printed
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -155,6 +168,17 @@ def test_tasks_and_blueprints_are_listed(capsys: pytest.CaptureFixture[str]) -> 
         assert len(facts["kinds"]) == len(blueprint.kinds)
 
 
+@pytest.mark.parametrize("name", ["tasks", "blueprints"])
+def test_lists_are_printed_without_importing_torch(name: str) -> None:
+    script = (
+        f"import sys\nfrom esper.cli.main import main\ncode = main(['{name}', '--json'])\n"
+        "sys.exit(code or sorted({'torch', 'numpy', 'gymnasium'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
+
+
 def test_a_list_is_wrapped_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +191,36 @@ def test_a_list_is_wrapped_on_a_terminal(
     assert max(map(len, lines)) <= 40
     assert len(lines) == 3
     assert "[bold]not markup[/bold]" in lines[-1]
+
+
+def test_a_name_too_long_for_a_table_goes_on_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from esper.cli.output import print_table
+
+    monkeypatch.setattr("esper.cli.output.line_width", lambda: 20)
+    print_table([("name", "score"), ("a", "0.5"), ("/a/long/name/of/a/run", "12.25")])
+    assert capsys.readouterr().out.splitlines() == [
+        "name  score",
+        "a       0.5",
+        "/a/long/name/of/a/run",
+        "      12.25",
+    ]
+
+
+def test_the_time_left_follows_the_pace_of_work_that_was_not_cached() -> None:
+    from esper.cli.progress_line import Pace
+
+    now = 0.0
+    pace = Pace(lambda: now)
+    pace.add("first", 0.0)
+    pace.add("second", 0.5)  # the first piece was cached
+    assert pace.seconds_left is None
+    now = 10.0
+    pace.add("second", 0.6)
+    assert pace.seconds_left == pytest.approx(40.0)
+    now = 14.0
+    assert pace.seconds_left == pytest.approx(36.0)
 
 
 class _Terminal:

@@ -49,16 +49,18 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
     for arm in summary["arms"]:
         row = next(line for line in lines if line.startswith(f"{arm['name']}  "))
         assert f"{arm['ep_rew']['mean']:.3f} [" in row
-    for sentence in summary["sentences"]:
-        assert f"- {sentence}" in lines
+    assert summary["sentences"][0] in lines
     commands = [shlex.split(line) for line in lines if line.startswith("  esper ")]
-    assert [words[1] for words in commands] == ["show", "grow", "export-telemetry", "train"]
+    offered = ["dashboard", "report", "show", "grow", "compare", "train"]
+    assert [words[1] for words in commands] == offered
     shipped = load_shipped()
     said = " ".join(told.out.split())
     assert "learned from 48 epochs of networks, all of spirals" in said
     assert f"uses {shipped.label}, which" in said
-    assert main(["show", commands[0][2]]) == 0
-    assert main(["export-telemetry", *commands[2][2:4]]) == 0
+    assert main(["report", commands[1][2]]) == 0
+    assert main(["show", *commands[2][2:4]]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"- {sentence}" in printed for sentence in summary["sentences"][1:])
 
 
 def test_the_end_of_a_run_needs_no_shipped_controller(

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.config.growth import GrowthConfig
+from esper.config.growth import Budget, GrowthConfig
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MOST_TRIAL_HOSTS
 from esper.config.run import EvaluationConfig
 from esper.environment import GrowthVectorEnv, run_episodes
-from esper.errors import ConfigError, EvidenceError, RunError
+from esper.errors import ConfigError, EvidenceError, RunError, TaskError
 from esper.evidence.arms import ARMS, choose_arms
 from esper.evidence.compare import compare, compare_files
 from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
@@ -238,6 +238,40 @@ def test_controllers_are_compared_with_the_first(done_run: Run) -> None:
     np.testing.assert_allclose(evidence.arm("heuristic").accuracy[0], results.scores, atol=1e-6)
 
 
+def test_the_shipped_controller_is_compared_on_the_task_of_the_run(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    elsewhere = replace(
+        saved,
+        name="universal",
+        is_shipped=True,
+        origin={"task": "prior"},
+        budget=Budget(n_epochs=5, flop_price=0.7),
+        growth=GrowthConfig(embargo_epochs=9),
+    )
+    for pair in ([saved, elsewhere], [elsewhere, saved]):
+        evidence = compare(pair, n_hosts=2)
+        assert (evidence.task, evidence.price) == ("spirals", saved.budget.flop_price)
+        assert f"for {saved.budget.n_epochs} epochs" in evidence.reference
+    assert "growth.embargo_epochs 2, not 9" in evidence.arm(saved.name).setting
+    # The same policy under the same rules does the same.
+    alike = compare([saved, replace(elsewhere, growth=saved.growth)], n_hosts=2)
+    np.testing.assert_array_equal(alike.arms[0].accuracy, alike.arms[1].accuracy)
+    with pytest.raises(TaskError, match=r"'prior' draws .*--task"):
+        compare([elsewhere, "wait"], n_hosts=2)
+    named = compare([saved, elsewhere], n_hosts=2, task="spirals")
+    assert (named.reference, named.price) == (alike.reference, alike.price)
+
+
+def test_runs_with_other_budgets_need_a_task_which_brings_its_own(done_run: Run) -> None:
+    saved = controller_of(done_run)
+    longer = replace(saved, name="longer", budget=replace(saved.budget, n_epochs=9))
+    with pytest.raises(RunError, match=r"done has budget\.n_epochs \d+ and longer has 9.*--task"):
+        compare([saved, longer], n_hosts=2)
+    options = {"batches_per_epoch": 1}
+    evidence = compare([saved, longer], n_hosts=2, task="spirals", task_options=options)
+    assert f"for {make_task('spirals').budget.n_epochs} epochs" in evidence.reference
+
+
 def test_files_can_be_compared_if_they_share_their_hosts(
     found: list[Evidence], tmp_path: Path
 ) -> None:
@@ -280,15 +314,16 @@ def test_invalid_arguments_are_rejected(done_run: Run) -> None:
 def test_controllers_of_different_tasks_rules_or_modes_are_rejected(done_run: Run) -> None:
     saved = controller_of(done_run)
     moved = replace(saved, name="moved", origin={**saved.origin, "task": "digits"})
-    with pytest.raises(RunError, match=r"done and moved .*tasks"):
+    with pytest.raises(RunError, match="done has task spirals and moved has digits"):
         find_setting([saved, moved], None, None)
     named = find_setting([saved, saved], "spirals", {"batches_per_epoch": 1})
     assert named.task.budget == saved.budget
     assert named.task_options == {"batches_per_epoch": 1}
     other = find_setting([saved, moved], "text", None)
     assert other.task.budget.n_epochs != saved.budget.n_epochs
-    with pytest.raises(RunError, match="growth rules"):
-        find_setting([saved, replace(saved, growth=GrowthConfig(embargo_epochs=9))], "digits", None)
+    ruled = replace(saved, name="ruled", growth=GrowthConfig(embargo_epochs=9))
+    with pytest.raises(RunError, match=r"done has growth\.embargo_epochs 2 and ruled has 9"):
+        find_setting([saved, ruled], "digits", None)
     with pytest.raises(RunError, match="'done' does not record"):
         find_setting([replace(saved, origin={})], None, None)
     with pytest.raises(RunError, match="greedily"):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from esper.config.catalogue import BLUEPRINTS
 from esper.errors import SlotError
 from esper.growth.blueprints import (
     Blueprint,
@@ -22,6 +23,8 @@ from esper.growth.blueprints import (
     register_blueprint,
 )
 from esper.growth.blueprints import registry as blueprint
+from esper.growth.blueprints.seeds import LORA_LARGE_RANK, LORA_SMALL_RANK
+from esper.growth.blueprints.widening import SHARES
 from esper.growth.modules import count_parameters, seeded
 from esper.growth.sites import BlockPath, ConvShape, SlotSite, TensorKind
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
@@ -309,3 +312,11 @@ def test_a_custom_blueprint_can_be_registered(monkeypatch: pytest.MonkeyPatch) -
     assert register_blueprint(mine) is mine
     assert find_blueprint("mine") is mine
     assert blueprint_names()[-1] == "mine"
+
+
+def test_the_catalogue_describes_what_is_built() -> None:
+    assert f"rank-{LORA_SMALL_RANK} " in find_blueprint("lora_small").summary
+    assert f"rank-{LORA_LARGE_RANK} " in find_blueprint("lora_large").summary
+    for name, share in SHARES.items():
+        assert find_blueprint(name).summary.startswith(f"{share:.0%} ")
+    assert {name: find_blueprint(name).facts for name in BLUEPRINTS} == BLUEPRINTS

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +16,8 @@ import tyro
 from esper.cli.output import (
     print_columns,
     print_json,
+    print_table,
     print_wrapped,
-    raw_stream,
     require_writable,
 )
 from esper.cli.parsing import (
@@ -30,88 +29,56 @@ from esper.cli.parsing import (
     require_counts,
     required,
 )
+from esper.cli.progress_line import ProgressLine
 from esper.config.held_out_hosts import EVALUATION_HOSTS
-from esper.errors import RunError, escape_controls
+from esper.errors import RunError
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, require_no_link, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from esper.evidence.evaluation import EvaluationProgress
     from esper.evidence.results import Evidence
 
 
-SHOWN = (
-    "arm",
-    "score",
-    "difference, points",
-    "accuracy",
-    "FLOPs",
-    "parameters",
-    "tuning runs",
-)
+SHOWN = ("arm", "score", "difference, points", "accuracy", "FLOPs", "parameters")
 """Columns of the results table that are printed; the files have all of them."""
 
 
-class ProgressLine:
-    """Prints progress on stderr: one updating line on a terminal, a line per arm elsewhere."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._is_terminal = sys.stderr.isatty()
-        self._last, self._width = "", 0
-
-    def __call__(self, progress: EvaluationProgress) -> None:
-        """Print the progress of an evaluation."""
-        if self._quiet:
-            return
-        where = f"{progress.number} of {progress.n_arms}: {progress.work}"
-        if self._is_terminal:
-            self._write(f"{where}, {progress.share:.0%}")
-        elif where != self._last:
-            self._last = where
-            with suppress(OSError):
-                print(where, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self._is_terminal and self._width:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError):
-            line = escape_controls(text).ljust(self._width)
-            raw_stream(sys.stderr).write(f"\r{line}\r")
-            sys.stderr.flush()
-        self._width = len(escape_controls(text))
-
-
-def show_evidence(evidence: Evidence, *, heading: bool = False) -> None:
-    """Print the results table and the verdict for one price.
+def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = False) -> None:
+    """Print the verdict and the results table for one price.
 
     Args:
         evidence: The results.
         heading: Whether to print the price above them.
+        verbose: Whether to print each comparison in words, and how all was measured.
     """
     from esper.evidence.claims import verdict_sentences
 
     if heading:
         print(f"At price {evidence.price:g}:\n")
-    show_table(evidence)
     first, *others = verdict_sentences(evidence)
     print_wrapped(first)
     print()
-    for sentence in others:
-        print_wrapped(sentence, first="- ", indent="  ")
-    show_facts(evidence)
+    _show_table(evidence)
+    if verbose:
+        print()
+        for sentence in others:
+            print_wrapped(sentence, first="- ", indent="  ")
+    _show_facts(evidence, verbose=verbose, settings=verbose)
 
 
-def show_comparison(evidence: Evidence) -> None:
-    """Print the results table and how the first controller compares with the others."""
-    show_table(evidence)
+def show_comparison(evidence: Evidence, *, verbose: bool = False) -> None:
+    """Print how the first controller compares with the others, and the results table.
+
+    Args:
+        evidence: The results.
+        verbose: Whether to print all about how they were measured.
+    """
     for sentence in comparison_sentences(evidence):
         print_wrapped(sentence, first="- ", indent="  ")
-    show_facts(evidence)
+    print()
+    _show_table(evidence)
+    _show_facts(evidence, verbose=verbose, settings=True)  # growth rules that differ
 
 
 def comparison_sentences(evidence: Evidence) -> list[str]:
@@ -122,23 +89,29 @@ def comparison_sentences(evidence: Evidence) -> list[str]:
     return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
 
 
-def show_table(evidence: Evidence) -> None:
-    """Print the main columns of the results table."""
+def _show_table(evidence: Evidence) -> None:
+    """Print the main columns of the results table; intervals only of the differences."""
     from esper.evidence.text import results_table
 
     table = results_table(evidence)
-    columns = [table.headers.index(name) for name in SHOWN]
-    rows = [tuple(row[column] for column in columns) for row in (table.headers, *table.rows)]
-    print_columns(rows)
+    columns = {name: table.headers.index(name) for name in SHOWN}
+    rows = [[row[column] for column in columns.values()] for row in table.rows]
+    for row in rows:
+        row[SHOWN.index("score")] = row[SHOWN.index("score")].partition(" [")[0]
+    print_table([SHOWN, *rows])
+
+
+def _show_facts(evidence: Evidence, *, verbose: bool, settings: bool) -> None:
+    """Print how the results were measured, and the settings of arms if wanted."""
+    from esper.evidence.text import facts, settings_table
+
     print()
-
-
-def show_facts(evidence: Evidence) -> None:
-    """Print how the results were measured."""
-    from esper.evidence.text import facts
-
-    print()
-    print_wrapped(" ".join(facts(evidence)[:4]))
+    sentences = facts(evidence)
+    if not verbose:
+        sentences = (sentences[0], f"Score = accuracy - {evidence.price:g} x FLOPs.")
+    print_wrapped(" ".join(sentences))
+    for name, setting in settings_table(evidence).rows if settings else ():
+        print_wrapped(f"{name}: {setting}.", first="- ", indent="  ")
 
 
 FOLDER, CACHE = "evaluation", "cache"
@@ -190,6 +163,9 @@ class EvaluateOptions:
     """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
     local."""
 
+    verbose: Switch = False
+    """Print every comparison in words, how all was measured and what was tuned too."""
+
     quiet: Switch = False
     """Print only one line at the end."""
 
@@ -204,16 +180,14 @@ def run_evaluate(args: Sequence[str]) -> int:
     folder = Path(options.out) if options.out is not None else _default_folder(options)
     require_writable(folder)
     task_options = read_table("task_options", options.task_options)
-    progress = ProgressLine(quiet=options.quiet or options.json)
     command = f"esper evaluate {shlex.join(args)}"
     try:
-        entries = _evaluate(options, folder, progress, command, task_options)
+        with ProgressLine(quiet=options.quiet or options.json) as progress:
+            entries = _evaluate(options, folder, progress, command, task_options)
     except KeyboardInterrupt:
-        progress.clear()
         again = f"{program()} evaluate {shlex.join(args)}"
         print(f"esper: interrupted; finished work is saved, resume with: {again}", file=sys.stderr)
         return INTERRUPTED
-    progress.clear()
     _show(entries, options, folder)
     return 0
 
@@ -294,9 +268,20 @@ def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -
         return
     for entry in entries:
         print()
-        show_evidence(entry, heading=len(entries) > 1)
+        show_evidence(entry, heading=len(entries) > 1, verbose=options.verbose)
     print("\nWritten:")
     print_columns([(f"  {shell_word(path)}", _RESULT_FILES[path.name]) for path in paths])
+    places = [(run, _folder_of(run)) for run in options.runs]
+    runs = [run for run, place in places if place is not None and RunFolder(place).holds_run]
+    if runs:
+        words = " ".join(map(shell_word, runs))
+        print("\nNext:")
+        print_columns(
+            [
+                (f"  {program()} report {words}", "report on the run with these results"),
+                (f"  {program()} dashboard --open", "look at it in a browser"),
+            ]
+        )
 
 
 _RESULT_FILES = {
@@ -340,6 +325,9 @@ class CompareOptions:
     """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
     local."""
 
+    verbose: Switch = False
+    """Print all about how the results were measured too."""
+
     quiet: Switch = False
     """Print only the conclusions."""
 
@@ -354,31 +342,31 @@ def run_compare(args: Sequence[str]) -> int:
         raise UsageError("compare needs at least two controllers. See esper compare --help.")
     require_counts(hosts=(options.hosts, 2))
     task_options = read_table("task_options", options.task_options)
-    progress = ProgressLine(quiet=options.quiet or options.json)
-    import torch
+    with ProgressLine(quiet=options.quiet or options.json) as progress:
+        import torch
 
-    from esper.evidence.claims import verdict_json
-    from esper.evidence.compare import compare
+        from esper.evidence.compare import compare
 
-    torch.set_num_threads(1)  # the hosts are small
-    evidence = compare(
-        list(options.controllers),
-        n_hosts=options.hosts,
-        price=options.price,
-        task=options.task,
-        task_options=task_options,
-        seed=options.seed,
-        allow_code=options.allow_code,
-        command=f"esper compare {shlex.join(args)}",
-        on_progress=progress,
-        workers=options.workers,
-        ray_address=options.ray_address,
-    )
-    progress.clear()
+        torch.set_num_threads(1)  # the hosts are small
+        evidence = compare(
+            list(options.controllers),
+            n_hosts=options.hosts,
+            price=options.price,
+            task=options.task,
+            task_options=task_options,
+            seed=options.seed,
+            allow_code=options.allow_code,
+            command=f"esper compare {shlex.join(args)}",
+            on_progress=progress,
+            workers=options.workers,
+            ray_address=options.ray_address,
+        )
     if options.json:
+        from esper.evidence.claims import verdict_json
+
         print_json(verdict_json(evidence))
     elif options.quiet:
         print("\n".join(comparison_sentences(evidence)))
     else:
-        show_comparison(evidence)
+        show_comparison(evidence, verbose=options.verbose)
     return 0

@@ -16,6 +16,7 @@ from esper.cli.output import (
     require_writable,
 )
 from esper.cli.parsing import Switch, UsageError, optional, parse
+from esper.cli.progress_line import ProgressLine
 from esper.config.checks import require_trusted_task
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class GrowOptions:
     """Grow one host with a controller and save it as a plain PyTorch model."""
 
     task: Annotated[str | None, optional("TASK")] = None
-    """Task of the host; by default the one the controller was trained on, or digits."""
+    """Task of the host; by default the one the run was trained on, or digits."""
 
     controller: str = "shipped"
     """Folder of a run or controller, or shipped, wait, random, fixed, heuristic or progressive."""
@@ -53,30 +54,35 @@ class GrowOptions:
     out: str = "grown"
     """Folder to save the model in."""
 
+    verbose: Switch = False
+    """Print every epoch: the decision, and alpha and stage of each slot."""
+
     json: Switch = False
     """Print only a JSON object at the end."""
 
 
 def run_grow(args: Sequence[str]) -> int:
-    """Grow a host, printing each epoch, and save it."""
+    """Grow a host, save it, and print what grew."""
     options = parse(GrowOptions, args, command="grow")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     if options.epochs is not None and options.epochs < 1:
         raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
     require_writable(Path(options.out))
-    grown = _grow(options, _Printer(quiet=options.json))
-    from esper.growing.grown import save_grown
+    with ProgressLine(quiet=options.json) as progress:
+        grown = _grow(options, progress)
+        from esper.growing.grown import save_grown
 
-    place = save_grown(grown, options.out)
+        progress.show("saving the model", 1.0)
+        place = save_grown(grown, options.out)
     if options.json:
         print_json({"folder": str(place), **grown.to_json()})
     else:
-        _show(grown, place)
+        _show(grown, place, verbose=options.verbose)
     return 0
 
 
-def _grow(options: GrowOptions, printer: _Printer) -> Grown:
+def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
     import torch
 
     from esper.growing.grow import grow
@@ -84,9 +90,11 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
     from esper.training.lookup import controller_label, find_saved
 
     torch.set_num_threads(1)  # the hosts are small
+    progress.show("preparing the host", 0.0)
     saved = find_saved(options.controller)
-    printer.begin(controller_label(options.controller))
-    if saved is not None and options.task is None:
+    if not options.json:
+        print(f"growing a host with controller {controller_label(options.controller)}", flush=True)
+    if saved is not None and options.task is None and not saved.is_shipped:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
         task = make_task(options.task or "digits")
@@ -97,7 +105,7 @@ def _grow(options: GrowOptions, printer: _Printer) -> Grown:
         fractions=options.fractions or None,
         epochs=options.epochs,
         seed=options.seed,
-        on_step=printer,
+        on_step=lambda step: progress.show_epoch(step, options.epochs or task.budget.n_epochs),
     )
 
 
@@ -125,34 +133,30 @@ def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     return replace(task, budget=saved.budget, variants=())
 
 
-class _Printer:
-    """Prints one line per epoch of a host."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._has_heading = False
-        self._last_epoch = 0
-
-    def begin(self, controller: str) -> None:
-        """Print the controller."""
-        if not self._quiet:
-            print(f"growing a host with controller {controller}", flush=True)
-
-    def __call__(self, step: TimelineStep) -> None:
-        """Print an epoch."""
-        if self._quiet:
-            return
-        if not self._has_heading:
-            print("\nepoch  score  FLOPs  added  decision; alpha and stage of each slot")
-            self._has_heading = True
+def _print_timeline(timeline: Sequence[TimelineStep]) -> None:
+    """Print one line per epoch."""
+    print("epoch  score  FLOPs  added  decision; alpha and stage of each slot")
+    last_epoch = 0
+    for step in timeline:
         # Finishing trains no epoch, so it would repeat the number of the one before.
-        epoch = "end" if step.epoch == self._last_epoch else step.epoch
-        self._last_epoch = step.epoch
+        epoch = "end" if step.epoch == last_epoch else step.epoch
+        last_epoch = step.epoch
         facts = f"{epoch:>5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
         first, *others = fit([decision_text(step), *slot_texts(step)], len(facts))
-        print(f"{facts}{first}", flush=True)
+        print(f"{facts}{first}")
         for line in others:
-            print(f"{'':{len(facts)}}{line}", flush=True)
+            print(f"{'':{len(facts)}}{line}")
+
+
+def _print_growth(timeline: Sequence[TimelineStep]) -> None:
+    """Print the decisions that changed the host, one line each."""
+    rows = [
+        (f"{step.epoch:>7}", f"{step.score:.3f}", decision_text(step))
+        for step in timeline
+        if step.op in ("germinate", "fossilize", "prune")
+    ]
+    if rows:
+        print_columns([("  epoch", "score", "decision"), *rows])
 
 
 def fit(parts: Sequence[str], indent: int) -> list[str]:
@@ -193,7 +197,7 @@ def alpha_bar(alpha: float) -> str:
     return full * n_full + empty * (4 - n_full)
 
 
-def _show(grown: Grown, place: Path) -> None:
+def _show(grown: Grown, place: Path, *, verbose: bool) -> None:
     facts = grown.to_json()
     print()
     print_wrapped(
@@ -203,6 +207,8 @@ def _show(grown: Grown, place: Path) -> None:
     )
     if grown.summary.expectation:
         print_wrapped(grown.summary.expectation)
+    print()
+    (_print_timeline if verbose else _print_growth)(grown.timeline)
     print()
     print_columns(
         [

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from esper.cli.evaluate import ProgressLine
 from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
 from esper.cli.parsing import Switch, optional, parse, read_table, require_counts
+from esper.cli.progress_line import ProgressLine
 from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.formatting import points
 from esper.invocation import program
@@ -70,16 +70,14 @@ def run_headroom(args: Sequence[str]) -> int:
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
     if options.cache is not None:
         require_writable(Path(options.cache))
-    progress = ProgressLine(quiet=options.quiet or options.json)
     try:
-        found = _measure(options, progress)
+        with ProgressLine(quiet=options.quiet or options.json) as progress:
+            found = _measure(options, progress)
     except KeyboardInterrupt:
-        progress.clear()
         kept = "finished work is saved, resume with" if options.cache else "start again with"
         again = f"{program()} headroom {shlex.join(args)}"
         print(f"esper: interrupted; {kept}: {again}", file=sys.stderr)
         return INTERRUPTED
-    progress.clear()
     if options.json:
         print_json(found.to_json())
     elif options.quiet:
@@ -111,7 +109,8 @@ def _measure(options: HeadroomOptions, progress: ProgressLine) -> Headroom:
 
 
 def _show(found: Headroom) -> None:
-    print(f"{found.task} at price {found.price:g}, {found.n_hosts} held-out hosts\n")
+    print_wrapped(found.sentence)
+    print(f"\n{found.task} at price {found.price:g}, {found.n_hosts} held-out hosts:\n")
     print_columns(
         [
             ("best single setting", found.setting),
@@ -125,5 +124,3 @@ def _show(found: Headroom) -> None:
             ("tuning runs", f"{found.tuning_runs:,}"),
         ]
     )
-    print()
-    print_wrapped(found.sentence)

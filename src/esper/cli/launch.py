@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import json_text, print_columns, print_wrapped
+from esper.cli.output import json_text, print_columns, print_table, print_wrapped
 from esper.cli.views import View, make_view, print_to_stderr
 from esper.config.run import RunConfig
 from esper.dashboard.companion import companion_dashboard
@@ -67,33 +67,41 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
     print(json_text(event), flush=True)
 
 
-def show_comparison(summary: Comparison) -> None:
-    """Print the table of controllers and the conclusions it supports."""
-    print(f"Results on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
+def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
+    """Print the main conclusion, the table of controllers and, if ``verbose``, the others."""
+    first, *others = summary.sentences
+    print_wrapped(first)
+    print(f"\nResults on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}
-    print_columns([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
+    print_table([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
     print()
     print_wrapped(
         "Return is the score minus the cost of FLOPs and added parameters. FLOPs are relative to "
         "the reference run, added parameters to the host. Brackets: 95% confidence intervals."
     )
-    print()
-    for sentence in summary.sentences:
-        print_wrapped(sentence, first="- ", indent="  ")
+    if verbose:
+        print()
+        for sentence in others:
+            print_wrapped(sentence, first="- ", indent="  ")
 
 
 def show_next_steps(run_done: Run) -> None:
     """Print commands to try next."""
     esper, run = program(), shell_word(run_done.path)
-    print("Next steps:")
+    print("Next:")
     print_columns(
         [
-            (f"  {esper} show {run}", "show the progress and results again"),
+            (
+                f"  {esper} dashboard {shell_word(run_done.path.parent)} --open",
+                "see in a browser how it learned",
+            ),
+            (f"  {esper} report {run}", "write a report, one HTML page"),
+            (f"  {esper} show {run} --verbose", "every comparison in words"),
             (
                 f"  {esper} grow --controller {run}{run_done.allow_code_flag}",
                 "grow a host with this controller",
             ),
-            (f"  {esper} export-telemetry {run} --csv", "export the telemetry as tables"),
+            (f"  {esper} compare {run} shipped", "compare it with the shipped controller"),
             (f"  {esper} train --preset digits-family", "train longer, for a better controller"),
         ]
     )

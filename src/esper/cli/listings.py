@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
 
 from esper.cli.output import print_columns, print_json
 from esper.cli.parsing import Switch, parse
-
-if TYPE_CHECKING:
-    from esper.growth.blueprints import Blueprint
+from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, TASK_GROUP, TASKS, BlueprintFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +22,7 @@ class TasksOptions:
 def run_tasks(args: Sequence[str]) -> int:
     """Print each task with its summary."""
     options = parse(TasksOptions, args, command="tasks")
-    from esper.tasks import task_summaries
-
-    summaries = task_summaries()
+    summaries = _task_summaries()
     if options.json:
         print_json([{"name": name, "summary": about} for name, about in summaries.items()])
     else:
@@ -45,26 +41,32 @@ class BlueprintsOptions:
 def run_blueprints(args: Sequence[str]) -> int:
     """Print each blueprint with its tensor kinds, form and summary."""
     options = parse(BlueprintsOptions, args, command="blueprints")
-    from esper.growth.blueprints import blueprint_names, find_blueprint
-
-    rows = [_facts(find_blueprint(name)) for name in blueprint_names()]
+    known = _blueprint_facts()
     if options.json:
-        print_json(rows)
+        print_json([{"name": name, **facts._asdict()} for name, facts in known.items()])
     else:
-        print_columns([(*map(_cell, facts.values()),) for facts in rows])
+        print_columns(
+            [
+                (name, ", ".join(facts.kinds), facts.form, facts.summary)
+                for name, facts in known.items()
+            ]
+        )
     return 0
 
 
-def _facts(blueprint: Blueprint) -> dict[str, str | list[str]]:
-    # A kind's name ends with the shape of its tensors, which is left out here.
-    kinds = sorted(kind.value.partition(" [")[0] for kind in blueprint.kinds)
-    return {
-        "name": blueprint.name,
-        "kinds": kinds,
-        "form": blueprint.form.value,
-        "summary": blueprint.summary,
-    }
+def _task_summaries() -> dict[str, str]:
+    """Return the summaries of all tasks; PyTorch is imported only for those of other packages."""
+    if not entry_points(group=TASK_GROUP):
+        return TASKS
+    from esper.tasks import task_summaries
+
+    return task_summaries()
 
 
-def _cell(value: str | list[str]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)
+def _blueprint_facts() -> dict[str, BlueprintFacts]:
+    """Return the facts of all blueprints; PyTorch is imported only for those of other packages."""
+    if not entry_points(group=BLUEPRINT_GROUP):
+        return BLUEPRINTS
+    from esper.growth.blueprints import blueprint_names, find_blueprint
+
+    return {name: find_blueprint(name).facts for name in blueprint_names()}

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -79,11 +80,26 @@ def escaped_output() -> Generator[None]:
         sys.stdout, sys.stderr = kept
 
 
+class _WrappedStream(EscapedStream):
+    """A text stream that wraps long lines between words and escapes nothing."""
+
+    def write(self, text: str) -> int:
+        """Write a text with its long lines wrapped."""
+        self.raw.write("\n".join(map(self._wrapped, text.split("\n"))))
+        return len(text)
+
+    def _wrapped(self, line: str) -> str:
+        """Return a line as it is if it fits or belongs to a frame, else wrapped and colourless."""
+        bare, room = re.sub(r"\x1b\[[0-9;]*m", "", line), shutil.get_terminal_size().columns
+        fits = len(bare) <= room or not bare.isascii()
+        return line if fits else "\n".join(_wrap(bare, room, "  "))
+
+
 @contextmanager
-def raw_output() -> Generator[None]:
-    """Print without escaping within the context, for text with colours of our own."""
+def wrapped_output() -> Generator[None]:
+    """Wrap long lines within the context and escape nothing, for text with colours of our own."""
     kept = sys.stdout
-    sys.stdout = raw_stream(kept)
+    sys.stdout = cast(TextIO, _WrappedStream(raw_stream(kept)))
     try:
         yield
     finally:
@@ -177,6 +193,31 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
         else:
             print(start.rstrip())
             print_wrapped(row[-1], indent="    ")
+
+
+def print_table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> None:
+    """Print a heading and rows: a name, words, and numbers, which are aligned on the right.
+
+    On a terminal, a name that leaves too little room goes on a line of its own.
+
+    Args:
+        rows: The heading and the rows.
+        n_left: Number of columns that are names or words.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room, numbers = line_width(), sum(widths[1:]) + 2 * (len(widths) - 1)
+    if room is not None and widths[0] + numbers > room:
+        most = max(room - numbers, 0)
+        widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= most), default=0)
+    for name, *cells in rows:
+        if len(name) > widths[0]:
+            print(name)
+            name = ""
+        aligned = [
+            cell.ljust(width) if column < n_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths[1:], strict=True), start=1)
+        ]
+        print("  ".join([name.ljust(widths[0]), *aligned]).rstrip())
 
 
 def one_line(text: object) -> str:

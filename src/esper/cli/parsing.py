@@ -7,16 +7,17 @@ is reported in one line that names the argument, its value and what is allowed.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from esper.cli.output import raw_output
-from esper.config.schema import NONE, allowed_words, hints_of, is_section, shown
+from esper.cli.output import print_wrapped, wrapped_output
+from esper.config.schema import NONE, allowed_words, docs_of, hints_of, is_section, shown
 from esper.config.toml import parse_toml
 from esper.errors import EsperError, did_you_mean
 
@@ -54,7 +55,8 @@ def parse(kind: type[Options], args: Sequence[str], *, command: str) -> Options:
         UsageError: If an argument is unknown, missing or not of its option's type.
     """
     if any(arg in _HELP for arg in args):
-        return _call_tyro(kind, ["--help"], command)
+        _print_description(kind)
+        return _call_tyro(_with_help(kind), ["--help"], command)
     checked = _check_options(flags_of(kind), args)
     _check_leftovers(kind, checked, command)
     return _call_tyro(kind, checked.args, command)
@@ -220,20 +222,64 @@ def _call_tyro(
     kind: type[Options], args: Sequence[str], command: str, *, add_help: bool = True
 ) -> Options:
     try:
-        with raw_output():  # the help has colours
+        with wrapped_output():  # the help has colours, and tyro does not wrap its usage
             options, _ = tyro.cli(
                 kind,
                 prog=f"esper {command}",
+                description="",  # it would not be wrapped
                 args=args,
                 return_unknown_args=True,
                 add_help=add_help,
                 console_outputs=add_help and "--help" in args,
+                registry=_REGISTRY,
             )
         return options
     except SystemExit as ended:
         if not ended.code:
             raise
         raise UsageError(f"invalid arguments. {_see_help(command)}") from None
+
+
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _none_rule(
+    given: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[None] | None:
+    """Show None as users write it."""
+    if given.type is not NoneType:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=NONE,
+        choices=("None",),
+        instance_from_str=lambda _: None,
+        is_instance=lambda value: value is None,
+        str_from_instance=lambda _: [NONE],
+    )
+
+
+def _print_description(kind: type[Any]) -> None:
+    """Print what a command does."""
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        print_wrapped(" ".join(paragraph.split()))
+        print()
+
+
+def _with_help(kind: type[Any]) -> type[Any]:
+    """Return a class with the same options, and a help text for each that tyro can wrap.
+
+    In docstrings it would keep the line breaks.
+    """
+    if kind.__module__ == "types":  # made with its help texts
+        return kind
+    hints, docs = get_type_hints(kind, include_extras=True), docs_of(kind)
+    members = [
+        (each.name, Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])], each)
+        for each in fields(kind)
+    ]
+    return make_dataclass(kind.__name__, members, frozen=True, kw_only=True)
 
 
 def _marked(kind: type[Any], marker: Any) -> set[str]:

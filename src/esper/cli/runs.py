@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from esper.cli.launch import show_comparison
-from esper.cli.output import one_line, print_columns, print_json, print_wrapped
+from esper.cli.output import one_line, print_json, print_table, print_wrapped
 from esper.cli.parsing import Switch, optional, parse
 from esper.cli.progress import count
 from esper.config.schema import shown
@@ -94,7 +94,7 @@ def run_runs(args: Sequence[str]) -> int:
         print(f"no runs in {place}; start one with {program()} train")
     else:
         known = [facts_of(folder) for folder in folders]
-        print_columns([_HEADINGS, *map(_row, known)])
+        print_table([_HEADINGS, *map(_row, known)], n_left=3)
         for facts in known:
             if "problem" in facts:
                 print_wrapped(
@@ -140,6 +140,9 @@ class ShowOptions:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or its name in the runs folder."""
 
+    verbose: Switch = False
+    """Print every comparison in words, too."""
+
     plot: Annotated[str | None, optional("FILE")] = None
     """File to save the learning curves to (.png, .svg, .pdf); needs matplotlib."""
 
@@ -159,7 +162,7 @@ def run_show(args: Sequence[str]) -> int:
         comparison = None if summary is None else summary.to_json()
         print_json(facts | {"sessions": sessions, "summary": comparison})
     else:
-        _show_text(found, facts, sessions, summary)
+        _show_text(found, facts, sessions, summary, verbose=options.verbose)
         if options.plot is not None:
             print(f"\nFigure saved to {options.plot}")
     if "problem" in facts:
@@ -178,19 +181,28 @@ _ABOUT_OWN = (
 
 
 def _show_text(
-    found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]], summary: Comparison | None
+    found: Run,
+    facts: dict[str, Any],
+    sessions: list[dict[str, Any]],
+    summary: Comparison | None,
+    *,
+    verbose: bool,
 ) -> None:
     _show_state(found, facts, sessions)
+    if summary is not None:
+        print()
+        show_comparison(summary, verbose=verbose)
     if facts["rounds_done"]:
         print()
         with open_run(found.path) as telemetry:
-            print_columns(_table(telemetry.metrics()))
+            print_table(_table(telemetry.metrics()))
         print()
         print_wrapped(_ABOUT_OWN if found.config.is_own_training else _ABOUT_ROUNDS)
-    if summary is not None:
-        print()
-        show_comparison(summary)
-    elif facts["state"] not in ("running", "unreadable") and not found.config.is_own_training:
+    if (
+        summary is None
+        and facts["state"] not in ("running", "unreadable")
+        and not found.config.is_own_training
+    ):
         print(f"\nResume with: {found.resume_command}")
 
 

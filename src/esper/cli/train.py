@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.parsing import Switch, UsageError, parse, parse_known, read_table
+from esper.cli.parsing import Switch, UsageError, optional, parse, parse_known, read_table
 from esper.config.checks import CodeWarning, require_trusted_task
 from esper.config.run import RunConfig
 from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
@@ -208,7 +208,10 @@ def _flags(section: object) -> list[tuple[str, Any, Any]]:
             )
             flags.append((name, Annotated[tuple[str, ...], help_arg], _table_pairs(value)))
         else:
-            flags.append((name, Annotated[hint, tyro.conf.arg(help=docs[name])], value))
+            help_arg = tyro.conf.arg(
+                help=docs[name], help_behavior_hint="" if value == () else None
+            )
+            flags.append((name, Annotated[hint, help_arg], value))
     return flags
 
 
@@ -256,10 +259,10 @@ class ResumeOptions:
     allow_code: Switch = False
     """Run a task that the run's settings names by module:function."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, optional("N")] = None
     """Worker processes, as for train; the number may differ from before."""
 
-    ray_address: str | None = None
+    ray_address: Annotated[str | None, optional("ADDRESS")] = None
     """Ray cluster that works instead, as for train."""
 
 

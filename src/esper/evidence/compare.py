@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from esper.config.checks import require_int
+from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EvidenceError, RunError
 from esper.evidence.arms import stack_runs
 from esper.evidence.evaluation import (
@@ -28,7 +29,7 @@ from esper.evidence.host_trainer import (
     MakeSaved,
 )
 from esper.evidence.results import Arm, Evidence
-from esper.evidence.setting import find_prices, find_setting, training_episodes
+from esper.evidence.setting import find_common_setting, find_prices, other_rules, training_episodes
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
@@ -49,12 +50,16 @@ def compare(
 ) -> Evidence:
     """Compare the first of several controllers with each of the others, on the same hosts.
 
+    All are compared at the price and budget of one task. Each learned controller follows the growth
+    rules that it learned with, simple ones those of the first learned one.
+
     Args:
         contestants: Two or more names of controllers, runs, saved controllers or controllers; or
             files written by evaluations, whose learned arms are compared.
         n_hosts: Number of held-out hosts.
         price: Score that the FLOPs of one reference run cost; by default the task's.
-        task: A task or its name; by default the one that the learned controllers learned on.
+        task: A task or its name; by default the one that the learned controllers learned on. The
+            shipped one may have learned on another.
         task_options: Options of the task.
         **options: See :class:`esper.evidence.evaluation.EvalOptions`.
 
@@ -81,9 +86,8 @@ def compare(
     if task is None and not learned:
         raise RunError("simple controllers have no task of their own; name one (--task).")
     allow_code = options.get("allow_code", False)
-    setting = find_setting(learned, task, task_options, allow_code=allow_code)
-    budget = learned[0].budget if learned and task is None else setting.task.budget
-    (price,) = find_prices(price, budget.flop_price)
+    setting = find_common_setting(learned, task, task_options, allow_code=allow_code)
+    (price,) = find_prices(price, setting.task.budget.flop_price)
     hosts = host_numbers(options, n_hosts)
     runs = n_hosts * len(given)
     with hire(setting, options, most_runs=n_hosts, all_runs=runs) as helpers:
@@ -145,14 +149,23 @@ def _run_all(
     helpers: Helpers | None,
 ) -> list[Arm]:
     """Run every controller on the same hosts."""
-    trainer = HostTrainer(task, purpose="evaluation", final_split="test", helpers=helpers)
-    # Workers cannot make a controller that is an object.
-    alone = HostTrainer(task, purpose="evaluation", final_split="test") if helpers else trainer
+    first = next((one for one in saved if one is not None), None)
+    trainers: dict[tuple[GrowthConfig | None, bool], HostTrainer] = {}
     on_progress = options.get("on_progress", lambda _: None)
     arms: list[Arm] = []
     for number, (one, learned) in enumerate(zip(given, saved, strict=True), start=1):
         name, is_object = _name(one, learned), learned is None and not _is_name(one)
-        runs = (alone if is_object else trainer).run(
+        guide = learned or first
+        growth = task.growth if guide is None or guide.growth is None else guide.growth
+        if (growth, is_object) not in trainers:
+            trainers[growth, is_object] = HostTrainer(
+                replace(task, growth=growth),
+                purpose="evaluation",
+                final_split="test",
+                # Workers cannot make a controller that is an object.
+                helpers=None if is_object else helpers,
+            )
+        runs = trainers[growth, is_object].run(
             hosts,
             _controller_maker(one, learned),
             on_share=report_work(on_progress, name, number, len(given)),
@@ -162,6 +175,7 @@ def _run_all(
                 name=name,
                 label=name if learned is None else f"the controller {name}",
                 kind="simple" if learned is None else "learned",
+                setting="" if learned is None or first is None else other_rules(learned, first),
                 tuning_runs=0 if learned is None else training_episodes(learned),
                 **stack_runs([runs]),
             )

@@ -45,7 +45,7 @@ from esper.evidence.setting import (
     find_setting,
     training_episodes,
 )
-from esper.evidence.tuning import TunedArms
+from esper.evidence.tuning import TUNING, TunedArms
 from esper.formatting import many
 from esper.tamiyo import SavedController
 from esper.tasks import Task
@@ -77,6 +77,8 @@ class EvaluationProgress:
     number: int
     """Number of the arm, from 1, over all prices."""
     n_arms: int
+    total: float
+    """Share of all work that is done, by host runs."""
 
 
 OnProgress = Callable[[EvaluationProgress], None]
@@ -191,7 +193,9 @@ class Evaluation:
         self._on_progress = options.get("on_progress", lambda _: None)
         self._cache = setting.cache(options.get("folder"))
         self._is_greedy = self._saved[0].deterministic
-        self._number, self._n_arms = 0, 1
+        self._number, self._tuning_runs = 0, tuning_runs
+        self._sizes: list[tuple[int, int]] = []
+        """Host runs of each arm: those that tune it, and those that are its results."""
         self._helpers = helpers
         self._trainer = self._make_trainer(setting.task)
         self._priced_trainers: dict[float, HostTrainer] = {}
@@ -205,7 +209,11 @@ class Evaluation:
 
     def run(self, arms: Sequence[str], prices: Sequence[float]) -> list[Evidence]:
         """Run all arms at all prices."""
-        self._n_arms = len(arms) * len(prices)
+        self._sizes = [
+            (self._tuning_runs if ARMS[arm].kind == "tuned" else 0, len(self._hosts))
+            for _ in prices
+            for arm in arms
+        ]
         return [self._run_at_price(arms, price) for price in prices]
 
     def _run_at_price(self, arms: Sequence[str], price: float) -> Evidence:
@@ -299,14 +307,44 @@ class Evaluation:
         return self._cache.runs({**key, "hosts": hosts, "is_greedy": self._is_greedy}, run)
 
     def _report(self, work: str) -> OnShare:
-        number = min(self._number + 1, self._n_arms)
-        return report_work(self._on_progress, work, number, self._n_arms)
+        n_arms = len(self._sizes)
+        number = min(self._number + 1, n_arms)
+        tuning, hosts = self._sizes[number - 1]
+        all_runs = sum(map(sum, self._sizes))
+        start = sum(map(sum, self._sizes[: number - 1]))
+        is_tuning = work.startswith(TUNING)
+        start += 0 if is_tuning else tuning
+        end = start + (tuning if is_tuning else hosts)
+        return report_work(
+            self._on_progress, work, number, n_arms, (start / all_runs, end / all_runs)
+        )
 
 
-def report_work(on_progress: OnProgress, work: str, number: int, n_arms: int) -> OnShare:
-    """Return a function that reports the share of one piece of work that is done."""
+def report_work(
+    on_progress: OnProgress,
+    work: str,
+    number: int,
+    n_arms: int,
+    span: tuple[float, float] | None = None,
+) -> OnShare:
+    """Return a function that reports the share of one piece of work that is done.
+
+    Args:
+        on_progress: Called with the progress.
+        work: The piece of work, in words.
+        number: Its number, from 1.
+        n_arms: Number of all pieces.
+        span: Shares of all work at its start and its end; by default pieces are of equal size.
+    """
+    start, end = span or ((number - 1) / n_arms, number / n_arms)
     return lambda share: on_progress(
-        EvaluationProgress(work=work, share=share, number=number, n_arms=n_arms)
+        EvaluationProgress(
+            work=work,
+            share=share,
+            number=number,
+            n_arms=n_arms,
+            total=start + share * (end - start),
+        )
     )
 
 

@@ -10,7 +10,7 @@ committed by then, or blended in and kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -143,6 +143,7 @@ def run_hosts(
     seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
     every_epoch: Sequence[Split] = (),
     goals: Goals | None = None,
+    on_epoch: Callable[[int], None] = lambda _: None,
 ) -> HostRuns:
     """Train hosts to their end.
 
@@ -154,12 +155,18 @@ def run_hosts(
         seeds: Committed seeds that hosts start with, by host.
         every_epoch: Splits to score on after every epoch: "final", "validation" or both.
         goals: Score hosts on the final split when they reach these, and end those that reach both.
+        on_epoch: Called after each epoch with the number of epochs so far.
     """
     if seeds:
         growth.plant(seeds)
     recorder = _Recorder(growth, n_hosts, every_epoch, goals)
     recorder.add_planted(seeds or {})
-    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=recorder.add_step)
+
+    def record(actions: Integers, result: StepResult) -> None:
+        recorder.add_step(actions, result)
+        on_epoch(recorder.n_steps)
+
+    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=record)
     return recorder.results()
 
 
@@ -187,6 +194,11 @@ class _Recorder:
             for name in (*SCORES, "flops", "parameters")
         }
         self._score(np.ones(n, np.bool_))
+
+    @property
+    def n_steps(self) -> int:
+        """Number of recorded steps."""
+        return self._step
 
     def add_planted(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Record the seeds that hosts started with."""

@@ -311,6 +311,7 @@ def _run_batch(
 ) -> tuple[HostRuns, dict[str, Parcel]]:
     """Train a batch of hosts."""
     trainer, n_hosts = _find_trainer(place, batch.trainer), len(batch.hosts)
+    n_epochs = trainer.task.budget.n_epochs
     with torch.random.fork_rng(devices=[]):
         growth = trainer.start(batch.hosts)
         runs = run_hosts(
@@ -321,6 +322,7 @@ def _run_batch(
             seeds=batch.seeds,
             every_epoch=batch.every_epoch,
             goals=batch.goals,
+            on_epoch=lambda epoch: place.report(min(1.0, epoch / n_epochs)),
         )
     return runs, {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from os import PathLike
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from esper.config.checks import require_number, require_trusted_task
-from esper.config.growth import Budget
+from esper.config.growth import Budget, GrowthConfig
 from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
-from esper.errors import ConfigError, RunError
+from esper.errors import ConfigError, RunError, TaskError
 from esper.evidence.cache import ResultCache
 from esper.evidence.host_trainer import BATCH_HOSTS
 from esper.tamiyo import SavedController
@@ -113,7 +113,7 @@ def find_setting(
     options = dict(task_options or {})
     if task is not None and is_other:
         made = find_task(task, options)
-        made.require_one_design("an evaluation")
+        _require_one_design(made)
         return EvalSetting(
             task=_with_growth_rules(made, saved),
             task_options=options,
@@ -128,9 +128,44 @@ def find_setting(
         source = f"controller {first.name!r}"
         require_trusted_task(name, options, source=source, allow_code=allow_code)
     made = find_task(name, options)
-    made.require_one_design("an evaluation")
+    _require_one_design(made)
     made = replace(_with_growth_rules(made, saved), budget=budget)
     return EvalSetting(task=made, task_options=options, name=name)
+
+
+def find_common_setting(
+    saved: Sequence[SavedController],
+    task: str | Task | None,
+    task_options: Mapping[str, Any] | None,
+    *,
+    allow_code: bool = False,
+) -> EvalSetting:
+    """Return the task on which controllers of any origin are compared.
+
+    It is the named task, with the options and the budget of the controllers that learned on it if
+    they agree. If none is named, it is the task that all controllers learned on; the shipped one
+    is at home on every task and only counts if there is no other.
+
+    Args:
+        saved: The learned controllers.
+        task: A task or its name; None for the controllers' own.
+        task_options: Options of the task.
+        allow_code: Whether the controllers' own task may be code.
+
+    Raises:
+        RunError: If no task is named and the controllers differ in theirs; it names the field.
+        TaskError: If the task cannot be made, or is code and that is not allowed.
+    """
+    own = [one for one in saved if not one.is_shipped] or list(saved)
+    if task is None:
+        for one in own[1:]:
+            if (field := _different_field(own[0], one, _learned_fields)) is not None:
+                raise RunError(f"{field}; name the task to compare them on (--task).")
+        return find_setting(own[:1], None, task_options, allow_code=allow_code)
+    own = [one for one in own if one.origin.get("task") == task]
+    if own and not any(_different_field(own[0], one, _learned_fields) for one in own[1:]):
+        return find_setting(own[:1], task, task_options, allow_code=allow_code)
+    return find_setting([], task, task_options)
 
 
 def find_prices(prices: float | Sequence[float] | None, default: float) -> tuple[float, ...]:
@@ -178,15 +213,57 @@ def _require_same_method(
     first: SavedController, second: SavedController, *, is_other_task: bool
 ) -> None:
     """Reject controllers that cannot be training runs of one method."""
-    if first.growth != second.growth:
-        raise RunError(
-            f"{first.name} and {second.name} learned with different growth rules; evaluate them "
-            "separately."
-        )
-    if not is_other_task and _learned_on(first) != _learned_on(second):
-        raise RunError(
-            f"{first.name} and {second.name} learned on different tasks or budgets; name the task "
-            "to evaluate them on (--task)."
+    if (field := _different_field(first, second, _growth_fields)) is not None:
+        raise RunError(f"{field}; evaluate them separately, or compare them with esper compare.")
+    if is_other_task:
+        return
+    if (field := _different_field(first, second, _learned_fields)) is not None:
+        raise RunError(f"{field}; evaluate them separately, or on another task (--task).")
+
+
+def _different_field(
+    first: SavedController,
+    second: SavedController,
+    fields_of: Callable[[SavedController], Mapping[str, Any]],
+) -> str | None:
+    """Return the first field in which two controllers differ, in words; None if they agree."""
+    one, other = fields_of(first), fields_of(second)
+    for name in {**one, **other}:
+        if (values := (one.get(name), other.get(name)))[0] != values[1]:
+            return f"{first.label} has {name} {values[0]} and {second.label} has {values[1]}"
+    return None
+
+
+def _learned_fields(saved: SavedController) -> dict[str, Any]:
+    """Return what hosts a controller learned on, by the names of the settings."""
+    task, options, budget = _learned_on(saved)
+    named = {f"task_options.{name}": value for name, value in options.items()}
+    return {"task": task, **named} | {f"budget.{k}": v for k, v in asdict(budget).items()}
+
+
+def _growth_fields(saved: SavedController) -> dict[str, Any]:
+    """Return the growth rules that a controller learned with, by the names of the settings."""
+    return {f"growth.{k}": v for k, v in asdict(saved.growth or GrowthConfig()).items()}
+
+
+def other_rules(saved: SavedController, first: SavedController) -> str:
+    """Return the growth rules of a controller that differ from another's; empty if none does."""
+    own, others = _growth_fields(saved), _growth_fields(first)
+    changed = [
+        f"{name} {value}, not {others[name]}"
+        for name, value in own.items()
+        if value != others[name]
+    ]
+    return f"its own growth rules: {'; '.join(changed)}" if changed else ""
+
+
+def _require_one_design(task: Task) -> None:
+    """Reject a task whose hosts differ in design, so that no arm could treat them alike."""
+    task.require_one_design("an evaluation")
+    if task.draws_designs:
+        raise TaskError(
+            f"task {task.name!r} draws hosts of different designs, but an evaluation needs hosts of"
+            " one design; name another task (--task), such as digits-family."
         )
 
 

@@ -191,6 +191,8 @@ def report_part(on_share: OnShare, number: int, n_parts: int) -> OnShare:
     return lambda share: on_share((number + share) / n_parts)
 
 
+TUNING = "tuning"
+"""How descriptions of work that tunes an arm begin."""
 N_DRAWS = 1024
 """Number of draws that determine the buckets."""
 N_BUCKETS = 3
@@ -407,7 +409,7 @@ class TunedArms:
                 candidates,
                 price=price,
                 budget=self._budget,
-                on_share=self._report(f"tuning {family.replace('_', ' ')}"),
+                on_share=self._report(f"{TUNING} {family.replace('_', ' ')}"),
             )
         return self._tuned[key]
 
@@ -423,7 +425,7 @@ class TunedArms:
             families,
             price=price,
             budget=self._budget,
-            on_share=self._report(f"tuning {arm.replace('_', ' ')}"),
+            on_share=self._report(f"{TUNING} {arm.replace('_', ' ')}"),
         )
 
     def _evaluate(self, arm: str, choices: list[Choice], hosts: Sequence[int]) -> HostRuns:

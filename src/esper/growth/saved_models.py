@@ -22,10 +22,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from safetensors.torch import save as save_tensors
 from torch import Tensor, distributed, nn
 
+from esper.config.catalogue import BLUEPRINT_GROUP
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, type_of
 from esper.growth.blueprints import blueprint_names
-from esper.growth.blueprints.registry import ENTRY_POINT_GROUP
 from esper.growth.host_slots import HostSlots, own_slots, slots
 from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
@@ -298,7 +298,7 @@ def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
             raise SavedModelError(
                 f"slot {name!r} holds a seed of blueprint {blueprint!r}, which is not "
                 f"registered; install the package that provides it (entry point group "
-                f"{ENTRY_POINT_GROUP!r}) or register it before loading."
+                f"{BLUEPRINT_GROUP!r}) or register it before loading."
             )
     host.rebuild_seeds()
 

@@ -6,29 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from esper.config.catalogue import BLUEPRINTS
 from esper.config.checks import require_bool, require_int
 from esper.errors import SlotError, UnknownSlotError, did_you_mean
 
-BUILTIN_BLUEPRINTS: tuple[str, ...] = (
-    "noop",
-    "norm",
-    "attention",
-    "depthwise",
-    "bottleneck",
-    "conv_small",
-    "conv_light",
-    "conv_heavy",
-    "lora_small",
-    "lora_large",
-    "mlp_small",
-    "mlp_large",
-    "self_attention",
-    "low_rank",
-    "widen_small",
-    "widen_medium",
-    "widen_large",
-    "deepen",
-)
+BUILTIN_BLUEPRINTS = tuple(BLUEPRINTS)
 """Names of the built-in blueprints, in the order of the blueprint head's choices."""
 
 

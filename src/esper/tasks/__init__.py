@@ -1,5 +1,6 @@
 """Tasks: the data that hosts learn from, the hosts, the metric and the budget."""
 
+from esper.config.catalogue import TASKS
 from esper.config.growth import Budget
 from esper.tasks import cifar10, digits, digits_family, fashion_mnist, prior, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
@@ -9,13 +10,17 @@ from esper.tasks.registry import make_task, register_task, task_names, task_summ
 from esper.tasks.task import Task
 from esper.tasks.text import load_book
 
-register_task("digits", digits.make_digits, summary=digits.SUMMARY)
-register_task("digits-family", digits_family.make_digits_family, summary=digits_family.SUMMARY)
-register_task("fashion-mnist", fashion_mnist.make_fashion_mnist, summary=fashion_mnist.SUMMARY)
-register_task("cifar10", cifar10.make_cifar10, summary=cifar10.SUMMARY)
-register_task("text", text.make_text, summary=text.SUMMARY)
-register_task("spirals", spirals.make_spirals, summary=spirals.SUMMARY)
-register_task("prior", prior.make_prior, summary=prior.SUMMARY)
+_MAKERS = {
+    "digits": digits.make_digits,
+    "digits-family": digits_family.make_digits_family,
+    "fashion-mnist": fashion_mnist.make_fashion_mnist,
+    "cifar10": cifar10.make_cifar10,
+    "text": text.make_text,
+    "spirals": spirals.make_spirals,
+    "prior": prior.make_prior,
+}
+for _name, _summary in TASKS.items():
+    register_task(_name, _MAKERS[_name], summary=_summary)
 
 __all__ = [
     "ACCURACY",

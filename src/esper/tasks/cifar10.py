@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config.catalogue import TASKS
 from esper.config.growth import Budget, CNNHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
@@ -83,7 +84,6 @@ def _read(path: Path) -> bytes:
         raise MissingDataError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-SUMMARY = "32x32 colour photographs; needs the standard archive, unpacked"
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 ADVICE = (
     "Unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz and pass its folder, or the parent "
@@ -121,7 +121,7 @@ def make_cifar10(
         training=PopulationConfig(
             batch_size=64, learning_rate=1e-2, batches_per_epoch=batches_per_epoch
         ),
-        summary=SUMMARY,
+        summary=TASKS["cifar10"],
     )
 
 

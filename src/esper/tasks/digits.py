@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice
 from esper.config.growth import Budget, CNNHostConfig, HostConfig, MLPHostConfig, PopulationConfig
 from esper.growth.hosts import HostMaker
@@ -33,7 +34,6 @@ def load_digits() -> tuple[Tensor, Tensor]:
     return images.unsqueeze(1), labels
 
 
-SUMMARY = "8x8 handwritten digits, 1,000 for training; ships with Esper"
 N_TRAIN, N_VALIDATION, N_TEST = 1000, 500, 297
 HOSTS: dict[str, HostConfig] = {
     "mlp": MLPHostConfig(n_features=64, n_classes=10, width=16, hidden=8, n_blocks=2),
@@ -96,5 +96,5 @@ def make_digits(
         training=PopulationConfig(
             batch_size=32, learning_rate=LEARNING_RATES[host], batches_per_epoch=batches_per_epoch
         ),
-        summary=SUMMARY,
+        summary=TASKS["digits"],
     )

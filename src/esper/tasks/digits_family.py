@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice
 from esper.config.growth import (
     Budget,
@@ -33,7 +34,6 @@ from esper.tasks.digits import digit_splits, standard_digits
 from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
 
-SUMMARY = "random tasks on digits: classes, noise, sizes and learning rates vary by episode"
 N_DIGITS = (4, 10)
 N_SAMPLES = (60, 1000)
 LABEL_NOISE = (0.0, 0.4)
@@ -146,7 +146,7 @@ def make_digits_family(
             batch_size=32, learning_rate=1e-3, batches_per_epoch=batches_per_epoch
         ),
         growth=GROWTH,
-        summary=SUMMARY,
+        summary=TASKS["digits-family"],
         variants=variants,
     )
 

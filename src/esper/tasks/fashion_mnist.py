@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice
 from esper.config.growth import (
     Budget,
@@ -83,7 +84,6 @@ def _read(path: Path) -> bytes:
         raise BadDataError(f"{path} is a damaged gzip file ({error}); get it again.") from error
 
 
-SUMMARY = "28x28 or 14x14 greyscale images of clothing; needs the IDX files"
 INSTALLED = "/usr/share/datasets/fashion-mnist"
 """Where the Debian package puts the files."""
 ADVICE = (
@@ -141,7 +141,7 @@ def make_fashion_mnist(
         training=PopulationConfig(
             batch_size=64, learning_rate=LEARNING_RATE, batches_per_epoch=batches_per_epoch
         ),
-        summary=SUMMARY,
+        summary=TASKS["fashion-mnist"],
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from esper.config.catalogue import TASK_GROUP
 from esper.errors import (
     EsperError,
     TaskError,
@@ -25,8 +26,6 @@ from esper.tasks.user_code import (
     load_own_task,
     module_folder,
 )
-
-ENTRY_POINT_GROUP = "esper.tasks"
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def _unregistered() -> dict[str, list[EntryPoint]]:
 def _entry_points() -> dict[str, list[EntryPoint]]:
     """Return the distinct entry points of other packages by name."""
     found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in entry_points(group=TASK_GROUP):
         found.setdefault(entry.name, {}).setdefault(entry.value, entry)
     return {name: list(entries.values()) for name, entries in found.items()}
 
@@ -175,4 +174,4 @@ def _load(name: str, entries: list[EntryPoint]) -> _Entry:
 
 
 def _what(name: str) -> str:
-    return f"entry point {name!r} of group {ENTRY_POINT_GROUP!r}"
+    return f"entry point {name!r} of group {TASK_GROUP!r}"

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config.catalogue import TASKS
 from esper.config.growth import Budget, MLPHostConfig, PopulationConfig
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
 from esper.tasks.task import Task
 
-SUMMARY = "two or three random spirals in the plane; milliseconds per epoch"
 N_TRAIN, N_VALIDATION, N_TEST = 120, 60, 60
 HOST = MLPHostConfig(n_features=2, n_classes=3, width=8, hidden=8, n_blocks=2)
 TURNS = (0.5, 1.25)
@@ -28,7 +28,7 @@ def make_spirals(*, n_epochs: int = 16, batches_per_epoch: int | None = 4) -> Ta
         training=PopulationConfig(
             batch_size=32, learning_rate=1e-2, batches_per_epoch=batches_per_epoch
         ),
-        summary=SUMMARY,
+        summary=TASKS["spirals"],
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config.catalogue import TASKS
 from esper.config.checks import require_int
 from esper.config.growth import Budget, GPTHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
@@ -95,7 +96,6 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-SUMMARY = "next-character prediction on a book that ships with Esper, or on any text file"
 SHARES = (80, 10, 10)
 """Percentages of a text that are train, validation and test, in this order."""
 MIN_WINDOWS = 2
@@ -145,7 +145,7 @@ def make_text(
         training=PopulationConfig(
             batch_size=16, learning_rate=1e-2, batches_per_epoch=batches_per_epoch
         ),
-        summary=SUMMARY,
+        summary=TASKS["text"],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.config.catalogue import SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError, did_you_mean
@@ -32,9 +33,6 @@ from esper.tamiyo.controllers.saved import require_observations
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.run import Run
 from esper.training.state import require_saved_config
-
-SHIPPED = "shipped"
-"""The name of the trained controller that ships with Esper."""
 
 PROGRESSIVE = "progressive"
 """The name of the controller that grows a host to a target size."""

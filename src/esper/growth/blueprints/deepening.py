@@ -18,9 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.blueprints.registry import built_in
 from esper.growth.sharding import local_values
-from esper.growth.sites import BlockIdentity, SlotSite, TensorKind
+from esper.growth.sites import BlockIdentity, SlotSite
 
 CACHE_INDEX = "layer_idx"
 """The attribute by which Transformers' attention layers find their layer of a cache."""
@@ -201,13 +201,4 @@ def _build(site: SlotSite, block: nn.Module) -> nn.Module:
     return BlockCopy(block, site.identity, site.input_key)
 
 
-BLUEPRINTS = (
-    Blueprint(
-        name="deepen",
-        kinds=frozenset(TensorKind),
-        form=SeedForm.SERIAL,
-        build=_build,
-        summary="copy of a residual block, starting as the identity",
-        copies_block=True,
-    ),
-)
+BLUEPRINTS = (built_in("deepen", _build, copies_block=True),)

@@ -16,10 +16,9 @@ from typing import Any, cast
 
 from torch import nn
 
+from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, BlueprintFacts
 from esper.errors import SlotError, blame_user_code, did_you_mean, type_of
 from esper.growth.sites import SlotSite, TensorKind
-
-ENTRY_POINT_GROUP = "esper.blueprints"
 
 
 class SeedForm(Enum):
@@ -79,6 +78,12 @@ class Blueprint:
     """Whether its seeds for blocks have a method ``redraw()``, which draws the weights of another
     seed of the same site exactly as ``build`` would, but faster."""
 
+    @property
+    def facts(self) -> BlueprintFacts:
+        """What a list shows of it."""
+        kinds = tuple(_word(kind) for kind in TensorKind if kind in self.kinds)
+        return BlueprintFacts(kinds, self.form.value, self.summary)
+
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
         if site.pair is not None and not self.fits_pairs:
@@ -113,6 +118,28 @@ class Blueprint:
                 f"{site.name!r}; it must return a torch.nn.Module."
             )
         return seed
+
+
+def built_in(
+    name: str,
+    build: Callable[[SlotSite], nn.Module] | Callable[[SlotSite, nn.Module], nn.Module],
+    **traits: Any,
+) -> Blueprint:
+    """Return a blueprint of the catalogue, with what it is built by and its other traits."""
+    kinds, form, summary = BLUEPRINTS[name]
+    return Blueprint(
+        name=name,
+        kinds=frozenset(kind for kind in TensorKind if _word(kind) in kinds),
+        form=SeedForm(form),
+        build=build,
+        summary=summary,
+        **traits,
+    )
+
+
+def _word(kind: TensorKind) -> str:
+    """Return a kind without the shape of its tensors."""
+    return kind.value.partition(" [")[0]
 
 
 _REGISTRY: dict[str, Blueprint] = {}
@@ -182,7 +209,7 @@ def _discover() -> None:
         return
     _is_discovered = True  # set first, because loading a package may look up blueprints
     try:
-        found = [_load(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+        found = [_load(entry) for entry in entry_points(group=BLUEPRINT_GROUP)]
     except SlotError:
         _is_discovered = False
         raise
@@ -191,7 +218,7 @@ def _discover() -> None:
 
 
 def _load(entry: EntryPoint) -> Blueprint:
-    what = f"entry point {entry.name!r} of group {ENTRY_POINT_GROUP!r}"
+    what = f"entry point {entry.name!r} of group {BLUEPRINT_GROUP!r}"
     try:
         loaded = entry.load()
     except Exception as error:

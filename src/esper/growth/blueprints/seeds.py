@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.blueprints.registry import Blueprint, built_in
 from esper.growth.blueprints.widening import draw_mirrored
 from esper.growth.modules import draw_weights
 from esper.growth.sites import SlotSite, TensorKind
@@ -197,112 +197,50 @@ def _zero_conv(width_in: int, width_out: int, kernel: int) -> nn.Conv2d:
     return conv
 
 
-_ALL_KINDS = frozenset(TensorKind)
-_SEQUENCE = frozenset({TensorKind.SEQUENCE})
-_VECTOR = frozenset({TensorKind.VECTOR})
-
-
 def _build_norm(site: SlotSite) -> nn.Module:
     is_map = site.kind == TensorKind.FEATURE_MAP
     return GroupNormSeed(site.width) if is_map else LayerNormSeed(site.width)
 
 
-def _serial(
-    name: str,
-    summary: str,
-    kinds: frozenset[TensorKind],
-    build: Callable[[SlotSite], nn.Module],
-    family: str = "",
-    *,
-    can_redraw: bool = False,
-) -> Blueprint:
-    return Blueprint(
-        name=name,
-        kinds=kinds,
-        form=SeedForm.SERIAL,
-        build=build,
-        summary=summary,
-        family=family,
-        can_redraw=can_redraw,
-    )
-
-
-def _low_rank(
-    name: str,
-    summary: str,
-    kinds: frozenset[TensorKind],
-    rank: Callable[[SlotSite], int],
-    family: str = "",
-) -> Blueprint:
-    return Blueprint(
-        name=name,
-        kinds=kinds,
-        form=SeedForm.PARALLEL,
-        build=lambda site: LowRankSeed(site.input_width, site.width, rank(site)),
-        summary=summary,
-        family=family,
-        can_redraw=True,
-    )
-
-
-def _lora(name: str, rank: int) -> Blueprint:
-    summary = f"rank-{rank} linear map in parallel with the block"
-    return _low_rank(name, summary, _SEQUENCE, lambda site: rank, family="lora_large")
-
-
-def _mlp(name: str, summary: str, hidden: Callable[[int], int], family: str = "") -> Blueprint:
-    return _serial(
+def _low_rank(name: str, rank: Callable[[SlotSite], int], family: str = "") -> Blueprint:
+    return built_in(
         name,
-        summary,
-        _SEQUENCE | _VECTOR,
-        lambda site: MLPSeed(site.width, hidden(site.width)),
-        family,
+        lambda site: LowRankSeed(site.input_width, site.width, rank(site)),
+        family=family,
         can_redraw=True,
     )
 
 
-def _image(
-    name: str, summary: str, make: Callable[[int], nn.Module], family: str = ""
-) -> Blueprint:
-    kinds = frozenset({TensorKind.FEATURE_MAP})
-    return _serial(name, summary, kinds, lambda site: make(site.width), family)
+def _mlp(name: str, hidden: Callable[[int], int], family: str = "") -> Blueprint:
+    return built_in(
+        name,
+        lambda site: MLPSeed(site.width, hidden(site.width)),
+        family=family,
+        can_redraw=True,
+    )
 
 
-def _conv(name: str, summary: str, share: float) -> Blueprint:
-    def make(width: int) -> nn.Module:
-        return ConvSeed(width, max(1, int(share * width)))
-
-    return _image(name, summary, make, family="conv_heavy")
+def _conv(name: str, share: float) -> Blueprint:
+    return built_in(
+        name,
+        lambda site: ConvSeed(site.width, max(1, int(share * site.width))),
+        family="conv_heavy",
+    )
 
 
 BLUEPRINTS = (
-    _serial("noop", "changes nothing", _ALL_KINDS, lambda site: NoopSeed(), can_redraw=True),
-    _serial("norm", "normalized copy, scaled by channel", _ALL_KINDS, _build_norm, can_redraw=True),
-    _image("attention", "squeeze-and-excitation: scales channels", SqueezeExciteSeed),
-    _image("depthwise", "3x3 depthwise, then 1x1", DepthwiseSeed),
-    _image("bottleneck", "1x1 down, 3x3, 1x1 up", BottleneckSeed),
-    _conv("conv_small", "two 3x3, a quarter as wide between", 0.25),
-    _conv("conv_light", "two 3x3, half as wide between", 0.5),
-    _conv("conv_heavy", "two 3x3, as wide as the block between", 1.0),
-    _lora("lora_small", LORA_SMALL_RANK),
-    _lora("lora_large", LORA_LARGE_RANK),
-    _mlp(
-        "mlp_small",
-        "two linear layers, half as wide between",
-        lambda width: max(1, width // 2),
-        family="mlp_large",
-    ),
-    _mlp("mlp_large", "two linear layers, twice as wide between", lambda width: 2 * width),
-    _serial(
-        "self_attention",
-        "causal self-attention",
-        _SEQUENCE,
-        lambda site: SelfAttentionSeed(site.width),
-    ),
-    _low_rank(
-        "low_rank",
-        "linear map of an eighth of the rank, in parallel with the block",
-        _VECTOR,
-        lambda site: site.width // 8,
-    ),
+    built_in("noop", lambda _: NoopSeed(), can_redraw=True),
+    built_in("norm", _build_norm, can_redraw=True),
+    built_in("attention", lambda site: SqueezeExciteSeed(site.width)),
+    built_in("depthwise", lambda site: DepthwiseSeed(site.width)),
+    built_in("bottleneck", lambda site: BottleneckSeed(site.width)),
+    _conv("conv_small", 0.25),
+    _conv("conv_light", 0.5),
+    _conv("conv_heavy", 1.0),
+    _low_rank("lora_small", lambda _: LORA_SMALL_RANK, family="lora_large"),
+    _low_rank("lora_large", lambda _: LORA_LARGE_RANK, family="lora_large"),
+    _mlp("mlp_small", lambda width: max(1, width // 2), family="mlp_large"),
+    _mlp("mlp_large", lambda width: 2 * width),
+    built_in("self_attention", lambda site: SelfAttentionSeed(site.width)),
+    _low_rank("low_rank", lambda site: site.width // 8),
 )

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.registry import Blueprint, SeedForm
+from esper.growth.blueprints.registry import Blueprint, built_in
 from esper.growth.modules import draw_weights
 from esper.growth.sharding import whole_values
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, Pair, SlotSite, TensorKind
@@ -240,12 +240,9 @@ def _blueprint(name: str, share: float) -> Blueprint:
         hidden = site.path.hidden if site.path is not None else site.width
         return WidenSeed(site, max(1, round(share * hidden)))
 
-    return Blueprint(
-        name=name,
-        kinds=frozenset(TensorKind),
-        form=SeedForm.PARALLEL,
-        build=build,
-        summary=f"{share:.0%} more hidden units",
+    return built_in(
+        name,
+        build,
         family=max(SHARES, key=SHARES.__getitem__),
         fits_pairs=True,
         can_redraw=True,

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from esper.config.catalogue import CONTROLLERS
 from esper.config.controllers import HeuristicConfig
 from esper.errors import ConfigError, did_you_mean
 from esper.tamiyo.controllers.controller import Controller, require_layout
@@ -25,7 +26,7 @@ def controller_names() -> tuple[str, ...]:
         >>> "heuristic" in esper.controller_names()
         True
     """
-    return ("wait", "random", "fixed", "heuristic", "progressive")
+    return CONTROLLERS
 
 
 def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> Controller:

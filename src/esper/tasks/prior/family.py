@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice, require_int, require_number
 from esper.config.growth import Budget, CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import TaskError
@@ -37,7 +38,6 @@ from esper.tasks.prior.teachers import (
 from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
 
-SUMMARY = "random problems for random hosts: teachers, sizes, noise, budgets and prices vary"
 SHARES: dict[str, float] = {
     "network": 0.19,
     "tree": 0.06,
@@ -126,7 +126,7 @@ def make_prior(
         draw=draw,
         budget=Budget(n_epochs=N_EPOCHS[1], flop_price=price or 0.0, parameter_rent=0.0),
         growth=GROWTH,
-        summary=SUMMARY,
+        summary=TASKS["prior"],
         draws_price=price is None,
         draws_designs=True,
         most_slots=MOST_SLOTS,
