@@ -9,7 +9,7 @@ from esper.config import PolicyConfig, PPOConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
-from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tamiyo.policy.observations import TENSOR_KINDS, ObservationLayout
 from esper.tamiyo.policy.slot_network import SlotPolicy
 
 SLOT = HEAD_NAMES.index("slot")
@@ -27,7 +27,8 @@ def draw_marked(n_slots: int, n: int, generator: torch.Generator) -> tuple[Tenso
     observations = 2 * torch.rand(n, layout.size, generator=generator) - 1
     for column in layout.categories:
         observations[:, column] = 0.0
-    layout.slot(observations.numpy(), "on_vector")[...] = 1.0  # a slot without kind is absent
+    for kind in TENSOR_KINDS:  # a slot without kind is absent
+        layout.slot(observations.numpy(), f"on_{kind}")[...] = float(kind == "vector")
     marked = torch.randint(n_slots, (n,), generator=generator)
     marks = torch.nn.functional.one_hot(marked, n_slots).float()
     layout.slot(observations.numpy(), MARK)[...] = 2 * marks.numpy() - 1
@@ -61,7 +62,7 @@ def test_a_marked_slot_is_pointed_at_among_other_numbers_of_slots_than_were_lear
     agent = PPOAgent(policy.spec, policy, config, seed=2)
     masks, always = advance_only(policy, n_envs), torch.ones(n_envs, dtype=torch.bool)
     assert share_found(policy, n_slots) < 0.6
-    for _ in range(30):
+    for _ in range(20):
         buffer = agent.make_buffer(n_envs, n_steps)
         for _ in range(n_steps):
             observations, marked = draw_marked(n_slots, n_envs, generator)
