@@ -46,7 +46,7 @@ def test_invalid_governor_settings_are_rejected(settings: dict[str, object], mes
 
 def test_the_smallest_allowed_settings_are_accepted() -> None:
     least = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
-    assert dataclasses.astuple(least) == (0, 0, 1, False, False, "copied")
+    assert dataclasses.astuple(least) == (0, 0, 1, False, False, None, "copied")
     edge = GovernorConfig(warmup_losses=2, memory=0, outlier_deviations=0.1, outlier_factor=1)
     edge = dataclasses.replace(edge, outlier_floor=0)
     edge = dataclasses.replace(edge, warmup_factor=1, untrained_loss=1e-9)

@@ -128,7 +128,7 @@ def is_dead(seed: nn.Module, x: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("kind", list(TensorKind))
 def test_each_kind_has_the_blueprints_of_the_design(kind: TensorKind) -> None:
-    widen = {"widen_small", "widen_medium", "widen_large"}
+    widen = {"widen_small", "widen_medium", "widen_large", "widen_huge"}
     expected = {
         TensorKind.FEATURE_MAP: {
             "attention",

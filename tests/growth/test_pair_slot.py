@@ -247,7 +247,7 @@ def test_styles_that_do_not_add_are_carried_out_as_addition() -> None:
 
 def test_only_widening_blueprints_fit() -> None:
     _, host, _ = make("flat")
-    fitting = {"widen_small", "widen_medium", "widen_large"}
+    fitting = {"widen_small", "widen_medium", "widen_large", "widen_huge"}
     assert host.slot_config.fits == {"0>2": fitting, "2>4": fitting}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -312,3 +313,30 @@ def test_a_seed_can_be_committed_as_soon_as_it_germinates() -> None:
     torch.testing.assert_close(model(x), before, rtol=0.0, atol=1e-6)
     slots(model).tick()
     assert [fossil.blueprint for fossil in slots(model).lives["block"].fossils] == ["widen_large"]
+
+
+@pytest.mark.parametrize(("name", "slot"), [("mlp", "blocks.0"), ("conv", "block_1")])
+def test_a_block_grows_up_to_its_limit_and_then_its_slot_is_closed(
+    name: str, slot: str, tmp_path: Path
+) -> None:
+    model, host, _ = make_host(name)
+    host.lives.growth_config = replace(host.lives.growth_config, max_widening=5.0)
+    hidden = slot_size(host[slot]).hidden
+    grow(host, slot, "widen_huge")
+    assert slot_size(host[slot]).hidden == 4 * hidden
+    place = lead_to(host, slot, Stage.HOLDING, blueprint="widen_huge")
+    assert place.seed is not None
+    assert (
+        place.count_new("widen_large")
+        == place.count_new("widen_huge")
+        == count_parameters(place.seed)
+    )
+    host.tick()
+    assert host.fossilize(slot).was_done
+    for _ in range(4):
+        host.tick()
+        assert host[slot].stage == Stage.FOSSILIZED
+    save(model, tmp_path)
+    for grown in (model, load(tmp_path, HOSTS[name][0])):
+        wide = export(grown).get_submodule(slot).get_submodule("up" if name == "mlp" else "conv_1")
+        assert wide.weight.shape[0] == 5 * hidden  # type: ignore[union-attr, index]

@@ -48,6 +48,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self.present: set[str] = set()
+        self.full: set[str] = set()
         self.log: list[str] = []
         self.problem: str | None = None
 
@@ -70,6 +71,9 @@ class Keeper:
         self.present.remove(slot)
         self.log.append("absorb")
         return 3
+
+    def is_full(self, slot: str) -> bool:
+        return slot in self.full
 
     def find_start_problem(self, slot: str) -> str | None:
         return self.problem
@@ -466,3 +470,15 @@ def test_a_new_seed_can_be_committed_immediately(advances_alone: bool) -> None:
     assert host.keeper.log == ["add norm", "commit"]
     with pytest.raises(SlotError, match="slot 'a' is fossilized"):
         host.lives.commit("a", host.keeper)
+
+
+def test_a_slot_whose_block_is_full_stays_fossilized() -> None:
+    host = Host(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1, commits_at_once=True)
+    host.keeper.full = {"a"}
+    host.do(Op.GERMINATE)
+    for _ in range(5):
+        host.lives.tick(host.keeper)
+        assert host.life.stage == Stage.FOSSILIZED
+    host.keeper.full = set()
+    host.lives.tick(host.keeper)
+    assert host.life.stage == Stage.DORMANT

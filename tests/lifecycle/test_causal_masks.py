@@ -33,7 +33,7 @@ def test_heads_and_ops_are_in_the_order_of_the_design() -> None:
         "op",
     )
     assert [op.name.lower() for op in Op] == list(TABLE)
-    assert growth_action_spec(SlotConfig(("a", "b"))).sizes == (2, 18, 4, 3, 3, 4, 5, 7)
+    assert growth_action_spec(SlotConfig(("a", "b"))).sizes == (2, 19, 4, 3, 3, 4, 5, 7)
 
 
 @pytest.mark.parametrize("op", list(Op))

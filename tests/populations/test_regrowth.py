@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,11 +37,17 @@ Step = tuple[int, str, str, BlendStyle, Stage]
 """A host, slot, blueprint and style, and the stage to bring the seed to before the epoch."""
 
 
-def make(form: type[Population], design: str, *, is_double: bool = True) -> Population:
+def make(
+    form: type[Population],
+    design: str,
+    *,
+    is_double: bool = True,
+    growth_config: GrowthConfig = QUICK,
+) -> Population:
     specs = make_specs(CONFIGS[design], SIZES)
     build = Builder(CONFIGS[design], torch.float64 if is_double else torch.float32)
     specs = to_double(specs) if is_double else specs
-    return form(build, specs, CONFIG, growth_config=QUICK)
+    return form(build, specs, CONFIG, growth_config=growth_config)
 
 
 def apply(population: Population, step: Step) -> None:
@@ -147,6 +155,26 @@ def test_both_forms_agree_when_slots_grow_again(
     if design != "gpt" and has_kernel and vector_hosts.is_kernel_available():
         assert isinstance(pair[1], StackedPopulation)
         assert all(pair[1].vector_hosts.has_program(host) for host in range(len(SIZES)))
+
+
+@pytest.mark.parametrize("design", ["mlp", "cnn"])
+def test_both_forms_agree_on_blocks_that_reach_their_limit(design: str) -> None:
+    limited = replace(QUICK, max_widening=5.0)
+    pair = [make(form, design, growth_config=limited) for form in FORMS]
+    slot = "blocks.0"
+    for _ in range(4):
+        for population in pair:
+            for host, blueprint in ((0, "widen_huge"), (1, "widen_large"), (2, "widen_medium")):
+                if population.lives(host)[slot].stage == Stage.DORMANT:
+                    apply(population, (host, slot, blueprint, ADD, KEEP))
+        assert_same_epoch(pair[0], pair[1], tolerance=1e-9)
+    for population in pair:
+        lives = [population.lives(host)[slot] for host in range(3)]
+        # 4 times and then the rest; 2, 4 times and the rest; 1.5, 2.25, 3.4 times and on.
+        assert [life.stage for life in lives] == [KEEP, KEEP, Stage.DORMANT]
+        assert [len(life.fossils) for life in lives] == [1, 2, 4]
+        hidden = slots(population.template)[slot].site.hidden
+        assert [life.units for life in lives[:2]] == [3 * hidden, 3 * hidden]
 
 
 @pytest.mark.parametrize("form", FORMS)

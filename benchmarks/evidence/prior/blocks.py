@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import Purpose
 from esper.environment.episodes import StepResult
 from esper.evidence.controllers import Shuffled
-from esper.evidence.search_space import heuristic_candidates
+from esper.evidence.search_space import Candidate, heuristic_candidates
 from esper.lifecycle.slot_config import SlotConfig
 from esper.storage.files import write_atomic
 from esper.tamiyo import (
@@ -96,9 +96,17 @@ class Progressive:
 def _fixed() -> dict[str, Make]:
     """Return the fixed schedules by their description."""
     found: dict[str, Make] = {PLAIN: Schedule(())}
-    for times, fraction in ((1, 0.0), (1, 0.25), (2, 0.0), (2, 0.25), (4, 0.0), (8, 0.0)):
-        words = f"widen_large {times}x from {fraction:.0%} of the budget"
-        found[words] = Schedule((WIDER,) * times, fraction)
+    for name, times, fraction in (
+        ("widen_large", 1, 0.0),
+        ("widen_large", 1, 0.25),
+        ("widen_large", 2, 0.0),
+        ("widen_large", 4, 0.0),
+        ("widen_huge", 1, 0.0),
+        ("widen_huge", 1, 0.25),
+        ("widen_huge", 2, 0.0),
+    ):
+        words = f"{name} {times}x from {fraction:.0%} of the budget"
+        found[words] = Schedule(((name,),) * times, fraction)
     return found | {
         "widen_small 1x from 0%": Schedule((("widen_small",),)),
         "modules 1x from 0%": Schedule((MODULES,)),
@@ -113,7 +121,9 @@ def families() -> dict[str, dict[str, Make]]:
     """Return the treatments that ignore the price, by family and description."""
     task = make_task("prior")
     slot_config = SlotConfig(tuple(f"slot.{number}" for number in range(task.most_slots)))
-    heuristics = enumerate(heuristic_candidates(slot_config, 8))
+    drawn = [each.heuristic for each in heuristic_candidates(slot_config, 6)]
+    huge = [replace(each, blueprints=("widen_huge", *each.blueprints)) for each in drawn if each]
+    heuristics = enumerate(Candidate(heuristic=each) for each in (*drawn, *huge))
     return {
         "fixed": _fixed(),
         "heuristic": {f"heuristic {n}": candidate.make for n, candidate in heuristics},

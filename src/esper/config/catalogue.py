@@ -61,6 +61,7 @@ BLUEPRINTS: dict[str, BlueprintFacts] = {
     "widen_small": BlueprintFacts(_ALL, "parallel", "25% more hidden units"),
     "widen_medium": BlueprintFacts(_ALL, "parallel", "50% more hidden units"),
     "widen_large": BlueprintFacts(_ALL, "parallel", "100% more hidden units"),
+    "widen_huge": BlueprintFacts(_ALL, "parallel", "300% more hidden units"),
     "deepen": BlueprintFacts(_ALL, "serial", "copy of a residual block, starting as the identity"),
 }
 """The built-in blueprints, in the order of the blueprint head's choices."""

@@ -53,6 +53,10 @@ class GrowthConfig:
     """Whether a seed is committed, at its alpha target, as soon as it germinates. New seeds change
     nothing yet, so the model goes on as it was and all of it trains together."""
 
+    max_widening: float | None = None
+    """Hidden units that a block may be widened to, relative to its own; None for no limit. A seed
+    takes what is left of it, and then the slot is closed."""
+
     deepen_start: Literal["copied", "fresh"] = "copied"
     """Weights of a deepen seed behind its zeroed layers: the block's own, or newly drawn ones."""
 
@@ -60,6 +64,8 @@ class GrowthConfig:
         require_bool("advances_alone", self.advances_alone)
         require_bool("commits_at_once", self.commits_at_once)
         require_choice("deepen_start", self.deepen_start, DEEPEN_STARTS)
+        if self.max_widening is not None:
+            require_number("max_widening", self.max_widening, least=1.0)
         require_int("min_training_epochs", self.min_training_epochs, least=0)
         require_int("min_holding_epochs", self.min_holding_epochs, least=0)
         require_int("embargo_epochs", self.embargo_epochs, least=1)

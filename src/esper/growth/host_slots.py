@@ -314,6 +314,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._notify(slot)
         return n_units
 
+    def is_full(self, slot: str) -> bool:
+        """Return whether a slot's block, with its seed, may not be widened any further."""
+        return self[slot].is_full()
+
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
         return self[slot].find_start_problem()

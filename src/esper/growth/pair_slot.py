@@ -291,7 +291,7 @@ class PairSlot(SeedSlot):
 
     def _new_site(self) -> SlotSite:
         pairs = {slot.name: slot.pair for slot in self.neighbours}
-        site = self.site.widened(self.life.units)
+        site = self._site_after(self.life.units)
         return site.beside((pairs[name], count) for name, count in self.seen_units())
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
@@ -301,7 +301,7 @@ class PairSlot(SeedSlot):
         self._draw(is_start=False)
 
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
-        site = self.site.widened(units)
+        site = self._site_after(units)
         pairs = {slot.name: slot.pair for slot in self.neighbours}
         neighbours = self.life.neighbours
         if len(self.absorbed) < len(self.life.fossils):  # a fossil is being rebuilt
@@ -321,11 +321,8 @@ class PairSlot(SeedSlot):
             if any(True for _ in layer.parameters(recurse=False))
         ]
 
-    def absorb(self) -> int:
-        """Make the seed part of the pair; return the number of its units."""
-        n_units = cast(PairSeed, self.seed).n_units
-        super().absorb()
-        return n_units
+    def _added_units(self) -> int:
+        return cast(PairSeed, self.seed).n_units
 
     def restyle(self, style: BlendStyle) -> None:
         """Do nothing: units are always added, without a gate."""

@@ -204,7 +204,16 @@ class SeedSlot(BlockWrapper):
 
     def _new_site(self) -> SlotSite:
         """Return the site as a new seed would find it."""
-        return self.site.widened(self.life.units)
+        return self._site_after(self.life.units)
+
+    def _site_after(self, units: int) -> SlotSite:
+        """Return the site with the hidden units that fossils added to it."""
+        limit = self._lives.growth_config.max_widening
+        return self.site.limited(limit).widened(units)
+
+    def is_full(self) -> bool:
+        """Return whether the block, with the seed, has all hidden units that it may have."""
+        return self._site_after(self.life.units + self._added_units()).room == 0
 
     def redraw(self, blueprint: str, lives: SlotLives) -> bool:
         """Turn a new seed into the one that planting the blueprint in another host would give.
@@ -225,7 +234,7 @@ class SeedSlot(BlockWrapper):
         """Build a seed for the block with the hidden units that fossils added to it."""
         recipe = find_blueprint(blueprint)
         block = copy_plain(self.block) if recipe.copies_block else None
-        seed = recipe.build_seed(self.site.widened(units), block)
+        seed = recipe.build_seed(self._site_after(units), block)
         # Layers of a copied block keep their own dtypes.
         seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
         self.seed = self._synced(seed)
@@ -291,12 +300,16 @@ class SeedSlot(BlockWrapper):
         Its parameters stay the same objects.
         """
         assert self.seed is not None, "the slot is empty"
-        n_units = 0
-        if isinstance(self.seed, WidenSeed) and self.site.path is not None:
-            n_units = self.seed.first.weight.shape[0]
+        n_units = self._added_units()
         self.set_fossils([*self.absorbed, AbsorbedSeed(self.seed, self.gate, self.form)])
         self.clear()
         return n_units
+
+    def _added_units(self) -> int:
+        """Return the hidden units that the seed adds to the block's own."""
+        if isinstance(self.seed, WidenSeed) and self.site.path is not None:
+            return self.seed.first.weight.shape[0]
+        return 0
 
     def set_fossils(self, absorbed: Sequence[AbsorbedSeed]) -> None:
         """Replace the fossils' modules."""

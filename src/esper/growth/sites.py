@@ -257,6 +257,21 @@ class SlotSite:
     pair: Pair | None = None
     """The pair of layers that the slot adds units to; None if the slot is on a block. The block's
     output is then the producer's."""
+    most_units: int | None = None
+    """Hidden units that may be reached by widening; None for any number."""
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of the block or the pair; 0 if they were not recognized."""
+        if self.pair is not None:
+            return self.pair.units
+        return 0 if self.path is None else self.path.hidden
+
+    @property
+    def room(self) -> int | None:
+        """Hidden units that may be added; None for any number."""
+        is_limited = self.most_units is not None and self.hidden > 0
+        return max(0, self.most_units - self.hidden) if is_limited else None
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -289,6 +304,12 @@ class SlotSite:
         if self.path is None or units == 0:
             return self
         return replace(self, path=replace(self.path, hidden=self.path.hidden + units))
+
+    def limited(self, max_widening: float | None) -> SlotSite:
+        """Return the site, before growth, with a limit on hidden units relative to its own."""
+        if max_widening is None or self.most_units is not None:
+            return self
+        return replace(self, most_units=round(max_widening * self.hidden))
 
     def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> SlotSite:
         """Return a pair's site as a seed sees it that reads and feeds new units of other pairs."""

@@ -207,6 +207,10 @@ class SeedKeeper(Protocol):
         """
         ...
 
+    def is_full(self, slot: str) -> bool:
+        """Return whether a slot's block, with its seed, may not be widened any further."""
+        ...
+
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
         ...
@@ -328,7 +332,8 @@ class SlotLives:
                 keeper.remove_seed(slot)
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
-            if life.stage == Stage.FOSSILIZED and self._is_embargo_over(life):
+            is_over = life.stage == Stage.FOSSILIZED and self._is_embargo_over(life)
+            if is_over and not keeper.is_full(slot):
                 self.absorb(slot, keeper)
             self._notify(slot)
 

@@ -178,7 +178,7 @@ class CostTable:
         """The size of each slot."""
         self._sites = {site.name: site for site in slots(host).sites}
         # Not the host's own, because its fossils would change what is counted.
-        self._lives = SlotLives(slots(host).slot_config)
+        self._lives = SlotLives(slots(host).slot_config, slots(host).lives.growth_config)
         places = slots(host).items()
         self._blocks = {name: p.block for name, p in places if p.site.identity is not None}
         self._calls = record_blocks(host, self._blocks, sample)
@@ -246,7 +246,8 @@ class CostTable:
         self, slot: str, blueprint: str, is_gated: bool, units: int, neighbours: Neighbours
     ) -> SeedWork:
         """Count the FLOPs and parameters of a blueprint's seed by building one."""
-        site = self._sites[slot].widened(units)
+        limit = self._lives.growth_config.max_widening
+        site = self._sites[slot].limited(limit).widened(units)
         if site.pair is not None:
             pairs = [(self._sites[name].pair, count) for name, count in neighbours]
             site = site.beside((pair, count) for pair, count in pairs if pair is not None)

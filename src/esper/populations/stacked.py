@@ -104,6 +104,11 @@ class StackedKeeper:
         life = self.state.lives[self.host][slot]
         return self.population.design.added_units(slot, life.blueprint, life.units)
 
+    def is_full(self, slot: str) -> bool:
+        """Return whether a slot's block, with its seed, may not be widened any further."""
+        life = self.state.lives[self.host][slot]
+        return self.population.design.is_full(slot, life.blueprint, life.units)
+
     def find_start_problem(self, slot: str) -> str | None:
         """Return why a germinated seed may not start training, or None if it may."""
         return self.state.pending[self.host, slot].find_start_problem()

@@ -271,6 +271,14 @@ class StackedDesign:
             self._units[known] = self._plant(*known).absorb()
         return self._units[known]
 
+    def is_full(self, slot: str, blueprint: str, units: int) -> bool:
+        """Return whether a seed takes the last hidden units that a block may be widened by."""
+        limit = self.slots.lives.growth_config.max_widening
+        if limit is None:
+            return False
+        units += self.added_units(slot, blueprint, units)
+        return self.slots[slot].site.limited(limit).widened(units).room == 0
+
     def seed(self, key: GroupKey) -> StackedSeed:
         """Return the stacked form of a group's seeds."""
         if key not in self._seeds:
@@ -297,7 +305,8 @@ class StackedDesign:
     def _plant(self, slot: str, blueprint: str, units: int) -> SeedSlot:
         """Return a slot with a seed that belongs to no host, on fossils with so many units."""
         place = self.new_slot(slot, self.slots.lives)
-        place.site = place.site.widened(units)
+        limit = self.slots.lives.growth_config.max_widening
+        place.site = place.site.limited(limit).widened(units)
         with torch.random.fork_rng(devices=[]):
             place.plant(blueprint, BlendStyle.ADD_LINEAR)
         return place

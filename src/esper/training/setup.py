@@ -47,7 +47,7 @@ FIRST_LOGITS: dict[str, dict[str, dict[str, float]]] = {
             "set_alpha_target": -4.0,
             "finish": -3.0,
         },
-        "blueprint": {"widen_large": 4.0, "widen_medium": 2.5},
+        "blueprint": {"widen_huge": 4.0, "widen_large": 2.5},
         "style": {"add_linear": 2.0},
         "tempo": {"3 epochs": 1.5},
         "alpha_target": {"1.0": 2.0},

@@ -43,6 +43,9 @@ class Keeper:
     def absorb_seed(self, slot: str) -> int:
         return 0
 
+    def is_full(self, slot: str) -> bool:
+        return False
+
     def find_start_problem(self, slot: str) -> str | None:
         self.n_refusals -= 1
         return "it may not start yet" if self.n_refusals >= 0 else None

@@ -145,7 +145,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "other sizes": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 9}),
-        "18 blueprints",
+        "19 blueprints",
     ),
     "a size that takes hours to make": (
         _change(policy=lambda sizes: sizes | {"lstm_size": 10_000}),
@@ -157,7 +157,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a blueprint less": (
         _change(blueprints=lambda names: names[1:]),
-        "17 blueprints",
+        "18 blueprints",
     ),
     "a blueprint twice": (
         _change(blueprints=lambda names: [*names[1:], names[1]]),

@@ -69,7 +69,12 @@ def _odd(weight: Tensor, *, dim: int) -> Tensor:
     return weight.transpose(0, dim)[1 : weight.shape[dim] // 2 * 2 : 2]
 
 
-SHARES: dict[str, float] = {"widen_small": 0.25, "widen_medium": 0.5, "widen_large": 1.0}
+SHARES: dict[str, float] = {
+    "widen_small": 0.25,
+    "widen_medium": 0.5,
+    "widen_large": 1.0,
+    "widen_huge": 3.0,
+}
 """New units as a share of the block's hidden units, or of its output width if those are unknown."""
 
 
@@ -235,15 +240,15 @@ def _norm(path: BlockPath, n_units: int) -> nn.Module:
 
 def _blueprint(name: str, share: float) -> Blueprint:
     def build(site: SlotSite) -> nn.Module:
-        if site.pair is not None:
-            return PairSeed(site.pair, max(1, round(share * site.pair.units)))
-        hidden = site.path.hidden if site.path is not None else site.width
-        return WidenSeed(site, max(1, round(share * hidden)))
+        n_units = round(share * (site.hidden or site.width))
+        n_units = max(1, n_units if site.room is None else min(n_units, site.room))
+        return WidenSeed(site, n_units) if site.pair is None else PairSeed(site.pair, n_units)
 
     return built_in(
         name,
         build,
-        family=max(SHARES, key=SHARES.__getitem__),
+        # Padding a small seed to a huge one would cost more than a group of its own.
+        family="widen_large" if share <= SHARES["widen_large"] else "",
         fits_pairs=True,
         can_redraw=True,
     )
