@@ -112,6 +112,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {total % 60} s" if minutes else f"{total} s"
 
 
+def clock_text(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds: ``1:05`` or ``2:00:07``."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
 def memory(n_bytes: float) -> str:
     """Return an amount of memory: ``612 MB``, ``1.2 GB``."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

@@ -23,6 +23,7 @@ from esper.evidence.evaluation import (
     hire,
     host_numbers,
     report_work,
+    shown_work,
 )
 from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import Candidate
@@ -205,14 +206,20 @@ def headroom(
     setting = find_setting([], task, task_options)
     (at,) = find_prices(price, setting.task.budget.flop_price)
     cache = setting.cache(options.get("folder"))
-    on_progress, numbers = options.get("on_progress", lambda _: None), count(1)
+    numbers = count(1)
 
     def report(work: str) -> OnShare:
         return report_work(on_progress, work, min(next(numbers), N_WORKS), N_WORKS)
 
-    with hire(
-        setting, options, most_runs=max(tuning_runs, 2 * n_hosts), all_runs=N_WORKS * tuning_runs
-    ) as helpers:
+    with (
+        shown_work(options, "measuring the headroom") as on_progress,
+        hire(
+            setting,
+            options,
+            most_runs=max(tuning_runs, 2 * n_hosts),
+            all_runs=N_WORKS * tuning_runs,
+        ) as helpers,
+    ):
         task = setting.task
         evaluation = HostTrainer(task, purpose="evaluation", final_split="test", helpers=helpers)
         tuning = HostTrainer(task, purpose="tuning", final_split="validation", helpers=helpers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -22,6 +22,7 @@ from esper.growing.task_hosts import find_task, grow_task
 from esper.growing.timeline import OnStep, ignore_step
 from esper.growing.training_loop import Limits
 from esper.populations.sequential import EVALUATION_BATCH
+from esper.progress import ShowProgress
 from esper.tasks import Metric, Task
 from esper.training.lookup import AnyController, find_saved, require_progressive
 
@@ -48,7 +49,7 @@ def grow(
     patience: int | None = None,
     baseline: bool = False,
     resume: str | os.PathLike[str] | None = None,
-    progress: bool | Literal["auto"] = "auto",
+    progress: ShowProgress = "auto",
     seed: int = 0,
     on_step: OnStep | None = None,
     budget: Budget | int | None = None,
@@ -158,6 +159,7 @@ def grow(
             fractions=fractions,
             seed=seed,
             on_step=on_step or ignore_step,
+            progress=progress,
         )
     require_seed(seed)
     wanted = (target or {}).get("parameters", 0)
@@ -226,7 +228,7 @@ def grow(
             on_step=ignore_step,
             resume=None,
             progress=progress,
-            label="training without growth",
+            title="training without growth",
         )
         if not plain_loop.was_interrupted:
             value = plain_loop.kept.evaluation.value

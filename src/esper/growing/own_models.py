@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from esper.growth.modules import count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
 from esper.populations.host_models import make_optimizer
+from esper.progress import ShowProgress
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.lookup import (
@@ -77,8 +78,8 @@ class OwnModel:
         fractions: Sequence[float] | None = None,
         on_step: OnStep,
         resume: str | os.PathLike[str] | None,
-        progress: bool | Literal["auto"],
-        label: str = "growing",
+        progress: ShowProgress,
+        title: str = "growing",
     ) -> tuple[Grown, TrainingLoop]:
         """Train a copy of the model with a controller."""
         memo: dict[int, Any] = {}
@@ -117,7 +118,7 @@ class OwnModel:
                 seed=self.seed,
                 max_parameters=self.max_parameters,
             )
-            with shown_progress(progress, grower, label) as bar:
+            with shown_progress(progress, grower.epochs, title) as bar:
                 loop = TrainingLoop(
                     grower,
                     self.objective,

@@ -37,6 +37,7 @@ from esper.errors import (
     type_of,
 )
 from esper.modes import evaluation_mode
+from esper.progress import ShowProgress
 from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
@@ -44,7 +45,7 @@ from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationSpec
 from esper.simic.policy.protocol import Policy
-from esper.simic.progress import MetricsTable, ProgressBar
+from esper.simic.progress import LearningProgress, MetricsTable
 from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
@@ -219,7 +220,7 @@ class PPO:
         total_timesteps: float | None = None,
         *,
         callbacks: CallbackLike | Sequence[CallbackLike] | None = None,
-        progress: bool = False,
+        progress: ShowProgress = "auto",
         **unknown: Never,
     ) -> Self:
         """Train for a number of environment steps, rounded up to whole rollouts.
@@ -235,15 +236,17 @@ class PPO:
                 call to its end, as after :meth:`resume`.
             callbacks: A :class:`Callback`, a function of the model that is called after every
                 update, or several of them.
-            progress: Show a progress bar with return, speed and time left.
+            progress: Whether to show a bar with return, speed and time left; by default in
+                terminals and notebooks.
         """
         reject_unknown("learn", unknown, ("total_timesteps", "callbacks", "progress"))
         self._start_learning(total_timesteps)
         active = as_callbacks(callbacks)
         if self.verbose:
             active.append(MetricsTable())
-        if progress:
-            active.append(ProgressBar())
+        bar = LearningProgress(progress)
+        if bar.is_shown:
+            active.append(bar)
         self._restore_callbacks(active)
         collector, buffer = self._require_collector()
         watches_steps = [c for c in active if type(c).on_step is not Callback.on_step]
@@ -514,7 +517,9 @@ class PPO:
                 "its first part: observation, info = env.reset()."
             )
 
-    def make_environments(self, env: Any = None, *, n_envs: int | None = None) -> Environments:
+    def make_environments(
+        self, env: EnvLike | Environments | None = None, *, n_envs: int | None = None
+    ) -> Environments:
         """Return new environments of the kind the model is trained on, or from ``env``."""
         if isinstance(env, Environments):
             return env

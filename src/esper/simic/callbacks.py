@@ -208,6 +208,7 @@ class Evaluate(_Periodic):
             self.n_episodes,
             deterministic=self.deterministic,
             seed=self.seed,
+            progress=False,  # training shows its own
         )
         self.results.append((model.num_timesteps, result))
         model.log("eval/mean_reward", result.mean)
