@@ -36,7 +36,7 @@ from esper.evidence.matched_arms import (
     run_wide,
     run_wrong_task,
 )
-from esper.evidence.results import Arm, Evidence
+from esper.evidence.results import Arm, Evidence, EvidenceList
 from esper.evidence.setting import (
     EvalSetting,
     controller_digest,
@@ -126,7 +126,7 @@ def evaluate(
     task: str | Task | None = None,
     task_options: Mapping[str, Any] | None = None,
     **options: Unpack[EvalOptions],
-) -> list[Evidence]:
+) -> EvidenceList:
     """Compare learned controllers with every arm of :data:`ARMS`, on the same held-out hosts.
 
     Args:
@@ -217,14 +217,14 @@ class Evaluation:
             tuning, self._trainer, budget=tuning_runs, cache=self._cache, report=self._report
         )
 
-    def run(self, arms: Sequence[str], prices: Sequence[float]) -> list[Evidence]:
+    def run(self, arms: Sequence[str], prices: Sequence[float]) -> EvidenceList:
         """Run all arms at all prices."""
         self._sizes = [
             (self._tuning_runs if ARMS[arm].kind == "tuned" else 0, len(self._hosts))
             for _ in prices
             for arm in arms
         ]
-        return [self._run_at_price(arms, price) for price in prices]
+        return EvidenceList(self._run_at_price(arms, price) for price in prices)
 
     def _run_at_price(self, arms: Sequence[str], price: float) -> Evidence:
         learned = [self._run_learned(n, price) for n in range(len(self._saved))]

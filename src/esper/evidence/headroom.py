@@ -29,7 +29,7 @@ from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import Candidate
 from esper.evidence.setting import find_prices, find_setting
 from esper.evidence.tuning import CONTEXTS, TunedArms, pool_of, report_part
-from esper.formatting import points
+from esper.formatting import html_lines, html_table, points
 from esper.populations.host_data import Split
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.tasks import Task
@@ -155,6 +155,25 @@ class Headroom:
     the best setting for all."""
     optimistic: Interval
     """The same with the settings chosen by the scores that judge them: luck included."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"Headroom({self.sentence})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("best setting for all hosts", self.setting, self.best_fixed.text(signed=False)),
+            ("gain of each host's own setting", "chosen without luck", self.headroom.text()),
+            ("gain of each host's own setting", "luck included", self.optimistic.text()),
+        ]
+        caption = (
+            f"Scores of {self.n_hosts} hosts of {self.task} with {self.n_candidates} settings at "
+            f"price {self.price:g}, with 95% intervals."
+        )
+        table = html_table(("", "setting", "score"), rows, n_left=2, caption=caption)
+        return html_lines([self.sentence], is_headed=True) + table
 
     def to_json(self) -> dict[str, Any]:
         """Return the headroom as plain values."""

@@ -32,7 +32,7 @@ from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import shown_progress
 from esper.growing.slots import copy_model, place_slots, require_trainable
-from esper.growing.timeline import OnStep
+from esper.growing.timeline import OnStep, Timeline
 from esper.growing.training_loop import Limits, TrainingLoop
 from esper.growth.dry_run import first_samples
 from esper.growth.export import export
@@ -184,7 +184,7 @@ class OwnModel:
         results = self._episode(loop, summary)
         return Grown(
             model=model,
-            timeline=tuple(loop.timeline),
+            timeline=Timeline(loop.timeline),
             summary=replace(
                 summary,
                 expected_score=expected_score(loop.timeline, results),

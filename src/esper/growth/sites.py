@@ -258,6 +258,9 @@ class SlotSite:
     """The pair of layers that the slot adds units to; None if the slot is on a block. The block's
     output is then the producer's."""
 
+    def __repr__(self) -> str:
+        return f"SlotSite({self.name!r}, {self.kind.value}, width {self.width})"
+
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the modules that the slot replaces while it is in use, the block first."""

@@ -56,6 +56,10 @@ class Evaluated:
         """Mean number of steps."""
         return float(self.lengths.mean())
 
+    def __repr__(self) -> str:
+        """Return the mean with its interval."""
+        return f"Evaluated({self})"
+
     def __str__(self) -> str:
         """Return the mean with its interval."""
         n = len(self.returns)

@@ -86,6 +86,13 @@ class Comparison:
     best_host: BestHost | None = None
     """The learned controller's best episode."""
 
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def __repr__(self) -> str:
+        names = ", ".join(arm.name for arm in self.arms)
+        return f"Comparison of {names} on {self.n_hosts} held-out hosts\n{self}"
+
     def _repr_html_(self) -> str:
         return self.to_html()
 
