@@ -97,7 +97,7 @@ def test_a_decision_and_a_trace_are_tables_of_what_happened() -> None:
     page = shown(germinate)
     assert f"germinate widen in {EVIL}" in page.cells
     assert {"1 of 100", "25%", "a < b", f"{EVIL} blending 0.5", "0.2500"} <= set(page.cells)
-    assert "-" in page.cells  # the unknown training loss
+    assert page.tags.count("th") == 9  # without the training loss, which is unknown
     assert shown(esper.Trace([germinate])).cells == page.cells
     assert shown(esper.Trace()).tags == ["p"]
 
@@ -107,7 +107,8 @@ def test_a_long_trace_leaves_out_epochs_in_which_nothing_happened() -> None:
     decisions[5] = decide(6, op="prune", slot="a")
     decisions[7] = decide(8, score=0.9)
     page = shown(esper.Trace(decisions))
-    assert page.cells[::10] == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
+    firsts = page.cells[:: page.tags.count("th")]
+    assert firsts == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
     assert f"{MOST_ROWS - 3} of {MOST_ROWS + 1} epochs" in page.text
 
 
@@ -124,7 +125,7 @@ def test_a_trace_is_shown_with_its_timeline() -> None:
     assert page.tags.count("rect") == 3 + 1 + 3
     assert "best 0.02" in page.text
     assert "1 kept" in page.text
-    assert len(page.cells) == 40
+    assert page.tags.count("tr") == 1 + 4
     assert "img" not in page.tags  # an image would be white on dark pages
 
 
@@ -186,7 +187,7 @@ def test_evidence_is_shown_with_its_verdict() -> None:
     arms = (arm("learned", 0.5), arm(EVIL, 0.4))
     evidence = esper.Evidence(task=EVIL, price=0.0, runs=("one",), arms=arms)
     page = shown(evidence)
-    assert page.cells[::11] == ["learned", EVIL]
+    assert page.cells[:: page.tags.count("th")] == ["learned", EVIL]
     assert EVIL in page.text
     assert shown(EvidenceList([evidence, evidence])).cells == 2 * page.cells
     assert EVIL in shown(arms[1]).text

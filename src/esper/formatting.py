@@ -150,6 +150,9 @@ def array_text(array: HasShape) -> str:
     return f"{str(array.dtype).removeprefix('torch.')} [{sizes}]"
 
 
+FEW_LETTERS = 16
+"""Letters up to which words of a column are not broken into lines."""
+
 _CELL = "padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.35)"
 # Colours are inherited, so that a table can be read on light and dark pages.
 
@@ -166,21 +169,39 @@ def html_table(
         caption: A sentence above the table.
     """
 
+    all_rows = list(rows)
+    styles = [
+        ("text-align:left" if number < n_left else "text-align:right")
+        + (";white-space:nowrap" * (number >= n_left or max(map(len, column)) <= FEW_LETTERS))
+        for number, column in enumerate(zip(headers, *all_rows, strict=True))
+    ]
+
     def row(cells: Sequence[str], tag: str) -> str:
-        left, right = "text-align:left", "text-align:right;white-space:nowrap"
-        sides = (left if number < n_left else right for number in range(len(cells)))
         return "".join(
-            f'<{tag} style="{_CELL};{side}">{escape(cell)}</{tag}>'
-            for cell, side in zip(cells, sides, strict=True)
+            f'<{tag} style="{_CELL};{style}">{escape(cell)}</{tag}>'
+            for cell, style in zip(cells, styles, strict=True)
         )
 
-    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in all_rows)
     head = f"<thead><tr>{row(headers, 'th')}</tr></thead>"
     return (
         f"{html_lines([caption] if caption else [])}"
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse">'
         f"{head}<tbody>{body}</tbody></table></div>"
     )
+
+
+def without_empty(
+    headers: Sequence[str], rows: Iterable[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table without columns that say nothing."""
+    all_rows = list(rows)
+    kept = [
+        number
+        for number in range(len(headers))
+        if any(row[number] not in ("", UNKNOWN) for row in all_rows)
+    ]
+    return [headers[n] for n in kept], [[row[n] for n in kept] for row in all_rows]
 
 
 def html_lines(sentences: Iterable[str], *, is_headed: bool = False) -> str:

@@ -96,7 +96,8 @@ class Arm:
     def _repr_html_(self) -> str:
         rows = [(name, text) for name, text in self._means().items()]
         heads = ("", f"{self.name}, mean of {many(self.n_hosts, 'host')}")
-        return html_table(heads, [("kind", self.kind), ("setting", self.setting), *rows], n_left=2)
+        setting = [("setting", self.setting)] if self.setting else []
+        return html_table(heads, [("kind", self.kind), *setting, *rows], n_left=2)
 
     def _means(self) -> dict[str, str]:
         return {

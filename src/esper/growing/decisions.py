@@ -15,6 +15,7 @@ from esper.formatting import (
     number,
     share,
     whole,
+    without_empty,
 )
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ _HEADINGS = (
     "parameters",
     "FLOPs",
 )
+_WORDS = _HEADINGS[:5]
+"""Columns of words, which come first; the others hold numbers."""
 
 
 def _cells(one: Decision) -> tuple[str, ...]:
@@ -236,7 +239,9 @@ class Trace(Sequence[Decision]):
         left_out = len(self) - len(shown)
         caption = f"{left_out} of {len(self)} epochs, in which the controller waited, are left out."
         table = html_lines([caption] if left_out else [])
-        table += html_table(_HEADINGS, map(_cells, shown), n_left=5)
+        headings, rows = without_empty(_HEADINGS, map(_cells, shown))
+        n_left = sum(heading in _WORDS for heading in headings)
+        table += html_table(headings, rows, n_left=n_left)
         if not with_figure:
             return table
         return self.figure_html() + folded(table, len(shown))

@@ -18,9 +18,10 @@ from torch import nn
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
 from esper.formatting import duration, html_lines, many
-from esper.growing.decisions import Trace
+from esper.growing.decisions import Trace, folded
 from esper.growing.objectives import LOSS_SCALE
 from esper.growing.timeline import Timeline, TimelineStep
+from esper.growth.dry_run import SampleInput
 from esper.storage.files import replacing, write_atomic
 
 MOST_PERCENT = 10.0
@@ -260,7 +261,7 @@ class Grown:
     """The outcome; printing it gives sentences."""
     results: EpisodeResults
     """The score, the return and the costs of the episode, of one host."""
-    sample: Any
+    sample: SampleInput
     """A few inputs of the model."""
     trace: Trace | None = None
     """What was decided after each epoch and why; None for a host of a task."""
@@ -269,7 +270,12 @@ class Grown:
         return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
 
     def _repr_html_(self) -> str:
-        return self.summary.to_html() + self.timeline.to_html(self.summary.budget_epochs)
+        if self.trace is None:
+            figure = self.timeline.figure_html(self.summary.budget_epochs)
+        else:
+            figure = self.trace.figure_html()
+        table = folded(self.timeline.to_html(), len(self.timeline))
+        return self.summary.to_html() + figure + table
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""

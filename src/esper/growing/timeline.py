@@ -11,7 +11,7 @@ from esper.arrays import Integers
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
 from esper.formatting import html_table, many, share, whole
-from esper.growing.decisions import describe_action, describe_stages, folded
+from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller
@@ -82,11 +82,11 @@ class Timeline(tuple[TimelineStep, ...]):
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    def to_html(self, n_epochs: int = 0) -> str:
-        """Return the timeline as an image and a table, as HTML for a notebook.
+    def figure_html(self, n_epochs: int) -> str:
+        """Return the timeline of a task's host as an SVG image.
 
         Args:
-            n_epochs: Epochs of the budget, if the training may have ended earlier.
+            n_epochs: Epochs of the budget.
         """
         from esper.reports.timeline_svg import Moment, timeline_svg
 
@@ -105,6 +105,10 @@ class Timeline(tuple[TimelineStep, ...]):
             )
             for start, step in zip((0, *(one.epoch for one in self)), self, strict=False)
         ]
+        return timeline_svg(moments, n_epochs)
+
+    def to_html(self) -> str:
+        """Return a table of the epochs as HTML for a notebook."""
         rows = (
             (
                 str(step.epoch),
@@ -117,8 +121,7 @@ class Timeline(tuple[TimelineStep, ...]):
             )
             for step in self
         )
-        table = html_table(_HEADINGS, rows, n_left=4)
-        return timeline_svg(moments, n_epochs) + folded(table, len(self))
+        return html_table(_HEADINGS, rows, n_left=4)
 
 
 OnStep = Callable[[TimelineStep], None]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from esper.errors import ConfigError
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
+    GrowerOptions,
     MetricNames,
     check_gradients,
     import_library,
@@ -50,7 +51,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
         val_loss: str | None = "val_loss",
         module: str = "",
         validate: Callable[[Any], float] | None = None,
-        **options: Any,
+        **options: Unpack[GrowerOptions],
     ) -> None:
         """Make the callback.
 

@@ -184,6 +184,7 @@ def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = 
         axis.set_axis_off()
     for axis in axes[-1]:
         axis.set_xlabel("round")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(plain(title))
     return figure
 

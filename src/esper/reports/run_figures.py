@@ -196,7 +196,7 @@ def _draw_trace_score(axis: Any, trace: Trace) -> None:
         best: Decision = max(trace, key=lambda one: one.score)
         axis.plot([best.epoch], [best.score], "o", color="#d55e00")
         _label(axis, best.epoch, best.score, f"best {best.score:.4g}", colour="#d55e00")
-        if trace[-1].epoch != best.epoch:
+        if trace[-1].epoch - best.epoch > 0.15 * axis.get_xlim()[1]:  # the labels would collide
             _label(axis, trace[-1].epoch, trace[-1].score, f"{trace[-1].score:.4g}")
     for one in trace:
         if one.why.startswith("the model was rolled back"):

@@ -15,7 +15,9 @@ from esper.reports.run_figures import LEAST_HEIGHT, STAGE_COLOURS
 
 WIDTH, LEFT, RIGHT = 780, 150, 84
 """Widths in pixels: of the image, of the names of slots, and of the last values."""
-SCORE_HEIGHT, LANE_HEIGHT, SIZE_HEIGHT, GAP = 110, 26, 34, 12
+SCORE_HEIGHT, LANE_HEIGHT, SIZE_HEIGHT, GAP = 130, 40, 34, 12
+BAR_HEIGHT = 18.0
+"""Height of a bar whose alpha is 1; the name of the seed stands above it."""
 MOST_LETTERS = 22
 """Letters of a slot's name that fit beside its lane."""
 GRID = "rgba(128,128,128,.35)"
@@ -61,7 +63,7 @@ def timeline_svg(moments: Sequence[Moment], n_epochs: int) -> str:
         parts.append(_size(moments, axis, top + GAP))
         top += GAP + SIZE_HEIGHT
     parts.append(_ticks(axis, top))
-    top += 30
+    top += 40
     shown = {stage for one in moments for stage in one.stages.values()}
     if shown:
         parts.append(_legend([stage for stage in STAGE_COLOURS if stage in shown], top))
@@ -104,7 +106,7 @@ def _score(moments: Sequence[Moment], axis: _Axis) -> str:
         for value in dict.fromkeys((low, high))
     ]
     parts += [
-        _text(8, top + 4, "score", anchor="start"),
+        _text(LEFT - 6, top + height / 2 + 4, "validation score"),
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.6"/>',
         *(
             f'<circle cx="{axis.at(one.epoch):.1f}" cy="{y(one.score):.1f}" r="2">'
@@ -123,7 +125,7 @@ def _score(moments: Sequence[Moment], axis: _Axis) -> str:
 
 def _lane(slot: str, moments: Sequence[Moment], axis: _Axis, top: float) -> str:
     """Return a lane: a bar for each moment of a seed, as high as its alpha."""
-    room, bottom = LANE_HEIGHT - 8.0, top + LANE_HEIGHT - 4.0
+    bottom = top + LANE_HEIGHT - 5.0
     name = slot if len(slot) <= MOST_LETTERS else f"…{slot[1 - MOST_LETTERS :]}"
     parts = [
         _line(LEFT, bottom, WIDTH - RIGHT, bottom),
@@ -134,15 +136,16 @@ def _lane(slot: str, moments: Sequence[Moment], axis: _Axis, top: float) -> str:
         stage, start, width = one.stages.get(slot), axis.at(one.start), one.end - one.start
         if stage is not None and width:
             alpha = one.alphas.get(slot, 0.0)
-            height = room * min(1.0, max(LEAST_HEIGHT, alpha))
+            height = BAR_HEIGHT * min(1.0, max(LEAST_HEIGHT, alpha))
             parts.append(
                 f'<rect x="{start:.1f}" y="{bottom - height:.1f}" height="{height:.1f}" '
+                'shape-rendering="crispEdges" '
                 f'width="{axis.at(one.end) - start:.1f}" fill="{STAGE_COLOURS.get(stage, GRID)}">'
                 f"<title>epoch {one.end}: {escape(stage)}, alpha {alpha:.2g}</title></rect>"
             )
         if one.blueprint and one.slot == slot:
-            parts.append(_line(start, top - 2, start, bottom, colour="currentColor"))
-            parts.append(_text(start + 3, bottom - room + 3, one.blueprint, anchor="start"))
+            parts.append(_line(start, top + 6, start, bottom, colour="currentColor"))
+            parts.append(_text(start + 3, bottom - BAR_HEIGHT - 5, one.blueprint, anchor="start"))
     if kept:
         parts.append(
             f'<rect x="{axis.at(kept[0]):.1f}" y="{bottom:.1f}" height="3" fill="{SIZE_COLOUR}" '

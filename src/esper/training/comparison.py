@@ -110,9 +110,12 @@ class Comparison:
             )
             for arm in self.arms
         ]
-        headers = ("controller", "return", "score", "FLOPs", "epochs", "host", "grown parameters")
+        headers = ("controller", "return", "score", "FLOPs", "epochs", "parameters", "grown")
         caption = f"Means on {self.n_hosts} held-out hosts, {self.split} split, with 95% intervals."
-        return html_table(headers, rows, caption=caption) + html_lines(self.sentences)
+        table = html_table(headers, rows, caption=caption)
+        return (
+            html_lines(self.sentences[:1], is_headed=True) + table + html_lines(self.sentences[1:])
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
