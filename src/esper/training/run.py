@@ -61,7 +61,7 @@ class Run:
             summary = self.summary
         except EsperError as error:
             return table + html_lines([str(error)])
-        return table + curve + ("" if summary is None else summary.to_html())
+        return table + curve + ("" if summary is None else summary.to_html(is_folded=True))
 
     def cells(self) -> list[str]:
         """Return the run as a row of a table: its state and its latest results."""
