@@ -15,9 +15,11 @@ from torch import nn
 
 import esper
 from esper import progress
+from esper.config.run import RunConfig
 from esper.errors import ConfigError
 from esper.progress import Pace, ProgressBar
 from esper.simic import PPO, evaluate
+from esper.training.progress import shown_run
 
 
 class Terminal(io.StringIO):
@@ -143,7 +145,8 @@ def test_everything_that_takes_long_shows_progress_unless_told_not_to(
         "evaluating": lambda **how: evaluate(ppo, n_episodes=20, **how),
     }
     for title, work in works.items():
-        work(progress=False)
+        if title != "training":  # which takes a second; the test below is faster
+            work(progress=False)
         assert not notebook.history
         for _ in range(20):  # a very short work may end before its bar is drawn
             work()
@@ -151,3 +154,17 @@ def test_everything_that_takes_long_shows_progress_unless_told_not_to(
                 break
         assert notebook.history[-1].startswith(f"{title.removesuffix(' a host')}: finished in")
         notebook.history.clear()
+
+
+def test_a_run_is_not_watched_by_a_bar_that_nobody_sees(notebook: Notebook) -> None:
+    with shown_run(False, RunConfig()) as watchers:
+        assert not watchers
+    with shown_run("auto", RunConfig()) as watchers:
+        assert watchers
+
+
+def test_a_process_without_stderr_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with ProgressBar(True, title="growing") as bar:
+        bar.show("growing", 1.0)
+    assert not bar.is_shown

@@ -159,9 +159,7 @@ class ProgressBar:
             share, left, text = self._share, self._pace.seconds_left, self._text
         times = clock_text(time.monotonic() - self._start)
         times += "" if left is None else f", {clock_text(left)} left"
-        if not self._is_open:
-            screen.open()
-            self._is_open = True
+        self._is_open = True
         screen.draw(text, share, times)
         return screen.interval
 
@@ -171,7 +169,6 @@ class _Screen(Protocol):
 
     interval: float
 
-    def open(self) -> None: ...
     def draw(self, text: str, share: float | None, times: str) -> None:
         """Draw the bar; a share of None is unknown."""
         ...
@@ -179,9 +176,11 @@ class _Screen(Protocol):
     def close(self, end: str) -> None: ...
 
 
-def _find_screen(stream: TextIO, *, is_forced: bool) -> _Screen | None:
+def _find_screen(stream: TextIO | None, *, is_forced: bool) -> _Screen | None:
     if is_notebook():
         return _Notebook()
+    if stream is None or stream.closed:  # a process without stderr
+        return None
     if stream.isatty():
         return _Terminal(stream)
     return _Log() if is_forced else None
@@ -216,22 +215,20 @@ class _Terminal:
         )
         self._task = self._bar.add_task("", total=None, times="")
 
-    def open(self) -> None:
-        self._bar.start()
-
     def draw(self, text: str, share: float | None, times: str) -> None:
-        with suppress(OSError):  # a closed terminal
+        with suppress(OSError, ValueError):  # a closed terminal, or one without these letters
             self._bar.update(
                 self._task,
                 description=text,
                 total=None if share is None else 1.0,
                 completed=share,
                 times=f"{_percent(share)}  {times}",
-                refresh=True,
             )
+            self._bar.start()  # does nothing after the first time
+            self._bar.refresh()
 
     def close(self, end: str) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._bar.stop()
 
 
@@ -243,9 +240,6 @@ class _Notebook:
     def __init__(self) -> None:
         self._id = uuid4().hex
         self._has_output = False
-
-    def open(self) -> None:
-        """Do nothing: the first drawing creates the output."""
 
     def draw(self, text: str, share: float | None, times: str) -> None:
         bar = (
@@ -276,9 +270,6 @@ class _Log:
 
     interval = LOG_INTERVAL
 
-    def open(self) -> None:
-        """Do nothing."""
-
     def draw(self, text: str, share: float | None, times: str) -> None:
         self._print(f"{_percent(share)}  {text}  {times}")
 
@@ -286,7 +277,7 @@ class _Log:
         self._print(end)
 
     def _print(self, line: str) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 
 
