@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ import torch
 from torch import nn
 
 import esper
+from esper.evidence.claims import verdict_sentences
+from esper.evidence.results import EvidenceList
 from esper.formatting import html_table
-from esper.growing.decisions import MOST_ROWS
+from esper.growing.decisions import FEW_ROWS, MOST_ROWS
+from esper.simic import PPO, check_env, evaluate
+from esper.statistics import Interval
 from esper.training.comparison import ArmResults, compare_arms
+from esper.training.lookup import find_saved
 from tests.dashboard.made_runs import make_run
 
 EVIL = "<script>alert('x')</script>"
@@ -91,7 +97,7 @@ def test_a_decision_and_a_trace_are_tables_of_what_happened() -> None:
     page = shown(germinate)
     assert f"germinate widen in {EVIL}" in page.cells
     assert {"1 of 100", "25%", "a < b", f"{EVIL} blending 0.5", "0.2500"} <= set(page.cells)
-    assert "-" in page.cells  # the unknown training loss
+    assert page.tags.count("th") == 9  # without the training loss, which is unknown
     assert shown(esper.Trace([germinate])).cells == page.cells
     assert shown(esper.Trace()).tags == ["p"]
 
@@ -101,20 +107,32 @@ def test_a_long_trace_leaves_out_epochs_in_which_nothing_happened() -> None:
     decisions[5] = decide(6, op="prune", slot="a")
     decisions[7] = decide(8, score=0.9)
     page = shown(esper.Trace(decisions))
-    assert page.cells[::10] == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
+    firsts = page.cells[:: page.tags.count("th")]
+    assert firsts == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
     assert f"{MOST_ROWS - 3} of {MOST_ROWS + 1} epochs" in page.text
 
 
-def test_a_trace_is_shown_with_its_figure_if_matplotlib_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trace = esper.Trace([decide(1), decide(2)])
-    pytest.importorskip("matplotlib")
-    assert "img" in shown(trace).tags
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    page = shown(trace)
-    assert "img" not in page.tags
-    assert len(page.cells) == 20
+def test_a_trace_is_shown_with_its_timeline() -> None:
+    grows = {"stages": {EVIL: "blending"}, "alphas": {EVIL: 0.5}}
+    decisions = [
+        decide(0, op="germinate", slot=EVIL, blueprint=EVIL, stages={EVIL: "training"}),
+        decide(1, **grows),
+        decide(2, op="fossilize", slot=EVIL, stages={EVIL: "fossilized"}, alphas={EVIL: 1.0}),
+        decide(3, score=float("nan")),
+    ]
+    page = shown(esper.Trace(decisions))
+    # One bar for each epoch of a seed and a strip for what was kept, then the legend.
+    assert page.tags.count("rect") == 3 + 1 + 3
+    assert "best 0.02" in page.text
+    assert "1 kept" in page.text
+    assert page.tags.count("tr") == 1 + 4
+    assert "img" not in page.tags  # an image would be white on dark pages
+
+
+def test_a_long_table_below_a_timeline_is_folded_away() -> None:
+    decisions = [decide(epoch, op="prune", slot="a") for epoch in range(FEW_ROWS + 1)]
+    assert "details" in shown(esper.Trace(decisions)).tags
+    assert "details" not in shown(esper.Trace(decisions[:-1])).tags
 
 
 def test_a_grown_model_is_shown_with_its_summary_and_timeline() -> None:
@@ -126,6 +144,11 @@ def test_a_grown_model_is_shown_with_its_summary_and_timeline() -> None:
     for sentence in grown.summary.sentences:
         assert sentence in page.text
     assert len(page.cells) == 7 * len(grown.timeline)
+    assert shown(grown.timeline).cells == page.cells
+    assert shown(grown.summary).text == "".join(grown.summary.sentences)
+    assert repr(grown.summary).splitlines()[1:] == list(grown.summary.sentences)
+    assert repr(grown.timeline).startswith("Timeline of 3 epochs\nepoch 1  score ")
+    assert shown(esper.grow("spirals", epochs=2, controller="fixed")).tags.count("svg") == 1
 
 
 def test_proposals_are_a_row_for_each_place() -> None:
@@ -162,9 +185,13 @@ def test_evidence_is_shown_with_its_verdict() -> None:
         )
 
     arms = (arm("learned", 0.5), arm(EVIL, 0.4))
-    page = shown(esper.Evidence(task=EVIL, price=0.0, runs=("one",), arms=arms))
-    assert page.cells[::11] == ["learned", EVIL]
+    evidence = esper.Evidence(task=EVIL, price=0.0, runs=("one",), arms=arms)
+    page = shown(evidence)
+    assert page.cells[:: page.tags.count("th")] == ["learned", EVIL]
     assert EVIL in page.text
+    assert shown(EvidenceList([evidence, evidence])).cells == 2 * page.cells
+    assert EVIL in shown(arms[1]).text
+    assert repr(evidence).splitlines()[1:] == list(verdict_sentences(evidence))
 
 
 def test_a_run_is_shown_with_its_state_and_latest_results(tmp_path: Path) -> None:
@@ -173,5 +200,63 @@ def test_a_run_is_shown_with_its_state_and_latest_results(tmp_path: Path) -> Non
     assert page.cells[:2] == ["one", run.state]
     assert f"2 of {run.config.rounds}" in page.cells
     assert f"{run.metrics()['rollout/ep_rew_mean'].values[-1]:.3f}" in page.cells
+    assert "return by round" in page.text
+    runs = esper.list_runs(tmp_path)
+    assert shown(runs).cells == page.cells[: len(shown(runs).cells)]
+    assert shown(esper.list_runs(tmp_path / "none")).text == "There are no runs."
     run.folder.telemetry_file.write_bytes(b"broken")
     assert "telemetry.sqlite" in shown(run).text
+
+
+def test_a_headroom_is_shown_with_its_conclusion() -> None:
+    interval = Interval(0.1, 0.05, 0.15, 100)
+    found = esper.Headroom(
+        task=EVIL,
+        task_options={},
+        price=0.1,
+        n_hosts=100,
+        n_candidates=2,
+        tuning_runs=10,
+        setting=EVIL,
+        best_fixed=interval,
+        headroom=interval,
+        optimistic=interval,
+    )
+    assert found.sentence in shown(found).text
+    assert str(found) == found.sentence
+
+
+def test_a_figure_shows_itself_without_pyplot() -> None:
+    pytest.importorskip("matplotlib")
+    figure: Any = esper.Trace([decide(1), decide(2)]).figure()
+    image, size = figure._repr_png_()
+    assert image.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(image[start : start + 4], "big") for start in (16, 20))
+    assert {"width": width // 2, "height": height // 2} == size
+    assert figure._repr_html_() is None  # a second form would win over the image
+
+
+def test_no_object_prints_tensors_arrays_or_addresses(tmp_path: Path) -> None:
+    task = esper.make_task("spirals")
+    draw, envs = task.sample(0), esper.make_env("spirals", num_envs=2, autoreset=False)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    host = esper.HostData(*[torch.randn(8, 2), torch.zeros(8, dtype=torch.long)] * 2)
+    waiting = esper.make_controller("wait", envs.layout)
+    run = esper.load_run(make_run(tmp_path / "one", rounds=2).path)
+    ppo = PPO("CartPole-v1", n_steps=16)
+    slotted = esper.add_slots(model, ["0>2"], torch.randn(2, 4))
+    with run.telemetry() as telemetry:
+        things = [
+            *(task, task.metric, draw, draw.data, draw.data.train, host, envs),
+            *(esper.make_env("spirals"), waiting, esper.make_controller("heuristic", envs.layout)),
+            *(esper.run_episodes(envs, waiting, seed=0), ppo, ppo.agent, evaluate(ppo)),
+            *(esper.slots(slotted), esper.slots(slotted)["0>2"].site, find_saved("shipped")),
+            *(esper.footprint(slotted, torch.randn(2, 4)), run, run.metrics(), telemetry),
+            *(check_env("CartPole-v1", n_steps=50), decide(1), esper.TrainingMeter(model, host)),
+            *(esper.find_slots(nn.Sequential(nn.Linear(4, 6)), torch.randn(2, 4)), run.config),
+        ]
+        for thing in things:
+            text = repr(thing)
+            assert not re.search(r"tensor\(|array\(| object at 0x|<function", text), text
+            most = 4000 if isinstance(thing, (dict, esper.RunConfig)) else 1000
+            assert len(text) < most, text

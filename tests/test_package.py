@@ -137,10 +137,23 @@ def test_import_esper_offers_the_api_without_importing_torch() -> None:
         "assert 'torch' not in sys.modules\n"
         "assert callable(esper.add_slots)\n"
         "assert 'torch' in sys.modules\n"
-        "assert {'add_slots', 'export'} <= set(dir(esper))\n"
         "try:\n    esper.nope\nexcept AttributeError as error:\n    print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "module 'esper' has no attribute 'nope'\n"
+
+
+def test_dir_of_esper_is_exactly_its_public_names() -> None:
+    script = (
+        "import esper, esper.simic, esper.reports\n"
+        "assert dir(esper) == sorted(esper.__all__)\n"
+        "assert dir(esper.simic) == sorted(esper.simic.__all__)\n"
+        "names = set(esper.__all__)\n"
+        "before = set(globals())\n"
+        "from esper import *\n"
+        "assert set(globals()) - before - {'before'} == names\n"
+        "assert grow is esper.grow\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

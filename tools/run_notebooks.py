@@ -42,20 +42,19 @@ def outputs_of(printed: str, value: Any, number: int) -> list[dict[str, Any]]:
         lines = printed.splitlines(keepends=True)
         outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
     if value is not None:
-        is_html = hasattr(value, "_repr_html_")
-        plain = f"<{type(value).__name__}>" if is_html else repr(value)
-        data: dict[str, Any] = {"text/plain": plain.splitlines(keepends=True)}
-        if is_html:
-            data["text/html"] = value._repr_html_().splitlines(keepends=True)
-        elif hasattr(value, "savefig"):
-            picture = io.BytesIO()
-            value.savefig(picture, format="png", dpi=100)
-            data["image/png"] = base64.b64encode(picture.getvalue()).decode()
+        data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
+        metadata: dict[str, Any] = {}
+        html = value._repr_html_() if hasattr(value, "_repr_html_") else None
+        if html is not None:
+            data["text/html"] = html.splitlines(keepends=True)
+        if hasattr(value, "_repr_png_"):
+            picture, metadata["image/png"] = value._repr_png_()
+            data["image/png"] = base64.b64encode(picture).decode()
         outputs.append(
             {
                 "data": data,
                 "execution_count": number,
-                "metadata": {},
+                "metadata": metadata,
                 "output_type": "execute_result",
             }
         )

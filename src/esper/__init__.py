@@ -13,6 +13,7 @@ from esper.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from esper.api import *  # noqa: F403
+    from esper.api import __all__ as __all__
 
 check_platform()
 if clash := find_clash():
@@ -22,14 +23,17 @@ if "gymnasium" in sys.modules:
     register_environments()
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name of :mod:`esper.api` on first use, so that ``import esper`` is fast."""
-    if not name.startswith("_"):
-        api = importlib.import_module("esper.api")
-        if name in api.__all__:
-            return getattr(api, name)
-    raise AttributeError(f"module 'esper' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker any name would exist
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of :mod:`esper.api` on first use, so that ``import esper`` is fast."""
+        if name == "__all__" or not name.startswith("_"):
+            api = importlib.import_module("esper.api")
+            if name == "__all__" or name in api.__all__:
+                return getattr(api, name)
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *importlib.import_module("esper.api").__all__]
+    """Return the public names."""
+    return list(importlib.import_module("esper.api").__all__)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-import base64
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
+from typing import Protocol
 
 from esper.statistics import Interval
+
+
+class HasShape(Protocol):
+    """A tensor or an array."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The sizes."""
+        ...
+
+    @property
+    def dtype(self) -> object:
+        """The type of the numbers."""
+        ...
 
 
 def points(interval: Interval) -> str:
@@ -112,6 +127,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {total % 60} s" if minutes else f"{total} s"
 
 
+def clock_text(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds: ``1:05`` or ``2:00:07``."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
 def memory(n_bytes: float) -> str:
     """Return an amount of memory: ``612 MB``, ``1.2 GB``."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
@@ -121,6 +143,15 @@ def moment(stamp: str) -> str:
     """Return an ISO 8601 time to the minute: ``2030-01-02 03:04 UTC``."""
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
+
+def array_text(array: HasShape) -> str:
+    """Return the dtype and shape of a tensor or array: ``float32 [60, 4]``."""
+    sizes = ", ".join(map(str, array.shape))
+    return f"{str(array.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+FEW_LETTERS = 16
+"""Letters up to which words of a column are not broken into lines."""
 
 _CELL = "padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.35)"
 # Colours are inherited, so that a table can be read on light and dark pages.
@@ -138,15 +169,20 @@ def html_table(
         caption: A sentence above the table.
     """
 
+    all_rows = list(rows)
+    styles = [
+        ("text-align:left" if number < n_left else "text-align:right")
+        + (";white-space:nowrap" * (number >= n_left or max(map(len, column)) <= FEW_LETTERS))
+        for number, column in enumerate(zip(headers, *all_rows, strict=True))
+    ]
+
     def row(cells: Sequence[str], tag: str) -> str:
-        left, right = "text-align:left", "text-align:right;white-space:nowrap"
-        sides = (left if number < n_left else right for number in range(len(cells)))
         return "".join(
-            f'<{tag} style="{_CELL};{side}">{escape(cell)}</{tag}>'
-            for cell, side in zip(cells, sides, strict=True)
+            f'<{tag} style="{_CELL};{style}">{escape(cell)}</{tag}>'
+            for cell, style in zip(cells, styles, strict=True)
         )
 
-    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in all_rows)
     head = f"<thead><tr>{row(headers, 'th')}</tr></thead>"
     return (
         f"{html_lines([caption] if caption else [])}"
@@ -155,16 +191,68 @@ def html_table(
     )
 
 
-def html_lines(sentences: Iterable[str]) -> str:
-    """Return sentences as HTML, one per line; all text is escaped."""
-    lines = "<br>".join(map(escape, sentences))
-    return f'<p style="margin:.4em 0">{lines}</p>' if lines else ""
+def without_empty(
+    headers: Sequence[str], rows: Iterable[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table without columns that say nothing."""
+    all_rows = list(rows)
+    kept = [
+        number
+        for number in range(len(headers))
+        if any(row[number] not in ("", UNKNOWN) for row in all_rows)
+    ]
+    return [headers[n] for n in kept], [[row[n] for n in kept] for row in all_rows]
 
 
-def html_image(png: bytes, *, about: str, width: int) -> str:
-    """Return a PNG image as HTML, with a text for those who cannot see it."""
-    data = base64.b64encode(png).decode()
+def html_lines(sentences: Iterable[str], *, is_headed: bool = False) -> str:
+    """Return sentences as HTML, one per line; all text is escaped.
+
+    Args:
+        sentences: The sentences.
+        is_headed: Whether the first one is the conclusion, which is shown in bold.
+    """
+    lines = [escape(sentence) for sentence in sentences]
+    if is_headed and lines:
+        lines[0] = f"<b>{lines[0]}</b>"
+    return f'<p style="margin:.4em 0">{"<br>".join(lines)}</p>' if lines else ""
+
+
+def html_details(summary: str, html: str) -> str:
+    """Return HTML that is folded away until its summary is clicked."""
+    return f'<details><summary style="cursor:pointer">{escape(summary)}</summary>{html}</details>'
+
+
+MOST_POINTS = 300
+"""Points of a curve; of a longer one, the means of as many parts are drawn."""
+
+
+def curve_svg(values: Sequence[float], about: str) -> str:
+    """Return a small curve as an SVG image, with its first and last value; empty for too few.
+
+    Args:
+        values: The values, at equal distances.
+        about: What they are; it stands above the curve and is escaped.
+    """
+    shown = [value for value in values if math.isfinite(value)]
+    if len(shown) < 2:
+        return ""
+    ends, size = (shown[0], shown[-1]), -(-len(shown) // MOST_POINTS)
+    parts = [shown[start : start + size] for start in range(0, len(shown), size)]
+    points = [sum(part) / len(part) for part in parts]
+    low, high = min(points), max(points)
+    left, width, top, height = 52.0, 300.0, 20.0, 44.0
+    room, steps = (high - low) or 1.0, max(1, len(points) - 1)
+    places = [
+        (left + width * number / steps, top + height * (high - value) / room)
+        for number, value in enumerate(points)
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    first, last = places[0][1] + 4, places[-1][1] + 4
     return (
-        f'<img alt="{escape(about)}" style="width:{width}px;max-width:100%" '
-        f'src="data:image/png;base64,{data}">'
+        '<svg viewBox="0 0 410 74" role="img" fill="currentColor" '
+        'style="width:410px;max-width:100%;font-size:11px;display:block">'
+        f'<text x="{left}" y="11">{escape(about)}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#009e73" stroke-width="1.8"/>'
+        f'<text x="{left - 6}" y="{first:.1f}" text-anchor="end">{ends[0]:.3f}</text>'
+        f'<text x="{left + width + 6}" y="{last:.1f}">{ends[1]:.3f}</text></svg>'
     )

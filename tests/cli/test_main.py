@@ -208,21 +208,6 @@ def test_a_name_too_long_for_a_table_goes_on_a_line_of_its_own(
     ]
 
 
-def test_the_time_left_follows_the_pace_of_work_that_was_not_cached() -> None:
-    from esper.cli.progress_line import Pace
-
-    now = 0.0
-    pace = Pace(lambda: now)
-    pace.add("first", 0.0)
-    pace.add("second", 0.5)  # the first piece was cached
-    assert pace.seconds_left is None
-    now = 10.0
-    pace.add("second", 0.6)
-    assert pace.seconds_left == pytest.approx(40.0)
-    now = 14.0
-    assert pace.seconds_left == pytest.approx(36.0)
-
-
 class _Terminal:
     def isatty(self) -> bool:
         return True

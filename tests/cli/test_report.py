@@ -248,6 +248,7 @@ def test_missing_matplotlib_is_reported_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "esper.reports.shown_figure", raising=False)
     words = ["report", str(finished_run), "--out", "r.html", "--png", "charts"]
     assert 'pip install "esper-lite[plot]"' in refused(words, capsys)
     assert not any(tmp_path.iterdir())

@@ -154,6 +154,7 @@ def test_missing_matplotlib_is_reported_with_its_install_command(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "esper.reports.shown_figure", raising=False)
     told = refused(["show", str(finished_run), "--plot", "figure.png"], capsys)
     assert 'pip install "esper-lite[plot]"' in told
 

@@ -110,5 +110,6 @@ def test_missing_matplotlib_is_reported_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "esper.reports.shown_figure", raising=False)
     with pytest.raises(ConfigError, match=r'pip install "esper-lite\[plot\]"'):
         plot_pareto([example()], tmp_path / "a.png")

@@ -316,8 +316,8 @@ def test_a_rollout_holds_2048_steps_unless_told_otherwise() -> None:
 
 def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     PPO(Picks, n_envs=2, n_steps=16, n_epochs=1).learn(64, progress=True)
-    shown = capsys.readouterr().out
-    assert "64/64 steps" in shown
+    shown = capsys.readouterr().err
+    assert "64 of 64 steps" in shown
     assert "return" in shown
 
 

@@ -571,4 +571,4 @@ def test_the_progress_bar_ends_with_the_steps_that_were_taken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     small().learn(9, progress=True)
-    assert "16/9 steps" in capsys.readouterr().out
+    assert "16 of 9 steps" in capsys.readouterr().err

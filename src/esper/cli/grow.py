@@ -106,6 +106,7 @@ def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
         epochs=options.epochs,
         seed=options.seed,
         on_step=lambda step: progress.show_epoch(step, options.epochs or task.budget.n_epochs),
+        progress=False,  # shown by the line above
     )
 
 

@@ -17,7 +17,6 @@ from esper.cli.output import raw_stream
 from esper.cli.progress import (
     ProgressState,
     bars,
-    clock_text,
     count,
     op_text,
     parameter_text,
@@ -27,7 +26,7 @@ from esper.cli.progress import (
     workers_text,
 )
 from esper.errors import escape_controls
-from esper.formatting import many, number
+from esper.formatting import clock_text, many, number
 from esper.telemetry.records import EvaluationRecord, Record
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from esper.config.run import RunConfig
 from esper.errors import TelemetryError
-from esper.formatting import UNKNOWN, many, number
+from esper.formatting import UNKNOWN, clock_text, many, number
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -40,13 +40,6 @@ OPS = (
 """Fields of a round's record with the names of their ops, in the order of a seed's life."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-def clock_text(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds: ``1:05`` or ``2:00:07``."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 def count(value: float | None) -> str:

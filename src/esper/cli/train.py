@@ -120,6 +120,7 @@ def run_train(args: Sequence[str]) -> int:
             run_dir=run_dir,
             watchers=[view],
             stop=stop,
+            progress=False,  # the view shows it
             workers=options.workers,
             ray_address=options.ray_address,
         )
@@ -295,6 +296,7 @@ def run_resume(args: Sequence[str]) -> int:
                 found,
                 watchers=[view],
                 stop=stop,
+                progress=False,  # the view shows it
                 allow_code=options.allow_code,
                 workers=options.workers,
                 ray_address=options.ray_address,

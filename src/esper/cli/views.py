@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esper.cli.output import json_text
 from esper.cli.progress import (
     ProgressState,
-    clock_text,
     count,
     evaluation_text,
     op_text,
@@ -24,7 +23,7 @@ from esper.cli.progress import (
 )
 from esper.config.run import RunConfig
 from esper.errors import escape_controls
-from esper.formatting import UNKNOWN, many, number
+from esper.formatting import UNKNOWN, clock_text, many, number
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from esper.config.checks import (
     MOST_INT,
@@ -239,6 +239,21 @@ class PopulationConfig:
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("widen_start", self.widen_start, WIDEN_STARTS)
         make_numbers_plain(self)
+
+
+class TrainingSettings(TypedDict, total=False):
+    """The settings of a :class:`PopulationConfig` that `esper.grow` takes beside its optimizer."""
+
+    batch_size: int
+    batches_per_epoch: int | None
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    beta1: float
+    beta2: float
+    adam_eps: float
+    seed_lr_factor: float
+    widen_start: Literal["random", "gradmax"]
 
 
 MLP_ACTIVATIONS = ("relu", "gelu", "tanh")

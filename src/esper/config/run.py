@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 from esper.config.checks import (
     make_numbers_plain,
@@ -250,6 +251,28 @@ class RunConfig:
                     f"task_options.{name} is {value!r}; it must be a finite number, a string, or "
                     "true or false."
                 )
+
+
+class RunSettings(TypedDict, total=False):
+    """Settings of a :class:`RunConfig` to change; those of a section by name or as a whole."""
+
+    task: str
+    task_options: Mapping[str, OptionValue]
+    rounds: int
+    envs: int
+    envs_per_shard: int | None
+    n_steps: int
+    seed: int
+    threads: int
+    first_policy: Literal["cautious", "growing"]
+    budget: Budget | Mapping[str, Any]
+    rewards: RewardConfig | Mapping[str, Any]
+    policy: PolicyConfig | Mapping[str, Any]
+    ppo: PPOConfig | Mapping[str, Any]
+    schedule: ScheduleConfig | Mapping[str, Any]
+    evaluation: EvaluationConfig | Mapping[str, Any]
+    checkpoints: CheckpointConfig | Mapping[str, Any]
+    telemetry: TelemetryConfig | Mapping[str, Any]
 
 
 _SECTIONS: dict[str, type] = {

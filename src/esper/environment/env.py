@@ -8,11 +8,14 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.config.growth import RewardConfig
+from esper.environment.draws import FinalSplit, Purpose
 from esper.environment.options import require_options
 from esper.environment.rewards import REWARD_TERMS
 from esper.environment.spaces import flat_masks, head_masks
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ResetNeededError
+from esper.populations.factory import Form
 from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -34,11 +37,36 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's name and form
 
-    def __init__(self, task: str | Task = "digits", **options: Any) -> None:
+    def __init__(
+        self,
+        task: str | Task = "digits",
+        *,
+        reward: RewardConfig | str = "dense",
+        form: Form = "auto",
+        purpose: Purpose = "training",
+        final_split: FinalSplit = "validation",
+        max_episode_steps: int | None = None,
+        episode_seconds: float | None = None,
+        **task_options: Any,
+    ) -> None:
         """Make the environment; options are those of :class:`GrowthVectorEnv`."""
-        self._envs = GrowthVectorEnv(task, 1, autoreset=False, **options)
+        self._envs = GrowthVectorEnv(
+            task,
+            1,
+            reward=reward,
+            form=form,
+            purpose=purpose,
+            final_split=final_split,
+            autoreset=False,
+            max_episode_steps=max_episode_steps,
+            episode_seconds=episode_seconds,
+            **task_options,
+        )
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
+
+    def __repr__(self) -> str:
+        return f"GrowthEnv({self._envs.task.name!r})"
 
     @property
     def vector(self) -> GrowthVectorEnv:

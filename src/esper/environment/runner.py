@@ -16,11 +16,18 @@ from esper.config.checks import require_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import UnsupportedEnvironmentError, type_of
+from esper.formatting import many, share
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.controller import require_controller
 
 OnStep = Callable[[Integers, StepResult], None]
+
+
+def ignore_step(actions: Integers, result: StepResult) -> None:
+    """Do nothing after a step."""
+
+
 """Called after each step with the actions ``[N, H]`` and their result."""
 
 
@@ -53,6 +60,15 @@ class EpisodeResults:
     draw_seeds: Integers
     """The draw seed of each episode; equal seeds pair the results of two controllers."""
 
+    def __repr__(self) -> str:
+        mean = "" if len(self.returns) == 1 else "mean "
+        return (
+            f"EpisodeResults({many(len(self.returns), 'host')}: {mean}return "
+            f"{self.returns.mean():.3f}, {mean}score {self.scores.mean():.3f}, {mean}FLOPs "
+            f"{share(float(self.flops.mean()))} of a reference run, {self.n_epochs.mean():.1f} "
+            f"epochs, {self.seed_parameters.mean():,.0f} grown parameters)"
+        )
+
 
 def steer_hosts(
     growth: GrowthEpisodes,
@@ -61,7 +77,7 @@ def steer_hosts(
     seed: int = 0,
     n_hosts: int | None = None,
     step: Callable[[Integers], StepResult] | None = None,
-    on_step: OnStep = lambda actions, result: None,
+    on_step: OnStep = ignore_step,
 ) -> None:
     """Let a controller act until every episode is over; finished hosts wait for the others.
 
@@ -91,7 +107,7 @@ def run_episodes(
     controller: Controller,
     *,
     seed: int,
-    on_step: OnStep = lambda actions, result: None,
+    on_step: OnStep = ignore_step,
 ) -> EpisodeResults:
     """Run one episode in each environment and return the outcomes.
 

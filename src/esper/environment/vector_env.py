@@ -132,6 +132,9 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
+    def __repr__(self) -> str:
+        return f"GrowthVectorEnv({self.task.name!r}, num_envs={self.num_envs})"
+
     @property
     def growth(self) -> GrowthEpisodes:
         """The hosts and their episodes."""

@@ -16,10 +16,12 @@ from esper.evidence.arms import stack_runs
 from esper.evidence.evaluation import (
     MIN_HOSTS,
     EvalOptions,
+    OnProgress,
     hire,
     host_numbers,
     make_evidence,
     report_work,
+    shown_work,
 )
 from esper.evidence.files import EvidenceFile
 from esper.evidence.host_trainer import (
@@ -90,8 +92,11 @@ def compare(
     (price,) = find_prices(price, setting.task.budget.flop_price)
     hosts = host_numbers(options, n_hosts)
     runs = n_hosts * len(given)
-    with hire(setting, options, most_runs=n_hosts, all_runs=runs) as helpers:
-        arms = _run_all(given, saved, setting.at(price), hosts, options, helpers)
+    with (
+        shown_work(options, "comparing") as on_progress,
+        hire(setting, options, most_runs=n_hosts, all_runs=runs) as helpers,
+    ):
+        arms = _run_all(given, saved, setting.at(price), hosts, on_progress, helpers)
     return make_evidence(
         arms,
         setting,
@@ -145,13 +150,12 @@ def _run_all(
     saved: Sequence[SavedController | None],
     task: Task,
     hosts: range,
-    options: EvalOptions,
+    on_progress: OnProgress,
     helpers: Helpers | None,
 ) -> list[Arm]:
     """Run every controller on the same hosts."""
     first = next((one for one in saved if one is not None), None)
     trainers: dict[tuple[GrowthConfig | None, bool], HostTrainer] = {}
-    on_progress = options.get("on_progress", lambda _: None)
     arms: list[Arm] = []
     for number, (one, learned) in enumerate(zip(given, saved, strict=True), start=1):
         name, is_object = _name(one, learned), learned is None and not _is_name(one)

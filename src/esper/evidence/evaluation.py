@@ -36,7 +36,7 @@ from esper.evidence.matched_arms import (
     run_wide,
     run_wrong_task,
 )
-from esper.evidence.results import Arm, Evidence
+from esper.evidence.results import Arm, Evidence, EvidenceList
 from esper.evidence.setting import (
     EvalSetting,
     controller_digest,
@@ -47,6 +47,7 @@ from esper.evidence.setting import (
 )
 from esper.evidence.tuning import TUNING, TunedArms
 from esper.formatting import many
+from esper.progress import ProgressBar, ShowProgress
 from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.comparison import LEARNED
@@ -80,6 +81,9 @@ class EvaluationProgress:
     total: float
     """Share of all work that is done, by host runs."""
 
+    def __str__(self) -> str:
+        return f"{self.number} of {self.n_arms}: {self.work}"
+
 
 OnProgress = Callable[[EvaluationProgress], None]
 
@@ -100,6 +104,9 @@ class EvalOptions(TypedDict, total=False):
     default. A task that the caller names always may."""
     on_progress: OnProgress
     """Called with the progress."""
+    progress: ShowProgress
+    """Whether to show a bar; by default in terminals and notebooks, unless ``on_progress`` is
+    given."""
     workers: int | None
     """Worker processes that train the hosts; 0 for this process alone. By default as many as there
     are cores or batches of hosts, if the work is large enough to gain. Each uses as many threads as
@@ -119,7 +126,7 @@ def evaluate(
     task: str | Task | None = None,
     task_options: Mapping[str, Any] | None = None,
     **options: Unpack[EvalOptions],
-) -> list[Evidence]:
+) -> EvidenceList:
     """Compare learned controllers with every arm of :data:`ARMS`, on the same held-out hosts.
 
     Args:
@@ -147,19 +154,22 @@ def evaluate(
     setting = find_setting(saved, task, task_options, allow_code=allow_code)
     at = find_prices(prices, saved[0].budget.flop_price)
     n_tuned = sum(ARMS[name].kind == "tuned" for name in chosen)
-    with hire(
-        setting,
-        options,
-        most_runs=max(n_hosts, tuning_runs if n_tuned else 0),
-        all_runs=(n_hosts * len(chosen) + tuning_runs * n_tuned) * len(at),
-    ) as helpers:
+    with (
+        shown_work(options, "evaluating") as on_progress,
+        hire(
+            setting,
+            options,
+            most_runs=max(n_hosts, tuning_runs if n_tuned else 0),
+            all_runs=(n_hosts * len(chosen) + tuning_runs * n_tuned) * len(at),
+        ) as helpers,
+    ):
         evaluation = Evaluation(
             saved,
             setting,
             n_hosts=n_hosts,
             tuning_runs=tuning_runs,
             helpers=helpers,
-            **options,
+            **options | {"on_progress": on_progress},
         )
         return evaluation.run(chosen, at)
 
@@ -207,14 +217,14 @@ class Evaluation:
             tuning, self._trainer, budget=tuning_runs, cache=self._cache, report=self._report
         )
 
-    def run(self, arms: Sequence[str], prices: Sequence[float]) -> list[Evidence]:
+    def run(self, arms: Sequence[str], prices: Sequence[float]) -> EvidenceList:
         """Run all arms at all prices."""
         self._sizes = [
             (self._tuning_runs if ARMS[arm].kind == "tuned" else 0, len(self._hosts))
             for _ in prices
             for arm in arms
         ]
-        return [self._run_at_price(arms, price) for price in prices]
+        return EvidenceList(self._run_at_price(arms, price) for price in prices)
 
     def _run_at_price(self, arms: Sequence[str], price: float) -> Evidence:
         learned = [self._run_learned(n, price) for n in range(len(self._saved))]
@@ -318,6 +328,23 @@ class Evaluation:
         return report_work(
             self._on_progress, work, number, n_arms, (start / all_runs, end / all_runs)
         )
+
+
+@contextmanager
+def shown_work(options: EvalOptions, title: str) -> Generator[OnProgress]:
+    """Show an evaluation inside the context; yields the function to call with its progress."""
+    given, wanted = options.get("on_progress"), options.get("progress", "auto")
+    if given is not None and wanted == "auto":
+        yield given
+        return
+    with ProgressBar(wanted, title=title) as bar:
+
+        def show(progress: EvaluationProgress) -> None:
+            bar.show(str(progress), progress.total)
+            if given is not None:
+                given(progress)
+
+        yield show
 
 
 def report_work(

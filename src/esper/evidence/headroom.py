@@ -23,12 +23,13 @@ from esper.evidence.evaluation import (
     hire,
     host_numbers,
     report_work,
+    shown_work,
 )
 from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import Candidate
 from esper.evidence.setting import find_prices, find_setting
 from esper.evidence.tuning import CONTEXTS, TunedArms, pool_of, report_part
-from esper.formatting import points
+from esper.formatting import html_lines, html_table, points
 from esper.populations.host_data import Split
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.tasks import Task
@@ -155,6 +156,25 @@ class Headroom:
     optimistic: Interval
     """The same with the settings chosen by the scores that judge them: luck included."""
 
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"Headroom({self.sentence})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("best setting for all hosts", self.setting, self.best_fixed.text(signed=False)),
+            ("gain of each host's own setting", "chosen without luck", self.headroom.text()),
+            ("gain of each host's own setting", "luck included", self.optimistic.text()),
+        ]
+        caption = (
+            f"Scores of {self.n_hosts} hosts of {self.task} with {self.n_candidates} settings at "
+            f"price {self.price:g}, with 95% intervals."
+        )
+        table = html_table(("", "setting", "score"), rows, n_left=2, caption=caption)
+        return html_lines([self.sentence], is_headed=True) + table
+
     def to_json(self) -> dict[str, Any]:
         """Return the headroom as plain values."""
         return asdict(self) | {"sentence": self.sentence}
@@ -205,14 +225,20 @@ def headroom(
     setting = find_setting([], task, task_options)
     (at,) = find_prices(price, setting.task.budget.flop_price)
     cache = setting.cache(options.get("folder"))
-    on_progress, numbers = options.get("on_progress", lambda _: None), count(1)
+    numbers = count(1)
 
     def report(work: str) -> OnShare:
         return report_work(on_progress, work, min(next(numbers), N_WORKS), N_WORKS)
 
-    with hire(
-        setting, options, most_runs=max(tuning_runs, 2 * n_hosts), all_runs=N_WORKS * tuning_runs
-    ) as helpers:
+    with (
+        shown_work(options, "measuring the headroom") as on_progress,
+        hire(
+            setting,
+            options,
+            most_runs=max(tuning_runs, 2 * n_hosts),
+            all_runs=N_WORKS * tuning_runs,
+        ) as helpers,
+    ):
         task = setting.task
         evaluation = HostTrainer(task, purpose="evaluation", final_split="test", helpers=helpers)
         tuning = HostTrainer(task, purpose="tuning", final_split="validation", helpers=helpers)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from esper.arrays import Floats
 from esper.errors import EvidenceError, did_you_mean
+from esper.formatting import html_table, many
 from esper.storage.dataclass_json import read_json_values, to_json_values
 
 Kind = Literal[
@@ -88,6 +89,27 @@ class Arm:
         for name in (*_PER_HOST, "grown_share"):
             self._store(name, getattr(self, name))
         self._require_shapes()
+
+    def __repr__(self) -> str:
+        return f"Arm({self.name!r}, {self._text()})"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, text) for name, text in self._means().items()]
+        heads = ("", f"{self.name}, mean of {many(self.n_hosts, 'host')}")
+        setting = [("setting", self.setting)] if self.setting else []
+        return html_table(heads, [("kind", self.kind), *setting, *rows], n_left=2)
+
+    def _means(self) -> dict[str, str]:
+        return {
+            "accuracy": f"{self.accuracy.mean():.3f}",
+            "FLOPs": f"{self.flops.mean():.3f}",
+            "parameters": f"{self.parameters.mean():,.0f}",
+            "epochs": f"{self.n_epochs.mean():.1f}",
+        }
+
+    def _text(self) -> str:
+        means = ", ".join(f"{name} {text}" for name, text in self._means().items())
+        return f"{many(self.n_hosts, 'host')}: mean {means}"
 
     @property
     def n_runs(self) -> int:
@@ -226,6 +248,12 @@ class Evidence:
         """All arms except the one that claims are about."""
         return tuple(arm for arm in self.arms if arm.name != self.learned)
 
+    def __repr__(self) -> str:
+        from esper.evidence.claims import verdict_sentences
+
+        at = f"Evidence on {self.task} at price {self.price:g}, {self.n_hosts} held-out hosts"
+        return "\n".join([at, *verdict_sentences(self)])
+
     def _repr_html_(self) -> str:
         from esper.evidence.text import to_html
 
@@ -260,3 +288,15 @@ class Evidence:
             f"unknown arm {name!r}; arms are {', '.join(names) or 'none'}."
             f"{did_you_mean(name, names)}"
         )
+
+
+class EvidenceList(list[Evidence]):
+    """The results of an evaluation at each price."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self)) or "no evidence"
+
+    def _repr_html_(self) -> str:
+        from esper.evidence.text import to_html
+
+        return "".join(map(to_html, self))

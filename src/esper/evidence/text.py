@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from esper.evidence.claims import Finding, verdict_sentences, weigh
 from esper.evidence.files import EvidenceFile
 from esper.evidence.results import Arm, Evidence
-from esper.formatting import html_lines, html_table, listed, points, probability
+from esper.formatting import (
+    html_details,
+    html_lines,
+    html_table,
+    listed,
+    points,
+    probability,
+    without_empty,
+)
 from esper.statistics import nested_interval
 
 
@@ -109,10 +117,11 @@ def to_markdown(evidence: Evidence, *, level: int = 1) -> str:
 def to_html(evidence: Evidence) -> str:
     """Return the verdict, the results and how they were measured as HTML for a notebook."""
     table = results_table(evidence)
+    headers, rows = without_empty(table.headers, table.rows)
     return (
-        html_lines(verdict_sentences(evidence))
-        + html_table(table.headers, table.rows, n_left=table.n_left)
-        + html_lines(facts(evidence))
+        html_lines(verdict_sentences(evidence), is_headed=True)
+        + html_table(headers, rows, n_left=table.n_left)
+        + html_details("How this was measured", html_lines(facts(evidence)))
     )
 
 

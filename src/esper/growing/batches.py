@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -31,6 +32,15 @@ FORMS = (
     "a pair (inputs, targets) of tensors or arrays, or a Dataset, DataLoader or other iterable of "
     "such pairs or of mappings with 'labels'"
 )
+
+DataLike = (
+    tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]
+    | Samples
+    | Dataset[Any]
+    | DataLoader[Any]
+    | Iterable[Any]
+)
+"""Samples with their targets: a pair of tensors or arrays, a Dataset, or an iterable of batches."""
 
 IMAGE_AXES = 3
 """Axes from which on bytes are images, which are scaled to [0, 1]; with fewer they are numbers."""
@@ -61,7 +71,7 @@ class Batches:
 
     def __init__(
         self,
-        data: Any,
+        data: DataLike | None,
         name: str,
         model: nn.Module,
         *,

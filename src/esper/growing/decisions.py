@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from io import BytesIO
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from esper.errors import ConfigError
-from esper.formatting import UNKNOWN, html_image, html_lines, html_table, many, number, share, whole
+from esper.formatting import (
+    UNKNOWN,
+    html_details,
+    html_lines,
+    html_table,
+    many,
+    number,
+    share,
+    whole,
+    without_empty,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def describe_action(op: str, slot: str, blueprint: str) -> str:
@@ -108,6 +119,9 @@ class Decision:
         ]
         return "  ".join(parts)
 
+    def __repr__(self) -> str:
+        return f"Decision({self})"
+
     def _repr_html_(self) -> str:
         return Trace([self]).to_html(with_figure=False)
 
@@ -127,6 +141,8 @@ _HEADINGS = (
     "parameters",
     "FLOPs",
 )
+_WORDS = _HEADINGS[:5]
+"""Columns of words, which come first; the others hold numbers."""
 
 
 def _cells(one: Decision) -> tuple[str, ...]:
@@ -143,6 +159,15 @@ def _cells(one: Decision) -> tuple[str, ...]:
         whole(one.parameters),
         share(one.flops),
     )
+
+
+FEW_ROWS = 6
+"""Rows up to which a table below a figure is not folded away."""
+
+
+def folded(table: str, n_rows: int) -> str:
+    """Return a table that is folded away if it is long."""
+    return table if n_rows <= FEW_ROWS else html_details(f"All {n_rows} decisions", table)
 
 
 class Trace(Sequence[Decision]):
@@ -187,7 +212,7 @@ class Trace(Sequence[Decision]):
     def __repr__(self) -> str:
         return f"Trace of {many(len(self), 'decision')}\n{self}"
 
-    def figure(self, *, title: str = "") -> Any:
+    def figure(self, *, title: str = "") -> Figure:
         """Return a matplotlib figure: the score, the seeds of each slot, and the parameters.
 
         Raises:
@@ -203,7 +228,7 @@ class Trace(Sequence[Decision]):
         Of a long training, only epochs in which something was done or happened are listed.
 
         Args:
-            with_figure: Whether to begin with the figure, if matplotlib is installed.
+            with_figure: Whether to begin with the timeline.
         """
         if not self:
             return html_lines(["Nothing has been decided yet."])
@@ -213,26 +238,39 @@ class Trace(Sequence[Decision]):
             shown = [one for one in shown if one.op != "wait" or one.why or one in ends]
         left_out = len(self) - len(shown)
         caption = f"{left_out} of {len(self)} epochs, in which the controller waited, are left out."
-        table = html_table(_HEADINGS, map(_cells, shown), n_left=5)
-        return (
-            (self.figure_html() if with_figure else "")
-            + html_lines([caption] if left_out else [])
-            + table
-        )
+        table = html_lines([caption] if left_out else [])
+        headings, rows = without_empty(_HEADINGS, map(_cells, shown))
+        n_left = sum(heading in _WORDS for heading in headings)
+        table += html_table(headings, rows, n_left=n_left)
+        if not with_figure:
+            return table
+        return self.figure_html() + folded(table, len(shown))
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def figure_html(self) -> str:
-        """Return the figure as HTML; empty if matplotlib is not installed."""
-        try:
-            figure = self.figure()
-        except ConfigError:
-            return ""
-        file = BytesIO()
-        figure.savefig(file, format="png", dpi=144, facecolor="white")
-        about = "Score, seeds of each slot, and parameters by epoch; the table has the decisions."
-        return html_image(file.getvalue(), about=about, width=760)
+        """Return the timeline as an SVG image: the score, the seeds of each slot, and the size."""
+        from esper.reports.timeline_svg import Moment, timeline_svg
+
+        ends = [*(one.epoch for one in self._decisions[1:]), self[-1].epoch] if self else []
+        # A decision holds from its epoch to the next.
+        moments = [
+            Moment(
+                start=one.epoch,
+                end=end,
+                epoch=one.epoch,
+                score=one.score,
+                slot=one.slot,
+                blueprint=one.blueprint,
+                is_kept=one.op == "fossilize",
+                stages=one.stages,
+                alphas=one.alphas,
+                seed_parameters=one.seed_parameters,
+            )
+            for one, end in zip(self._decisions, ends, strict=True)
+        ]
+        return timeline_svg(moments, self[0].epochs if self else 0)
 
     def append(self, decision: Decision) -> None:
         """Add the decision of the next epoch."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import require_seed
-from esper.config.growth import Budget
+from esper.config.growth import Budget, TrainingSettings
 from esper.errors import ConfigError
-from esper.growing.batches import Batches
+from esper.growing.batches import Batches, DataLike
 from esper.growing.grown import Grown
 from esper.growing.measuring import require_finite
 from esper.growing.objectives import LossFunction, MetricFunction, make_objective
@@ -22,37 +23,39 @@ from esper.growing.task_hosts import find_task, grow_task
 from esper.growing.timeline import OnStep, ignore_step
 from esper.growing.training_loop import Limits
 from esper.populations.sequential import EVALUATION_BATCH
+from esper.progress import ShowProgress
 from esper.tasks import Metric, Task
 from esper.training.lookup import AnyController, find_saved, require_progressive
 
 
 def grow(
     model: nn.Module | Task | str,
-    train_data: Any = None,
-    val_data: Any = None,
+    train_data: DataLike | None = None,
+    val_data: DataLike | None = None,
     epochs: int | Budget | None = None,
     *,
     loss: LossFunction | None = None,
     metric: str | Metric | MetricFunction | None = None,
-    class_weights: Any = None,
+    class_weights: Tensor | Sequence[float] | None = None,
     price: float = 0.0,
     controller: AnyController = "shipped",
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] | None = None,
     at: Sequence[str] | None = None,
     optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
-    scheduler: Any = None,
+    scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
     max_parameters: int | None = None,
     max_flops: float | None = None,
     max_seconds: float | None = None,
     patience: int | None = None,
     baseline: bool = False,
     resume: str | os.PathLike[str] | None = None,
-    progress: bool | Literal["auto"] = "auto",
+    progress: ShowProgress = "auto",
     seed: int = 0,
     on_step: OnStep | None = None,
     budget: Budget | int | None = None,
-    **options: Any,
+    task_options: Mapping[str, Any] | None = None,
+    **settings: Unpack[TrainingSettings],
 ) -> Grown:
     """Train a model while a controller grows it, and return a plain module.
 
@@ -107,9 +110,9 @@ def grow(
             the host and its data.
         on_step: Called after each epoch.
         budget: Another name for ``epochs``.
-        options: ``learning_rate`` (1e-3), ``batch_size`` (32; for data that do not come in
+        task_options: Options of a task that is given by name; they may also be arguments.
+        settings: ``learning_rate`` (1e-3), ``batch_size`` (32; for data that do not come in
             batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`.
-            For the name of a task, its options.
 
     Raises:
         BadDataError: If the data are invalid or do not fit the model.
@@ -132,6 +135,7 @@ def grow(
         raise ConfigError(f"epochs is {epochs!r} and budget is {budget!r}; give one of them.")
     given_as = "epochs" if budget is None else "budget"
     epochs = budget if epochs is None else epochs
+    options: dict[str, Any] = {**(task_options or {}), **settings}
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
         _require_none(
@@ -158,7 +162,9 @@ def grow(
             fractions=fractions,
             seed=seed,
             on_step=on_step or ignore_step,
+            progress=progress,
         )
+    _require_no_task(task_options)
     require_seed(seed)
     wanted = (target or {}).get("parameters", 0)
     if max_parameters is not None and wanted > max_parameters:
@@ -169,15 +175,15 @@ def grow(
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
     plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
-    settings = read_settings(options, optimizer)
+    training = read_settings(options, optimizer)
     given, given_optimizer = copy_all(model, optimizer, scheduler)
     train = Batches(
         train_data,
         "train_data",
         given,
-        batch_size=settings.batch_size,
+        batch_size=training.batch_size,
         shuffle=True,
-        limit=settings.batches_per_epoch,
+        limit=training.batches_per_epoch,
     )
     validation = Batches(val_data, "val_data", given, batch_size=EVALUATION_BATCH, shuffle=False)
     first = train.first()
@@ -200,7 +206,7 @@ def grow(
     work = OwnModel(
         given=given,
         optimizer=given_optimizer,
-        settings=settings,
+        settings=training,
         plan=plan,
         objective=objective,
         train=train,
@@ -226,7 +232,7 @@ def grow(
             on_step=ignore_step,
             resume=None,
             progress=progress,
-            label="training without growth",
+            title="training without growth",
         )
         if not plain_loop.was_interrupted:
             value = plain_loop.kept.evaluation.value
@@ -238,6 +244,13 @@ def grow(
             )
             return replace(grown, summary=summary)
     return grown
+
+
+def _require_no_task(task_options: Mapping[str, Any] | None) -> None:
+    if task_options:
+        raise ConfigError(
+            f"task_options is {dict(task_options)!r}, but a model is given, which has none."
+        )
 
 
 def _require_none(**arguments: object) -> None:

@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import as_number, require_int, require_number, require_seed
 from esper.config.growth import Budget
@@ -23,7 +25,7 @@ from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import Choice, EpochSums, GrowingModel, relative_drop
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.slots import place_slots, require_trainable
-from esper.growth.dry_run import as_sample, batch_size_of, first_samples, is_call_of
+from esper.growth.dry_run import SampleInput, as_sample, batch_size_of, first_samples, is_call_of
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, own_slots, remove_slots, slots, unwrapped
@@ -83,11 +85,11 @@ class Grower:
         epochs: int,
         controller: AnyController = "shipped",
         at: Sequence[str] | None = None,
-        sample_input: Any = None,
+        sample_input: SampleInput | None = None,
         price: float = 0.0,
-        scheduler: Any = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
         ema: nn.Module | Sequence[nn.Module] | None = None,
-        scaler: Any = None,
+        scaler: GradScaler | None = None,
         seed: int = 0,
         max_parameters: int | None = None,
     ) -> None:

@@ -17,10 +17,11 @@ from torch import nn
 
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration, html_lines, html_table, many, share, whole
-from esper.growing.decisions import Trace
+from esper.formatting import duration, html_lines, many
+from esper.growing.decisions import Trace, folded
 from esper.growing.objectives import LOSS_SCALE
-from esper.growing.timeline import TimelineStep
+from esper.growing.timeline import Timeline, TimelineStep
+from esper.growth.dry_run import SampleInput
 from esper.storage.files import replacing, write_atomic
 
 MOST_PERCENT = 10.0
@@ -108,6 +109,16 @@ class GrowthSummary:
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
+
+    def __repr__(self) -> str:
+        return f"GrowthSummary\n{self}"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the sentences as HTML for a notebook."""
+        return html_lines(self.sentences, is_headed=True)
 
     def _result(self) -> str:
         if not self.was_kept:
@@ -244,13 +255,13 @@ class Grown:
 
     model: nn.Module
     """A plain module without anything of Esper."""
-    timeline: tuple[TimelineStep, ...]
-    """Each epoch: the decision and its effect."""
+    timeline: Timeline
+    """Each epoch: the decision and its effect. Printing it gives a line for each."""
     summary: GrowthSummary
     """The outcome; printing it gives sentences."""
     results: EpisodeResults
     """The score, the return and the costs of the episode, of one host."""
-    sample: Any
+    sample: SampleInput
     """A few inputs of the model."""
     trace: Trace | None = None
     """What was decided after each epoch and why; None for a host of a task."""
@@ -259,21 +270,12 @@ class Grown:
         return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
 
     def _repr_html_(self) -> str:
-        headers = ("epoch", "decision", "note", "growing", "score", "grown parameters", "FLOPs")
-        rows = (
-            (
-                str(step.epoch),
-                step.action,
-                step.note,
-                step.growing,
-                f"{step.score:.4f}",
-                whole(step.seed_parameters),
-                share(step.flops),
-            )
-            for step in self.timeline
-        )
-        image = "" if self.trace is None else self.trace.figure_html()
-        return html_lines(self.summary.sentences) + image + html_table(headers, rows, n_left=4)
+        if self.trace is None:
+            figure = self.timeline.figure_html(self.summary.budget_epochs)
+        else:
+            figure = self.trace.figure_html()
+        table = folded(self.timeline.to_html(), len(self.timeline))
+        return self.summary.to_html() + figure + table
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""

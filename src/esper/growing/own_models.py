@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import shown_progress
 from esper.growing.slots import copy_model, place_slots, require_trainable
-from esper.growing.timeline import OnStep
+from esper.growing.timeline import OnStep, Timeline
 from esper.growing.training_loop import Limits, TrainingLoop
 from esper.growth.dry_run import first_samples
 from esper.growth.export import export
@@ -41,6 +41,7 @@ from esper.growth.modules import count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
 from esper.populations.host_models import make_optimizer
+from esper.progress import ShowProgress
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.lookup import (
@@ -77,8 +78,8 @@ class OwnModel:
         fractions: Sequence[float] | None = None,
         on_step: OnStep,
         resume: str | os.PathLike[str] | None,
-        progress: bool | Literal["auto"],
-        label: str = "growing",
+        progress: ShowProgress,
+        title: str = "growing",
     ) -> tuple[Grown, TrainingLoop]:
         """Train a copy of the model with a controller."""
         memo: dict[int, Any] = {}
@@ -117,7 +118,7 @@ class OwnModel:
                 seed=self.seed,
                 max_parameters=self.max_parameters,
             )
-            with shown_progress(progress, grower, label) as bar:
+            with shown_progress(progress, grower.epochs, title) as bar:
                 loop = TrainingLoop(
                     grower,
                     self.objective,
@@ -183,7 +184,7 @@ class OwnModel:
         results = self._episode(loop, summary)
         return Grown(
             model=model,
-            timeline=tuple(loop.timeline),
+            timeline=Timeline(loop.timeline),
             summary=replace(
                 summary,
                 expected_score=expected_score(loop.timeline, results),

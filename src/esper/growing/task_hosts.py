@@ -22,10 +22,12 @@ from esper.growing.grown import (
 )
 from esper.growing.measuring import measure
 from esper.growing.objectives import scale_of
+from esper.growing.progress import shown_progress
 from esper.growing.timeline import OnStep, ignore_step, run_episode
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.progress import ShowProgress
 from esper.tamiyo import Controller, Replay
 from esper.tasks import Task, make_task
 from esper.training.lookup import (
@@ -60,13 +62,15 @@ def grow_task(
     fractions: Sequence[float] | None,
     seed: int,
     on_step: OnStep,
+    progress: ShowProgress = False,
 ) -> Grown:
     """Grow one host of a task; see :func:`esper.grow`."""
     growth = PROGRESSIVE_GROWTH if controller == PROGRESSIVE else task.growth
     task = replace(task, budget=budget, growth=growth)
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
     decider = find_controller(controller, envs, target=target, fractions=fractions)
-    return _grow_host(envs, decider, seed, on_step, largest_counts=target is not None)
+    with shown_progress(progress, budget.n_epochs, "growing") as bar:
+        return _grow_host(envs, decider, seed, bar.wrap(on_step), largest_counts=target is not None)
 
 
 def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:

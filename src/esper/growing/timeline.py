@@ -10,6 +10,7 @@ import torch
 from esper.arrays import Integers
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
+from esper.formatting import html_table, many, share, whole
 from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
 from esper.lifecycle.stages import Stage
@@ -57,6 +58,71 @@ class TimelineStep:
         """What the slots that are not dormant hold; empty for none."""
         return describe_stages(self.stages, self.alphas)
 
+    def __str__(self) -> str:
+        notes = (self.action, f"({self.note})" if self.note else "", self.growing)
+        said = "  ".join(filter(None, notes))
+        return f"epoch {self.epoch}  score {self.score:.4g}  {said}"
+
+    def __repr__(self) -> str:
+        return f"TimelineStep({self})"
+
+
+_HEADINGS = ("epoch", "decision", "note", "growing", "score", "grown parameters", "FLOPs")
+
+
+class Timeline(tuple[TimelineStep, ...]):
+    """All epochs of a host, in order. Printing it gives a line for each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def __repr__(self) -> str:
+        return f"Timeline of {many(len(self), 'epoch')}\n{self}".rstrip()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def figure_html(self, n_epochs: int) -> str:
+        """Return the timeline of a task's host as an SVG image.
+
+        Args:
+            n_epochs: Epochs of the budget.
+        """
+        from esper.reports.timeline_svg import Moment, timeline_svg
+
+        moments = [
+            Moment(
+                start=start,
+                end=step.epoch,
+                epoch=step.epoch,
+                score=step.score,
+                slot=step.slot,
+                blueprint=step.blueprint,
+                is_kept=step.op == "fossilize",
+                stages=step.stages,
+                alphas=step.alphas,
+                seed_parameters=step.seed_parameters,
+            )
+            for start, step in zip((0, *(one.epoch for one in self)), self, strict=False)
+        ]
+        return timeline_svg(moments, n_epochs)
+
+    def to_html(self) -> str:
+        """Return a table of the epochs as HTML for a notebook."""
+        rows = (
+            (
+                str(step.epoch),
+                step.action,
+                step.note,
+                step.growing,
+                f"{step.score:.4f}",
+                whole(step.seed_parameters),
+                share(step.flops),
+            )
+            for step in self
+        )
+        return html_table(_HEADINGS, rows, n_left=4)
+
 
 OnStep = Callable[[TimelineStep], None]
 
@@ -72,7 +138,7 @@ def run_episode(
     on_step: OnStep,
     *,
     largest_counts: bool = False,
-) -> tuple[tuple[TimelineStep, ...], EpisodeResults]:
+) -> tuple[Timeline, EpisodeResults]:
     """Run one episode and return its timeline and results; torch's generator is unchanged.
 
     The host is left in the state that counts.
@@ -95,7 +161,7 @@ def run_episode(
 
     with torch.random.fork_rng(devices=[]):
         results = run_episodes(envs, controller, seed=seed, on_step=record)
-    return tuple(steps), results
+    return Timeline(steps), results
 
 
 def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> TimelineStep:

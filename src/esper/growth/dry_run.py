@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -32,7 +32,11 @@ class Call:
         return {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
 
 
-def call_model(model: nn.Module, sample_input: Any) -> Any:
+SampleInput = Tensor | Sequence[Any] | Mapping[str, Any]
+"""Input of a model: a tensor, several arguments, or keyword arguments by name."""
+
+
+def call_model(model: nn.Module, sample_input: SampleInput) -> Any:
     """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     What ``torch.compile`` has compiled of it runs uncompiled, so that hooks see every call.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import flop_counter
 
-from esper.growth.dry_run import batch_size_of, call_model, tensors_in
+from esper.growth.dry_run import SampleInput, batch_size_of, call_model, tensors_in
 from esper.growth.host_slots import own_slots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.seed_slot import SeedSlot
@@ -41,6 +41,13 @@ class Footprint:
     def parameters(self) -> int:
         """Total number of parameters."""
         return self.host_parameters + sum(self.seed_parameters.values())
+
+    def __repr__(self) -> str:
+        seeds = "".join(f", {n:,} of them in {slot}" for slot, n in self.seed_parameters.items())
+        return (
+            f"Footprint({self.parameters:,} parameters{seeds}; {self.forward_flops:,} FLOPs "
+            f"forward, {self.training_step_flops:,} with backward)"
+        )
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -70,7 +77,7 @@ def count_flops(work: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-def footprint(model: nn.Module, sample_input: Any) -> Footprint:
+def footprint(model: nn.Module, sample_input: SampleInput) -> Footprint:
     """Return the parameters and FLOPs of a model on a sample input; the model is not changed.
 
     Examples:
@@ -99,13 +106,13 @@ def footprint(model: nn.Module, sample_input: Any) -> Footprint:
     )
 
 
-def forward_flops(model: nn.Module, sample_input: Any) -> int:
+def forward_flops(model: nn.Module, sample_input: SampleInput) -> int:
     """Return the FLOPs of a forward pass without gradients."""
     with evaluation_mode(model), torch.no_grad():
         return count_flops(lambda: call_model(model, sample_input))
 
 
-def training_step_flops(model: nn.Module, sample_input: Any) -> int:
+def training_step_flops(model: nn.Module, sample_input: SampleInput) -> int:
     """Return the FLOPs of a forward and a backward pass; the model is not changed.
 
     The FLOPs of the loss itself are not counted.
@@ -146,11 +153,14 @@ class TrainingMeter:
         27200.0
     """
 
-    def __init__(self, model: nn.Module, sample_input: Any) -> None:
+    def __init__(self, model: nn.Module, sample_input: SampleInput) -> None:
         self.model = model
         self.total_flops = 0.0
         self._sample = sample_input
         self._counted: tuple[Any, float, float] | None = None
+
+    def __repr__(self) -> str:
+        return f"TrainingMeter({self.total_flops:,.0f} FLOPs)"
 
     def add_training(self, n_samples: int) -> None:
         """Add the FLOPs of training on ``n_samples`` samples."""

@@ -109,6 +109,10 @@ class HostSlots(Mapping[str, SeedSlot]):
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __repr__(self) -> str:
+        stages = ", ".join(f"{name}: {self.lives[name].stage.name.lower()}" for name in self)
+        return f"HostSlots({stages})"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> HostSlots:
         """Copy the slots together with their model, without listeners."""
         twin = HostSlots.__new__(HostSlots)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import require_number
 from esper.errors import SlotError
@@ -99,7 +100,7 @@ class OptimizerKeeper:
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         seed_lr_factor: float = 1.0,
-        schedulers: Iterable[Any] = (),
+        schedulers: Iterable[LRScheduler] = (),
     ) -> None:
         """Start following the model's slots.
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, SlotError, did_you_mean, type_of
-from esper.formatting import html_lines, html_table
+from esper.formatting import html_lines, html_table, many
 from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
-from esper.growth.dry_run import Call, count_inference_calls, record_calls, tensors_in
+from esper.growth.dry_run import Call, SampleInput, count_inference_calls, record_calls, tensors_in
 from esper.growth.footprint import count_flops
 from esper.growth.host_slots import ATTRIBUTE, HostSlots, own_slots, slots, unwrapped
 from esper.growth.modules import (
@@ -40,7 +40,7 @@ STACK_SHARE = 0.8
 def add_slots(
     model: nn.Module,
     at: Sequence[str],
-    sample_input: Any,
+    sample_input: SampleInput,
     *,
     growth_config: GrowthConfig | None = None,
     seed_limit: int | None = None,
@@ -110,7 +110,7 @@ def add_slots(
 
 
 def _require_pair_sites(
-    model: nn.Module, names: list[str], sample_input: Any
+    model: nn.Module, names: list[str], sample_input: SampleInput
 ) -> dict[str, SlotSite]:
     """Return the sites of pairs by name; raise if one is no pair."""
     if not names:
@@ -161,7 +161,7 @@ def attach_slots(
 
 
 def _find_insertion_problem(
-    model: nn.Module, host_slots: HostSlots, name: str, sample_input: Any
+    model: nn.Module, host_slots: HostSlots, name: str, sample_input: SampleInput
 ) -> str | None:
     """Try a slot in place of its block; return why that does not work, or None if it does."""
     root: dict[str, nn.Module] = {"": model}
@@ -237,7 +237,7 @@ def require_growable(model: object) -> None:
             raise SlotError(f"{name} of this {type(model).__name__} is sparse; use a dense tensor.")
 
 
-def _require_runs(model: nn.Module, sample_input: Any) -> None:
+def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
     given: Any = sample_input
     if isinstance(sample_input, Mapping):
         given = tuple(cast(Any, sample_input).values())
@@ -261,7 +261,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def usable_sites(model: nn.Module, sample_input: Any) -> list[SlotSite]:
+def usable_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
     """Return every site in a model that can have a slot, in module order."""
     _require_runs(model, sample_input)
     blocks = {name: module for name, module in named_modules(model).items() if name}
@@ -462,6 +462,9 @@ class SlotProposal:
         """Whether a widening seed can be merged into the model's own layers."""
         return self.site.path is not None or self.site.pair is not None
 
+    def __repr__(self) -> str:
+        return f"SlotProposal({_row_text(_cells(self))})"
+
     def __str__(self) -> str:
         merged = "can" if self.can_widen else "cannot"
         lines = [f"{self.name}: {self.kind.value}, width {self.width}; widening {merged} be merged"]
@@ -484,11 +487,20 @@ class SlotProposals(tuple[SlotProposal, ...]):
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "no block of this model can have a slot"
 
+    def __repr__(self) -> str:
+        lines = [_row_text(_cells(proposal)) for proposal in self]
+        return "\n".join([f"SlotProposals of {many(len(self), 'place')}", *lines])
+
     def _repr_html_(self) -> str:
         if not self:
             return html_lines([str(self)])
         headers = ("slot", "kind", "place", "seeds that fit", "rank", "width", "new parameters")
         return html_table(headers, map(_cells, self), n_left=4)
+
+
+def _row_text(cells: tuple[str, ...]) -> str:
+    name, kind, _, _, rank, width, parameters = cells
+    return f"{name}: rank {rank}, {kind}, width {width}, {parameters} new parameters"
 
 
 def _cells(proposal: SlotProposal) -> tuple[str, ...]:
@@ -505,7 +517,7 @@ def _cells(proposal: SlotProposal) -> tuple[str, ...]:
     )
 
 
-def find_slots(model: nn.Module, sample_input: Any) -> SlotProposals:
+def find_slots(model: nn.Module, sample_input: SampleInput) -> SlotProposals:
     """Propose sites for slots: blocks and pairs of layers of a model.
 
     A block is a module with submodules and parameters. If the model has no usable block, its layers

@@ -273,6 +273,9 @@ class SlotSite:
         is_limited = self.most_units is not None and self.hidden > 0
         return max(0, self.most_units - self.hidden) if is_limited else None
 
+    def __repr__(self) -> str:
+        return f"SlotSite({self.name!r}, {self.kind.value}, width {self.width})"
+
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the modules that the slot replaces while it is in use, the block first."""

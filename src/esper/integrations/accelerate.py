@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +14,7 @@ from esper.growing.grower import Grower
 from esper.growth.governor import GovernorReport
 from esper.growth.host_slots import unwrapped
 from esper.integrations.adapters import (
+    GrowerOptions,
     full_precision,
     import_library,
     metrics_of,
@@ -55,7 +56,7 @@ class AcceleratedGrower(Grower):
         *,
         epochs: int,
         scheduler: Any = None,
-        **options: Any,
+        **options: Unpack[GrowerOptions],
     ) -> None:
         """Start growing a model.
 

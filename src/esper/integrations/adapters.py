@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
 from esper.errors import ConfigError, did_you_mean
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
+from esper.growth.dry_run import SampleInput
 from esper.growth.sharding import total_norm
+from esper.training.lookup import AnyController
 
-GROWER_OPTIONS = ("at", "controller", "ema", "price", "sample_input", "seed")
-"""Arguments of :class:`esper.Grower` that adapters pass on as they are."""
+
+class GrowerOptions(TypedDict, total=False):
+    """Arguments of :class:`esper.Grower` that adapters pass on as they are."""
+
+    at: Sequence[str] | None
+    controller: AnyController
+    ema: nn.Module | Sequence[nn.Module] | None
+    price: float
+    sample_input: SampleInput | None
+    seed: int
+
+
+GROWER_OPTIONS = tuple(GrowerOptions.__annotations__)
 
 
 def require_options(given: Mapping[str, Any]) -> None:

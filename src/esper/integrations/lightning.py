@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from esper.errors import ConfigError
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
+    GrowerOptions,
     MetricNames,
     check_gradients,
     import_library,
@@ -50,7 +51,7 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
         val_loss: str | None = "val_loss",
         module: str = "",
         validate: Callable[[Any], float] | None = None,
-        **options: Any,
+        **options: Unpack[GrowerOptions],
     ) -> None:
         """Make the callback.
 
@@ -86,13 +87,14 @@ class GrowthCallback(_lightning.Callback):  # pyright: ignore[reportUntypedBaseC
         assert self._state is not None, "setup was not called"
         self._state.is_waiting = False
         sample = getattr(pl_module, "example_input_array", None)
+        given: GrowerOptions = {} if sample is None or self.module else {"sample_input": sample}
         self.grower = Grower(
             self._state.model,
             trainer.optimizers,
             epochs=trainer.max_epochs,
             scheduler=[each.scheduler for each in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
-            **({} if sample is None or self.module else {"sample_input": sample}) | self._options,
+            **given | self._options,
         )
         if self._saved:
             self._state.resume(self.grower, self._saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.errors import ConfigError, SavedModelError
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
+    GrowerOptions,
     MetricNames,
     check_gradients,
     full_precision,
@@ -55,7 +56,7 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
         score: str | None = None,
         val_loss: str | None = "eval_loss",
         resume_from: str | Path | None = None,
-        **options: Any,
+        **options: Unpack[GrowerOptions],
     ) -> None:
         """Make the callback.
 

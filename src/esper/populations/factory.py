@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
+from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError, did_you_mean
 from esper.growth.modules import count_parameters, seeded
-from esper.populations.host_data import HostSpec
+from esper.populations.host_data import HostSpec, Objective
 from esper.populations.population import BuildHost, Population
 from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation
@@ -23,16 +24,25 @@ MIN_STACKED_HOSTS = 2
 
 
 def make_population(
-    build: BuildHost, specs: Sequence[HostSpec], *args: Any, form: Form = "auto", **kwargs: Any
+    build: BuildHost,
+    specs: Sequence[HostSpec],
+    config: PopulationConfig | None = None,
+    *,
+    form: Form = "auto",
+    objective: Objective | None = None,
+    growth_config: GrowthConfig | None = None,
+    governor_config: GovernorConfig | None = None,
 ) -> Population:
     """Return a population of hosts, by default in the form that trains them faster.
 
     Args:
         build: Builds a host with slots from a seed.
         specs: Seed, data and settings of each host.
-        args: Further arguments of :class:`Population`.
+        config: Training settings.
         form: "stacked", "sequential", or "auto" to use the faster one that supports the design.
-        kwargs: Further keyword arguments of :class:`Population`.
+        objective: Loss and metric; classification by default.
+        growth_config: Minimum number of epochs in each stage; by default the built host's.
+        governor_config: When a loss counts as an outlier.
 
     Raises:
         ConfigError: If ``form`` is unknown.
@@ -52,14 +62,25 @@ def make_population(
         raise ConfigError(
             f"form is {form!r}; it must be one of {', '.join(FORMS)}.{did_you_mean(form, FORMS)}"
         )
+
+    def make(kind: type[Population]) -> Population:
+        return kind(
+            build,
+            specs,
+            config,
+            objective=objective,
+            growth_config=growth_config,
+            governor_config=governor_config,
+        )
+
     if form == "stacked":
-        return StackedPopulation(build, specs, *args, **kwargs)
+        return make(StackedPopulation)
     if form == "auto" and len(specs) >= MIN_STACKED_HOSTS and _is_small(build, specs[0]):
         try:
-            return StackedPopulation(build, specs, *args, **kwargs)
+            return make(StackedPopulation)
         except UnsupportedHostError:
             pass
-    return SequentialPopulation(build, specs, *args, **kwargs)
+    return make(SequentialPopulation)
 
 
 def _is_small(build: BuildHost, spec: HostSpec) -> bool:

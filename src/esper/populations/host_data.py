@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from esper.config.checks import require_int, require_number, require_seed
 from esper.errors import ConfigError, ShapeError
+from esper.formatting import array_text
 from esper.growth.sites import describe
 from esper.growth.slot_lives import SlotLife
 from esper.modes import evaluation_mode
@@ -56,6 +57,15 @@ class HostData:
                     f"the {split} split has {len(inputs)} inputs and {len(targets)} targets; "
                     "it needs the same number of both, at least 2."
                 )
+
+    def __repr__(self) -> str:
+        splits = (self.train_inputs, self.validation_inputs, self.final_inputs)
+        sizes = ", ".join(
+            f"{len(inputs):,} {name}"
+            for name, inputs in zip(SPLITS, splits, strict=True)
+            if inputs is not None
+        )
+        return f"HostData({sizes}; inputs {array_text(self.train_inputs)})"
 
     def has_split(self, name: Split) -> bool:
         """Return whether the data have a split."""

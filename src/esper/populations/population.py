@@ -240,6 +240,15 @@ class Population(ABC):
         self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
         self._written_fossils: dict[tuple[int, int], tuple[Fossil, ...]] = {}
         """The fossils that the arrays describe, by host and slot."""
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the hosts, once everything that all populations have is there."""
+
+    def __repr__(self) -> str:
+        n_weights = count_parameters(self.template)
+        return f"{type(self).__name__}({self.n_hosts} hosts of {n_weights:,} parameters)"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Population:
         """Return an independent population in the same state; data are shared."""

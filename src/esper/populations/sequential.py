@@ -61,9 +61,7 @@ class SequentialPopulation(Population):
         >>> report = hosts.train_epoch()
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the arguments of :class:`Population`."""
-        super().__init__(*args, **kwargs)
+    def _prepare(self) -> None:
         self._hosts = [self._make_host(h, self._build_model(h)) for h in range(self.n_hosts)]
 
     def train_epoch(self) -> EpochReport:

@@ -145,9 +145,7 @@ class StackedPopulation(Population):
         >>> report = hosts.train_epoch()
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the arguments of :class:`Population`."""
-        super().__init__(*args, **kwargs)
+    def _prepare(self) -> None:
         self._form = sample_form(self.specs[0].data)
         for host, spec in enumerate(self.specs):
             if sample_form(spec.data) != self._form:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esper.arrays import Floats
 from esper.errors import EvidenceError, StorageError
@@ -19,6 +19,9 @@ from esper.evidence.text import file_to_markdown
 from esper.reports.figures import empty_figure
 from esper.statistics import Interval, nested_interval
 from esper.storage.files import replacing, write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Colour-blind safe (Okabe and Ito, 2008)."""
@@ -69,7 +72,7 @@ def plot_pareto(entries: Sequence[Evidence], path: str | os.PathLike[str]) -> No
         raise StorageError(f"cannot write {path}: {error}") from error
 
 
-def pareto_figure(entries: Sequence[Evidence]) -> Any:
+def pareto_figure(entries: Sequence[Evidence]) -> Figure:
     """Return a figure of accuracy, and of the score at each price, against FLOPs and parameters.
 
     Accuracies are comparable across prices, so an arm's points are joined. Scores are not, so each

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esper.errors import ConfigError
 from esper.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _OPS = ("germinate", "advance", "set_alpha_target", "prune", "fossilize", "wait", "finish")
 _ENTROPY = "train/entropy/"
@@ -143,22 +146,24 @@ STYLES = ("-", "--", ":")
 """Line styles, each used with all colours before the next."""
 
 
-def empty_figure(width: float, height: float) -> Any:
+def empty_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches, which needs no display.
+
+    A notebook shows it if it is the last value of a cell.
 
     Raises:
         ConfigError: If matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure
+        from esper.reports.shown_figure import ShownFigure
     except ImportError as error:
         raise ConfigError(
             'matplotlib is not installed; pip install "esper-lite[plot]" to plot runs.'
         ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return ShownFigure(figsize=(width, height), layout="constrained")
 
 
-def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = None) -> Any:
+def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = None) -> Figure:
     """Return a figure with all charts of :func:`find_panels` for one run.
 
     Args:
@@ -179,13 +184,14 @@ def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = 
         axis.set_axis_off()
     for axis in axes[-1]:
         axis.set_xlabel("round")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(plain(title))
     return figure
 
 
 def plot_panel(
     panel: Panel, runs: Mapping[str, Metrics], *, kl_limit: float | None = None
-) -> Any | None:
+) -> Figure | None:
     """Return a figure of one chart for one or more runs, or None if no run has values for it.
 
     Args:

@@ -14,6 +14,8 @@ from esper.errors import RunError, StorageError
 from esper.storage.files import write_atomic
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from esper.reports.run_report.values import RunValues
     from esper.training.run import Run
 
@@ -26,7 +28,7 @@ DPI = 120
 
 def plot_run(
     run: Run, what: Plot = "learning", *, env: int | None = None, episode: int | None = None
-) -> Any:
+) -> Figure:
     """Return a matplotlib figure of a run.
 
     Args:
@@ -76,7 +78,7 @@ def save_plots(runs: Sequence[RunValues], folder: Path) -> list[Path]:
     return saved
 
 
-def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
+def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Figure:
     from esper.reports import views
     from esper.reports.run_figures import plot_episode
     from esper.reports.run_report.values import episode_heading, find_episodes
@@ -99,7 +101,7 @@ def _plot_timeline(run: Run, env: int | None, episode: int | None) -> Any:
     return plot_episode(detail, title=f"{run.name}: environment {place[0]}, episode {place[1]}")
 
 
-def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Any]]:
+def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Figure]]:
     """Yield each figure with the name of its file."""
     from esper.reports.figures import find_panels, plot_panel
     from esper.reports.run_figures import plot_episode, plot_health, plot_learned

@@ -10,6 +10,8 @@ from esper.reports.figures import COLOURS, empty_figure, plain
 from esper.reports.views import Bar, EpisodeDetail, Health, Learned, LearnedPart
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from esper.growing.decisions import Decision, Trace
 
 STAGE_COLOURS = {
@@ -29,7 +31,7 @@ LEAST_HEIGHT = 0.15
 """Height of a bar at alpha 0, so that it is visible; alpha 1 is 1."""
 
 
-def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Any:
+def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Figure:
     """Return a timeline of an episode: its score, and below it the seeds of each slot.
 
     Stages are colours, and alpha is the height of a seed's bar.
@@ -115,7 +117,7 @@ def _draw_legend(figure: Any, stages: Iterable[str]) -> None:
         )
 
 
-def plot_trace(trace: Trace, *, title: str = "") -> Any:
+def plot_trace(trace: Trace, *, title: str = "") -> Figure:
     """Return a figure of a training: its score, the seeds of each slot, and the parameters.
 
     A decision holds from its epoch to the next, so that is where its stages and alphas are drawn.
@@ -194,7 +196,7 @@ def _draw_trace_score(axis: Any, trace: Trace) -> None:
         best: Decision = max(trace, key=lambda one: one.score)
         axis.plot([best.epoch], [best.score], "o", color="#d55e00")
         _label(axis, best.epoch, best.score, f"best {best.score:.4g}", colour="#d55e00")
-        if trace[-1].epoch != best.epoch:
+        if trace[-1].epoch - best.epoch > 0.15 * axis.get_xlim()[1]:  # the labels would collide
             _label(axis, trace[-1].epoch, trace[-1].score, f"{trace[-1].score:.4g}")
     for one in trace:
         if one.why.startswith("the model was rolled back"):
@@ -291,7 +293,7 @@ N_NAMED = 6
 """Blueprints with their own colour; the others share one."""
 
 
-def plot_learned(learned: Learned, *, title: str = "") -> Any:
+def plot_learned(learned: Learned, *, title: str = "") -> Figure:
     """Return a figure of ops, blueprints, and when the controller grows and finishes.
 
     Raises:
@@ -310,7 +312,7 @@ def plot_learned(learned: Learned, *, title: str = "") -> Any:
     return figure
 
 
-def plot_health(health: Health, *, title: str = "") -> Any:
+def plot_health(health: Health, *, title: str = "") -> Figure:
     """Return a figure of speed, memory and rollbacks by round.
 
     Raises:

@@ -56,14 +56,17 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used; ``import esper.simic`` stays light."""
-    if name in sb3_names.EXPORTS:
-        # An AttributeError would lose its message in "from esper.simic import name".
-        raise ImportError(f"esper.simic has no {name}; use {sb3_names.EXPORTS[name]}.", name=name)
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+if not TYPE_CHECKING:  # for a type checker any name would exist
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used; ``import esper.simic`` stays light."""
+        if name in sb3_names.EXPORTS:
+            # An AttributeError would lose its message in "from esper.simic import name".
+            instead = sb3_names.EXPORTS[name]
+            raise ImportError(f"esper.simic has no {name}; use {instead}.", name=name)
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from esper.config.checks import require_choice, require_int, require_seed
@@ -37,15 +38,16 @@ from esper.errors import (
     type_of,
 )
 from esper.modes import evaluation_mode
+from esper.progress import ShowProgress
 from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
-from esper.simic.policy.observations import ObservationSpec
+from esper.simic.policy.observations import ObservationLike, ObservationSpec
 from esper.simic.policy.protocol import Policy
-from esper.simic.progress import MetricsTable, ProgressBar
-from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
+from esper.simic.progress import LearningProgress, MetricsTable
+from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import (
@@ -71,6 +73,9 @@ from esper.storage.checkpoint import step_of
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
+MakeNetwork = Callable[[spaces.Space[Any]], nn.Module]
+"""A class or function that makes a network from the observation space."""
+
 SMALL_NETWORK = 500_000
 """Parameters below which one thread is faster than several."""
 STEPS_PER_ROLLOUT = 2048
@@ -92,7 +97,7 @@ class PPO:
     def __init__(
         self,
         env: EnvLike,
-        policy: PolicyName | nn.Module | Callable[[Any], nn.Module] | None = None,
+        policy: PolicyName | nn.Module | MakeNetwork | None = None,
         *,
         n_envs: int | None = None,
         n_steps: int | None = None,
@@ -219,7 +224,7 @@ class PPO:
         total_timesteps: float | None = None,
         *,
         callbacks: CallbackLike | Sequence[CallbackLike] | None = None,
-        progress: bool = False,
+        progress: ShowProgress = "auto",
         **unknown: Never,
     ) -> Self:
         """Train for a number of environment steps, rounded up to whole rollouts.
@@ -235,15 +240,17 @@ class PPO:
                 call to its end, as after :meth:`resume`.
             callbacks: A :class:`Callback`, a function of the model that is called after every
                 update, or several of them.
-            progress: Show a progress bar with return, speed and time left.
+            progress: Whether to show a bar with return, speed and time left; by default in
+                terminals and notebooks.
         """
         reject_unknown("learn", unknown, ("total_timesteps", "callbacks", "progress"))
         self._start_learning(total_timesteps)
         active = as_callbacks(callbacks)
         if self.verbose:
             active.append(MetricsTable())
-        if progress:
-            active.append(ProgressBar())
+        bar = LearningProgress(progress)
+        if bar.is_shown:
+            active.append(bar)
         self._restore_callbacks(active)
         collector, buffer = self._require_collector()
         watches_steps = [c for c in active if type(c).on_step is not Callback.on_step]
@@ -275,12 +282,20 @@ class PPO:
         """Add a number to :attr:`metrics`; for callbacks."""
         self.metrics[name] = float(value)
 
-    def set_rates(self, **rates: float) -> None:
+    def set_rates(
+        self,
+        *,
+        learning_rate: float | None = None,
+        clip_range: float | None = None,
+        ent_coef: float | None = None,
+        **unknown: Never,
+    ) -> None:
         """Replace the learning rate, clip range or entropy weight, and their schedules."""
-        for name, value in rates.items():
-            if name not in SCHEDULED:
-                raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
-            self._rates[name] = float(value)
+        for name in unknown:
+            raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
+        for name, value in zip(SCHEDULED, (learning_rate, clip_range, ent_coef), strict=True):
+            if value is not None:
+                self._rates[name] = float(value)
         self.agent.set_rates(**self._current_rates())
 
     def warn(self, message: str) -> None:
@@ -431,11 +446,11 @@ class PPO:
     @torch.no_grad()
     def predict(
         self,
-        observation: Any,
+        observation: ObservationLike,
         state: Tensor | None = None,
         *,
-        masks: Any = None,
-        episode_start: Any = None,
+        masks: MaskLike | None = None,
+        episode_start: ArrayLike | None = None,
         deterministic: bool = True,
         **unknown: Never,
     ) -> tuple[Any, Tensor]:
@@ -514,7 +529,9 @@ class PPO:
                 "its first part: observation, info = env.reset()."
             )
 
-    def make_environments(self, env: Any = None, *, n_envs: int | None = None) -> Environments:
+    def make_environments(
+        self, env: EnvLike | Environments | None = None, *, n_envs: int | None = None
+    ) -> Environments:
         """Return new environments of the kind the model is trained on, or from ``env``."""
         if isinstance(env, Environments):
             return env
@@ -562,7 +579,7 @@ class PPO:
         path: str | os.PathLike[str],
         env: EnvLike | None = None,
         *,
-        policy: nn.Module | Callable[[Any], nn.Module] | None = None,
+        policy: nn.Module | MakeNetwork | None = None,
         device: str | torch.device = "cpu",
         **unknown: Never,
     ) -> Self:
@@ -584,7 +601,7 @@ class PPO:
         path: str | os.PathLike[str],
         env: EnvLike | None = None,
         *,
-        policy: nn.Module | Callable[[Any], nn.Module] | None = None,
+        policy: nn.Module | MakeNetwork | None = None,
     ) -> Self:
         """Return a model as its last checkpoint left it; ``learn()`` then continues exactly.
 

@@ -23,6 +23,7 @@ from esper.telemetry.sinks import has_run, make_tracker, require_tracker
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
     from esper.simic.evaluation import Evaluated
+    from esper.simic.rollout.factory import EnvLike
 
 
 class Callback:
@@ -157,7 +158,7 @@ class Evaluate(_Periodic):
         every: int = 10_000,
         *others: Never,
         n_episodes: int = 10,
-        env: Any = None,
+        env: EnvLike | None = None,
         save_best: str | Path | None = None,
         deterministic: bool = True,
         seed: int = 1_000_000,
@@ -208,6 +209,7 @@ class Evaluate(_Periodic):
             self.n_episodes,
             deterministic=self.deterministic,
             seed=self.seed,
+            progress=False,  # training shows its own
         )
         self.results.append((model.num_timesteps, result))
         model.log("eval/mean_reward", result.mean)

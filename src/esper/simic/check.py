@@ -41,7 +41,7 @@ from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.observations import ObservationLeaf, ObservationSpec, leaves_of
 from esper.simic.rollout.actions import require_spec
 from esper.simic.rollout.contract import (
-    Finding,
+    Findings,
     Outcome,
     RandomGame,
     Report,
@@ -65,7 +65,7 @@ SLOW = 300
 """Steps per second below which worker processes are worth their overhead."""
 
 
-def check_env(env: EnvLike, *, n_steps: int = 500, seed: int = 0) -> list[Finding]:
+def check_env(env: EnvLike, *, n_steps: int = 500, seed: int = 0) -> Findings:
     """Check one environment and return what was found, in the order of the checks.
 
     Args:
@@ -89,13 +89,13 @@ def check_env(env: EnvLike, *, n_steps: int = 500, seed: int = 0) -> list[Findin
         raise
     except Exception as error:
         report.problem("environment", f"making it raised {describe_error(error)}")
-        return report.findings
+        return Findings(report.findings)
     try:
         _run_checks(one, n_steps, seed, report)
     finally:
         if one is not env:
             one.close()
-    return report.findings
+    return Findings(report.findings)
 
 
 def _run_checks(env: Env, n_steps: int, seed: int, report: Report) -> None:

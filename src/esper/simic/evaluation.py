@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Never, cast
+from typing import TYPE_CHECKING, Never, cast
 
 import gymnasium
 import numpy as np
@@ -15,7 +15,9 @@ from torch import nn
 from esper.arrays import Floats, Integers
 from esper.config.checks import require_int
 from esper.modes import evaluation_mode
+from esper.progress import ProgressBar, ShowProgress
 from esper.simic.rollout.environments import Environments
+from esper.simic.rollout.factory import EnvLike
 from esper.simic.sb3_names import reject_unknown
 from esper.statistics import mean_interval
 
@@ -54,6 +56,10 @@ class Evaluated:
         """Mean number of steps."""
         return float(self.lengths.mean())
 
+    def __repr__(self) -> str:
+        """Return the mean with its interval."""
+        return f"Evaluated({self})"
+
     def __str__(self) -> str:
         """Return the mean with its interval."""
         n = len(self.returns)
@@ -65,11 +71,12 @@ class Evaluated:
 @torch.no_grad()
 def evaluate(
     model: PPO,
-    env: Any = None,
+    env: EnvLike | Environments | None = None,
     n_episodes: int = 20,
     *,
     deterministic: bool = True,
     seed: int = 1_000_000,
+    progress: ShowProgress = "auto",
     **unknown: Never,
 ) -> Evaluated:
     """Play whole episodes with a policy and return how they went.
@@ -81,8 +88,9 @@ def evaluate(
         n_episodes: Episodes to play.
         deterministic: Take the most likely action instead of drawing one.
         seed: Decides the episodes.
+        progress: Whether to show a bar; by default in terminals and notebooks.
     """
-    known = ("model", "env", "n_episodes", "deterministic", "seed")
+    known = ("model", "env", "n_episodes", "deterministic", "seed", "progress")
     reject_unknown("evaluate", unknown, known)
     require_int("n_episodes", n_episodes, least=1)
     environments = model.make_environments(env, n_envs=min(n_episodes, 16))
@@ -99,6 +107,7 @@ def evaluate(
         stack.enter_context(evaluation_mode(cast(nn.Module, policy)))
         if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
             stack.callback(environments.close)
+        bar = stack.enter_context(ProgressBar(progress, title="evaluating"))
         while (quota > 0).any():
             decision = policy.act(observations, masks, state, generator)
             numbers = decision.numbers
@@ -108,6 +117,7 @@ def evaluate(
             counts = np.ones(n_envs, np.bool_) if taken.skipped is None else ~taken.skipped
             sums += np.where(counts, taken.rewards, 0.0)
             steps += counts
+            bar.show("evaluating", len(returns) / n_episodes)
             dones = taken.terminated | taken.truncated
             for i in np.flatnonzero(dones & counts):
                 if quota[i] > 0:

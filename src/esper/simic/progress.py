@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
+from esper.progress import ProgressBar, ShowProgress
 from esper.simic.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -30,41 +32,32 @@ class MetricsTable(Callback):
         rich.print(table)
 
 
-class ProgressBar(Callback):
-    """Shows how far training is, in a terminal or a notebook."""
+class LearningProgress(Callback):
+    """Shows how far training is, with the return and the speed."""
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+    def __init__(self, wanted: ShowProgress) -> None:
+        self._bar = ProgressBar(wanted, title="learning")
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a place to show it in."""
+        return self._bar.is_shown
 
     def on_start(self, model: PPO) -> None:
         """Show the bar."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f} steps"),
-            TextColumn("return {task.fields[mean]}"),
-            TextColumn("{task.fields[speed]} steps/s"),
-            TimeRemainingColumn(),
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(
-            "learn", total=model.total_timesteps, completed=model.num_timesteps, mean="-", speed="-"
-        )
+        self._bar.__enter__()
+        self._show(model, "")
 
     def on_update_end(self, model: PPO) -> None:
         """Move the bar."""
         mean = model.metrics.get("rollout/ep_rew_mean")
-        self._bar.update(
-            self._task,
-            completed=model.num_timesteps,
-            mean="-" if mean is None else f"{mean:.4g}",
-            speed=f"{model.metrics['time/fps']:,.0f}",
-        )
+        shown = "" if mean is None else f", return {mean:.4g}"
+        self._show(model, f"{shown}, {model.metrics['time/fps']:,.0f} steps/s")
 
     def on_end(self, model: PPO) -> None:
-        """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.stop()
+        """Remove the bar."""
+        self._bar.__exit__(*sys.exc_info())
+
+    def _show(self, model: PPO, details: str) -> None:
+        steps = f", {model.num_timesteps:,} of {model.total_timesteps:,} steps"
+        self._bar.show("learning", model.num_timesteps / model.total_timesteps, steps + details)

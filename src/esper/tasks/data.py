@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from esper.config.checks import make_numbers_plain, require_int, require_number
 from esper.errors import BadDataError, TaskError, type_of
+from esper.formatting import array_text
 from esper.tasks.metrics import Metric
 from esper.tasks.user_code import shown
 
@@ -37,6 +38,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        inputs, targets = array_text(self.inputs), array_text(self.targets)
+        return f"Samples(inputs {inputs}, targets {targets})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +69,12 @@ class TaskData:
                     f"the {split} split of TaskData is {type_of(samples)}; it must be "
                     "Samples(inputs, targets)."
                 )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(samples):,} {split}" for split, samples in self.splits())
+        inputs, targets = self.train.inputs, self.train.targets
+        form = f"inputs {array_text(inputs[0])}, targets {array_text(targets[0])}"
+        return f"TaskData({sizes}; each with {form})"
 
     def splits(self) -> Iterator[tuple[str, Samples]]:
         """Yield the name and the samples of each split."""
@@ -126,6 +137,17 @@ class TaskDraw:
                 "or None for the task's."
             )
         make_numbers_plain(self)
+
+    def __repr__(self) -> str:
+        own = ("learning_rate", "batch_size", "batches_per_epoch", "n_epochs", "flop_price")
+        settings = {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        parts = [
+            *([self.title] if self.title else []),
+            f"{self.n_classes} classes" if self.n_classes else "regression",
+            *(f"{name} {value:.4g}" for name, value in settings.items()),
+            repr(self.data),
+        ]
+        return f"TaskDraw({', '.join(parts)})"
 
 
 def stratified_split(

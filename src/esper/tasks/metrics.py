@@ -63,6 +63,9 @@ class Metric:
             )
         make_numbers_plain(self)
 
+    def __repr__(self) -> str:
+        return f"Metric({self.name!r}, worst {self.worst:g}, best {self.best:g})"
+
     def score(self, values: Values) -> Values:
         """Return metrics as scores: 0 for guessing, 1 for perfect, higher is better."""
         return (values - self.worst) / (self.best - self.worst)

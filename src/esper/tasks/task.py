@@ -99,6 +99,14 @@ class Task:
         checked = checked_host_maker(f"make_host of task {self.name!r}", self.make_host)
         object.__setattr__(self, "make_host", checked)
 
+    def __repr__(self) -> str:
+        data = "a draw for each host" if self.data is None else repr(self.data)
+        about = f" ({self.summary})" if self.summary else ""
+        return (
+            f"Task({self.name!r}{about}: {data}; {self.metric.name}, "
+            f"{self.budget.n_epochs} epochs, FLOPs at price {self.budget.flop_price:g})"
+        )
+
     def sample(self, seed: int) -> TaskDraw:
         """Return the draw of a seed; fixed data are the same for all seeds.
 

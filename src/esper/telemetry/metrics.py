@@ -27,6 +27,14 @@ class Series:
     values: list[float]
     """The value of each of these rounds."""
 
+    def __repr__(self) -> str:
+        if not self.values:
+            return "Series(no values)"
+        ends = f"{self.values[0]:.4g} in round {self.rounds[0]}"
+        if len(self.values) > 1:
+            ends += f" to {self.values[-1]:.4g} in round {self.rounds[-1]}"
+        return f"Series({len(self.values):,} values: {ends})"
+
 
 Metrics = dict[str, Series]
 """Series by metric name."""

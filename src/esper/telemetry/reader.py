@@ -77,6 +77,9 @@ class RunTelemetry:
                 self._connection.close()
                 raise
 
+    def __repr__(self) -> str:
+        return f"RunTelemetry({str(self._path)!r})"
+
     def __enter__(self) -> Self:
         return self
 

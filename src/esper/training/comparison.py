@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from esper.arrays import Floats
 from esper.errors import RunError
-from esper.formatting import html_lines, html_table, too_few
+from esper.formatting import html_details, html_lines, html_table, too_few
 from esper.statistics import Interval, mean_interval, paired_interval
 from esper.storage.files import read_json, verified, with_checksum, write_atomic
 
@@ -86,11 +86,22 @@ class Comparison:
     best_host: BestHost | None = None
     """The learned controller's best episode."""
 
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def __repr__(self) -> str:
+        names = ", ".join(arm.name for arm in self.arms)
+        return f"Comparison of {names} on {self.n_hosts} held-out hosts\n{self}"
+
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    def to_html(self) -> str:
-        """Return the comparison as HTML for a notebook."""
+    def to_html(self, *, is_folded: bool = False) -> str:
+        """Return the comparison as HTML for a notebook.
+
+        Args:
+            is_folded: Whether everything but the conclusion is folded away.
+        """
         rows = [
             (
                 arm.name,
@@ -103,9 +114,13 @@ class Comparison:
             )
             for arm in self.arms
         ]
-        headers = ("controller", "return", "score", "FLOPs", "epochs", "host", "grown parameters")
+        headers = ("controller", "return", "score", "FLOPs", "epochs", "parameters", "grown")
         caption = f"Means on {self.n_hosts} held-out hosts, {self.split} split, with 95% intervals."
-        return html_table(headers, rows, caption=caption) + html_lines(self.sentences)
+        table = html_table(headers, rows, caption=caption)
+        rest = table + html_lines(self.sentences[1:])
+        if is_folded:
+            rest = html_details("Comparison with other controllers", rest)
+        return html_lines(self.sentences[:1], is_headed=True) + rest
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values."""

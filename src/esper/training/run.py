@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.errors import ConfigError, EsperError, RunError, TelemetryError
-from esper.formatting import html_lines, html_table, number
+from esper.formatting import curve_svg, html_lines, html_table, number
 from esper.invocation import program
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
@@ -18,9 +18,11 @@ from esper.telemetry.records import RoundRecord, SessionRecord
 from esper.training.comparison import Comparison, read_summary
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from esper.reports.plots import Plot
+    from esper.reports.reporting import Format
 
 _LATEST = {
     "return": "rollout/ep_rew_mean",
@@ -30,6 +32,7 @@ _LATEST = {
     "FLOPs": "growth/flops",
 }
 """Metrics whose latest value is shown in a notebook, with their headings."""
+_HEADERS = ("run", "state", "task", "rounds", *_LATEST)
 
 RunState = Literal["running", "done", "interrupted", "failed", "killed", "empty"]
 
@@ -51,19 +54,25 @@ class Run:
         return f"Run({str(self.path)!r}, {self.state}, {self.rounds_done} of {self.config.rounds})"
 
     def _repr_html_(self) -> str:
-        config = self.config
-        cells = [self.name, self.state, config.task, f"{self.rounds_done} of {config.rounds}"]
-        headers = ["run", "state", "task", "rounds"]
+        table = html_table(_HEADERS, [self.cells()], n_left=3)
         try:
-            metrics, summary = self.metrics(), self.summary
+            returns = self.metrics().get("rollout/ep_rew_mean")
+            curve = "" if returns is None else curve_svg(returns.values, "return by round")
+            summary = self.summary
         except EsperError as error:
-            return html_table(headers, [cells], n_left=3) + html_lines([str(error)])
-        for heading, metric in _LATEST.items():
-            found = metrics[metric].values[-1] if metric in metrics else None
-            headers.append(heading)
-            cells.append(number(found))
-        table = html_table(headers, [cells], n_left=3)
-        return table + ("" if summary is None else summary.to_html())
+            return table + html_lines([str(error)])
+        return table + curve + ("" if summary is None else summary.to_html(is_folded=True))
+
+    def cells(self) -> list[str]:
+        """Return the run as a row of a table: its state and its latest results."""
+        config = self.config
+        first = [self.name, self.state, config.task, f"{self.rounds_done} of {config.rounds}"]
+        try:
+            metrics = self.metrics()
+        except EsperError:
+            metrics = Metrics()
+        found = (metrics.get(metric) for metric in _LATEST.values())
+        return [*first, *(number(None if one is None else one.values[-1]) for one in found)]
 
     @property
     def path(self) -> Path:
@@ -141,7 +150,7 @@ class Run:
 
     def plot(
         self, what: Plot = "learning", *, env: int | None = None, episode: int | None = None
-    ) -> Any:
+    ) -> Figure:
         """Return a matplotlib figure of the learning curve, of one episode, or of the policy.
 
         Args:
@@ -153,11 +162,18 @@ class Run:
 
         return plot_run(self, what, env=env, episode=episode)
 
-    def report(self, **how: Any) -> Path:
+    def report(
+        self,
+        *,
+        format: Format = "html",  # noqa: A002 - the name that users know
+        out: str | os.PathLike[str] | None = None,
+        evaluation: str | os.PathLike[str] | None = None,
+        png: str | os.PathLike[str] | None = None,
+    ) -> Path:
         """Write a report on the run and return its file; see :func:`esper.report`."""
         from esper.reports.reporting import report
 
-        return report(self, **how)
+        return report(self, format=format, out=out, evaluation=evaluation, png=png)
 
     def best_host(self, *, allow_code: bool = False) -> nn.Module:
         """Grow the best host of the final comparison again and return it as a plain module.
@@ -212,6 +228,15 @@ class Run:
         return sessions[-1] if sessions else None
 
 
+class RunList(list[Run]):
+    """Several runs, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return html_lines(["There are no runs."])
+        return html_table(_HEADERS, (run.cells() for run in self), n_left=3)
+
+
 def load_run(run: str | os.PathLike[str]) -> Run:
     """Load a run by its folder, or by its name in the runs folder.
 
@@ -223,7 +248,7 @@ def load_run(run: str | os.PathLike[str]) -> Run:
     return Run(RunFolder.find(run))
 
 
-def list_runs(parent: str | os.PathLike[str] | None = None) -> list[Run]:
+def list_runs(parent: str | os.PathLike[str] | None = None) -> RunList:
     """Return the runs in a folder, oldest first; by default in the runs folder.
 
     A run whose settings cannot be read is left out with a warning.
@@ -232,7 +257,7 @@ def list_runs(parent: str | os.PathLike[str] | None = None) -> list[Run]:
         >>> [run.name for run in esper.list_runs("runs")]
         ['my-run']
     """
-    found: list[Run] = []
+    found = RunList()
     for folder in list_folders(parent):
         try:
             found.append(Run(folder))

@@ -9,14 +9,14 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from esper.config.checks import names_code, require_trusted_task
-from esper.config.run import RunConfig
+from esper.config.run import RunConfig, RunSettings
 from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
 from esper.environment import EpisodeResults
 from esper.errors import (
@@ -28,6 +28,7 @@ from esper.errors import (
     TrainingError,
     WorkerError,
 )
+from esper.progress import ShowProgress
 from esper.simic.rollout.jobs import Pool
 from esper.storage.checkpoint import CheckpointWarning, Loaded
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -47,6 +48,7 @@ from esper.training.comparison import (
     write_summary,
 )
 from esper.training.output import RecordOutput, TrialProgress
+from esper.training.progress import shown_run
 from esper.training.records import evaluation_record
 from esper.training.run import Run
 from esper.training.setup import make_run_task, require_room, resolve_task
@@ -155,7 +157,8 @@ def train(
     allow_code: bool = False,
     workers: int | None = None,
     ray_address: str | None = None,
-    **settings: Any,
+    progress: ShowProgress = "auto",
+    **settings: Unpack[RunSettings],
 ) -> Run:
     """Train a controller from the first step to the final comparison.
 
@@ -174,6 +177,7 @@ def train(
             are cores or shards, if the run is large enough to gain. Results do not depend on it.
         ray_address: Address of a Ray cluster, instead of worker processes on this machine:
             ``"host:port"``, ``"auto"`` or ``"local"``.
+        progress: Whether to show a bar; by default in terminals and notebooks.
         **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
             ``ppo={"learning_rate": 1e-3}``.
 
@@ -200,8 +204,12 @@ def train(
         config, task = resolve_task(config)
     folder = RunFolder.create(run_dir, config)
     try:
-        with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
-            return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=True)
+        with (
+            shown_run(progress, config) as shown,
+            closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool,
+        ):
+            all_watchers, stop = [*watchers, *shown], stop or StopRequest()
+            return _run(folder, config, all_watchers, stop, task, pool, is_new=True)
     except StorageError:
         raise  # the run can be resumed once there is room on the disk
     except Exception:
@@ -217,6 +225,7 @@ def resume(
     allow_code: bool = False,
     workers: int | None = None,
     ray_address: str | None = None,
+    progress: ShowProgress = "auto",
 ) -> Run:
     """Resume a run from its last checkpoint; a run that is done is checked and returned unchanged.
 
@@ -227,6 +236,7 @@ def resume(
         allow_code: Whether to run a task that the run's settings name by ``module:function``.
         workers: Number of worker processes, as for :func:`train`; it may differ from before.
         ray_address: Address of a Ray cluster, as for :func:`train`.
+        progress: Whether to show a bar; by default in terminals and notebooks.
 
     Raises:
         TaskError: If the run's settings name code and that is not allowed.
@@ -250,8 +260,12 @@ def resume(
     require_room(config)
     with _torch_defaults(config.threads):
         task = make_run_task(config)
-    with closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool:
-        return _run(folder, config, watchers, stop or StopRequest(), task, pool, is_new=False)
+    with (
+        shown_run(progress, config) as shown,
+        closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool,
+    ):
+        all_watchers, stop = [*watchers, *shown], stop or StopRequest()
+        return _run(folder, config, all_watchers, stop, task, pool, is_new=False)
 
 
 def _check_complete(run: Run) -> None:

@@ -42,6 +42,16 @@ class PPOAgent:
     few discrete choices, some of them masked, and a few real numbers.
     """
 
+    def __repr__(self) -> str:
+        """Return the heads and the size of the policy."""
+        sizes = (*self.spec.sizes, *self.spec.dims)
+        heads = [f"{name} {n}" for name, n in zip(self.spec.names, sizes, strict=True)]
+        n_parameters = sum(parameter.numel() for parameter in self.policy.parameters())
+        return (
+            f"PPOAgent({type(self.policy).__name__} with {n_parameters:,} parameters, heads "
+            f"{', '.join(heads)})"
+        )
+
     def __init__(
         self,
         spec: ActionSpec,

@@ -13,11 +13,14 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 
 Observations = Tensor | dict[str, Tensor]
+ObservationLike = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
+"""An observation as an environment gives it, or a batch of them."""
 """``[B, ...]``, or such a tensor for each name of a ``Dict`` or ``Tuple`` space."""
 
 Kind = Literal["vector", "image", "category"]

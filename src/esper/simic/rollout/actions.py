@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from esper.errors import (
     ActionSpecError,
@@ -126,6 +126,10 @@ class ActionCodec:
         if isinstance(space, spaces.MultiDiscrete):
             return actions[:, part.rows] + space.start
         return actions[:, part.rows].astype(np.int8)
+
+
+MaskLike = ArrayLike | Sequence[ArrayLike | None] | Mapping[str, Any]
+"""The legal choices, in any of the forms that :class:`MaskReader` reads."""
 
 
 class MaskReader:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from esper.errors import EsperError, type_of
+from esper.formatting import html_table, many
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import ChoiceMasks, as_choice_masks
@@ -48,6 +49,20 @@ class Finding:
     def __str__(self) -> str:
         """Return the line that the command prints."""
         return f"{self.level:<8} {self.check}: {self.message}"
+
+
+class Findings(list[Finding]):
+    """The outcomes of all checks, in their order. Printing them gives a line for each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def __repr__(self) -> str:
+        return f"{many(len(self), 'finding')}\n{self}"
+
+    def _repr_html_(self) -> str:
+        rows = ((one.level, one.check, one.message) for one in self)
+        return html_table(("", "check", "found"), rows, n_left=3)
 
 
 @dataclass

@@ -43,6 +43,15 @@ class Controller(Protocol):
         ...
 
 
+class NamedController:
+    """A controller that prints as its class and its name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
 class EpochCounter:
     """Counts the epochs of each host's episode; one decision is one epoch."""
 

@@ -27,6 +27,7 @@ from esper.tamiyo.controllers.controller import (
     COLUMNS,
     ActionRows,
     EpochCounter,
+    NamedController,
     rank_blueprints,
     require_layout,
 )
@@ -67,7 +68,7 @@ class _View:
     epochs_left: Integers
 
 
-class Heuristic:
+class Heuristic(NamedController):
     """Germinates on a plateau, keeps seeds that help and prunes the others.
 
     At each epoch it applies the first rule that matches:

@@ -15,12 +15,12 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.protocol import Decision
 from esper.simic.policy.recurrent import RecurrentTrunk
-from esper.tamiyo.controllers.controller import Controller, require_hosts
+from esper.tamiyo.controllers.controller import Controller, NamedController, require_hosts
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 
 
-class LearnedController:
+class LearnedController(NamedController):
     """Samples actions from a recurrent policy, or takes the most likely ones."""
 
     def __init__(
@@ -186,7 +186,7 @@ def with_blueprints(slot_config: SlotConfig, blueprints: tuple[str, ...]) -> Slo
     )
 
 
-class TranslatedController:
+class TranslatedController(NamedController):
     """Translates between the blueprint numbers of hosts and those of a controller."""
 
     def __init__(self, controller: Controller, own: SlotConfig, hosts: SlotConfig) -> None:

@@ -88,6 +88,16 @@ class SavedController:
             return self.name
         return f"shipped ({self.name}, {'.'.join(self.esper.split('.')[:2])})"
 
+    def __repr__(self) -> str:
+        n_weights = sum(tensor.numel() for tensor in self.weights.values())
+        learned = self.origin.get("task")
+        task = f", learned on {learned}" if isinstance(learned, str) else ""
+        mode = "takes the most likely action" if self.deterministic else "samples actions"
+        return (
+            f"SavedController({self.label!r}, {n_weights:,} weights{task}, "
+            f"{len(self.blueprints)} blueprints, {mode})"
+        )
+
     def make(self, slot_config: SlotConfig, *, deterministic: bool | None = None) -> Controller:
         """Return the controller for hosts with these slots.
 

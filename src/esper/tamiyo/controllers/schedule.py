@@ -27,6 +27,7 @@ from esper.tamiyo.controllers.controller import (
     COLUMNS,
     ActionRows,
     EpochCounter,
+    NamedController,
     rank_blueprints,
     require_layout,
 )
@@ -129,7 +130,7 @@ def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> 
 _CAN_ADVANCE = np.array([stage in ADVANCEABLE_STAGES for stage in Stage])
 
 
-class FixedSchedule:
+class FixedSchedule(NamedController):
     """Grows the seeds of a schedule, each as fast as is legal, and fossilizes them all.
 
     At each epoch it does one thing: it advances the oldest seed that can advance (a blending one

@@ -15,11 +15,17 @@ from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_int, require_number, require_seed
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.tamiyo.controllers.controller import COLUMNS, ActionRows, EpochCounter, require_hosts
+from esper.tamiyo.controllers.controller import (
+    COLUMNS,
+    ActionRows,
+    EpochCounter,
+    NamedController,
+    require_hosts,
+)
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 
-class WaitController:
+class WaitController(NamedController):
     """Never grows a host; optionally finishes its training early."""
 
     def __init__(self, *, finish_after: int | None = None, name: str = "wait") -> None:
@@ -48,7 +54,7 @@ class WaitController:
         return actions.rows
 
 
-class Replay:
+class Replay(NamedController):
     """Repeats recorded actions; waits for an op of -1, an illegal action and after the end."""
 
     name = "replay"
@@ -85,7 +91,7 @@ With equal weights, only one in 20 would commit a seed: most would be pruned you
 _STEPS_AHEAD = 64
 
 
-class RandomController:
+class RandomController(NamedController):
     """Draws a legal op, then every other head given the earlier ones.
 
     Each host has its own random stream, which depends on the seed, the host's number and the
