@@ -141,7 +141,7 @@ class Dashboard:
             Route("/api/runs/{run}/metrics", self._metrics),
             Route("/api/runs/{run}/episodes", self._episodes),
             Route("/api/runs/{run}/episodes/{env}/{episode}", self._episode),
-            Route("/api/runs/{run}/environments", self._view_of(views.environments)),
+            Route("/api/runs/{run}/environments", self._environments),
             Route("/api/runs/{run}/health", self._view_of(views.health)),
             Route("/api/runs/{run}/learned", self._view_of(views.learned)),
         ]
@@ -208,6 +208,10 @@ class Dashboard:
             return found
 
         return await self._view(request, make)
+
+    async def _environments(self, request: Request) -> Response:
+        which = read_choice(request.query_params, "which", views.WHICH)
+        return await self._view(request, partial(views.environments, which=which))
 
     def _view_of(self, make: Callable[[RunTelemetry], Any]) -> Callable[[Request], Any]:
         """Return the route of a view without parameters."""

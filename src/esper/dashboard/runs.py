@@ -24,6 +24,7 @@ READ_FILES = (
     "telemetry.sqlite-wal",
     "summary.json",
     "evaluation.json",
+    views.NOTES_FILE,
 )
 """The files read in a run's folder."""
 
@@ -176,6 +177,8 @@ def _row(name: str, folder: RunFolder) -> Row:
     from esper.training.run import Run  # imports NumPy, which is not needed before the first run
 
     row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
+    row |= {"notes": views.read_notes(folder.path), "returns": None}
+    row |= {"fixed_gap": None, "score_gap": None}
     row |= {"created_at": _date(folder.config_file), "updated_at": _updated_at(folder)}
     row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
     try:
@@ -187,6 +190,10 @@ def _row(name: str, folder: RunFolder) -> Row:
                 with open_run(folder.path) as telemetry:
                     headline = views.headline(telemetry)
                     row |= {key: value for key, value in headline.items() if value is not None}
+                    row["returns"] = views.held_out_returns(telemetry)
+                    # The date of a file changes when the folder is copied.
+                    row["created_at"] = views.started_at(telemetry) or row["created_at"]
+            row |= views.final_gaps(folder.path)
             row["state"] = run.state
     except RunError as error:
         row["problem"] = str(error)

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useRef } from "./html.js";
 import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
+import { Help } from "./components/help.js";
 import { address, decode, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
@@ -43,7 +44,7 @@ export function App() {
     <header class="bar">
       <a class="bar-home" href="#/"><${Mark} />Esper</a>
       ${run && html`<span class="bar-run" title=${run}>${run}</span><${Tabs} run=${run} current=${parts[2] ?? ""} />`}
-      <div class="bar-rest"><${ConnectionState} /><${ThemeButton} /></div>
+      <div class="bar-rest"><${ConnectionState} /><${Help} /><${ThemeButton} /></div>
     </header>
     <${ConnectionBanner} />
     <${StagePatterns} />

@@ -80,6 +80,19 @@ export function stacked(columns, hidden) {
   return sums;
 }
 
+/** Gives the mean of each known value and those before it, as many as fit in a window; unknown values stay so. */
+export function trailingMean(values, window) {
+  const recent = [];
+  let sum = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return null;
+    recent.push(value);
+    sum += value;
+    if (recent.length > window) sum -= recent.shift();
+    return sum / recent.length;
+  });
+}
+
 /** Says in a sentence what a series does, for those who do not see the chart. */
 export function seriesSummary(label, one, format) {
   if (!one.rounds) return one.constant === null ? `${label}: not known yet` : `${label}: ${format(one.constant)}`;

@@ -24,6 +24,17 @@ export function tone(value) {
   return value > 0 ? "good" : value < 0 ? "bad" : "";
 }
 
+/** Gives the class of a gap with its interval: colour only outside noise. */
+export function clearTone(gap) {
+  return gap?.is_sure ? tone(gap.mean) : "";
+}
+
+/** Gives the interval of a gap in words, for those who ask. */
+export function gapWords({ low, high, n, is_sure: isSure }) {
+  const noise = isSure ? "" : "; zero is within noise";
+  return `95% interval ${signed(low)} to ${signed(high)}, ${many(n, "held-out host")}${noise}`;
+}
+
 /** Gives a number in about three digits, whatever its size. */
 export function compact(value) {
   if (!isNumber(value)) return UNKNOWN;

@@ -45,6 +45,7 @@ from esper.reports.run_report.values import (
     RunValues,
     episode_heading,
 )
+from esper.reports.views import PresetView
 from esper.statistics import mean_interval
 
 N_NOTICES = 20
@@ -391,7 +392,12 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
 
 def _health_section(run: RunValues, place: int, prefix: str) -> Section:
     notices = run["health"]["notices"]  # latest first
-    blocks: list[Block] = [Facts(pairs=_health_facts(run))]
+    conclusion = run["health"]["conclusion"]
+    blocks: list[Block] = [
+        Text(text=conclusion["summary"]),
+        Items(lines=tuple(one["text"] for one in conclusion["findings"])),
+        Facts(pairs=_health_facts(run)),
+    ]
     if notices:
         lines = [
             f"Round {one['round']}, {one['kind']}: {one['message']}"
@@ -429,10 +435,18 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _preset_text(run: RunValues, preset: PresetView) -> str:
+    """Return a preset's name and the settings of a run that differ from it."""
+    settings = flat_settings(run)
+    changes = [f"{name} {settings.get(name, '(unset)')}" for name in preset["differs"]]
+    return f"{preset['name']}, except {', '.join(changes)}" if changes else preset["name"]
+
+
 def _settings_section(run: RunValues, prefix: str) -> Section:
-    overview = run["overview"]
+    overview, preset = run["overview"], run["overview"]["preset"]
     pairs = [
         ("folder", run["path"]),
+        *(() if preset is None else (("nearest preset", _preset_text(run, preset)),)),
         ("started", moment(overview["created_at"]) if overview["created_at"] else "unknown"),
         ("slots", ", ".join(overview["slots"])),
         ("blueprints", ", ".join(overview["blueprints"])),

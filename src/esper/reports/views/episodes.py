@@ -118,6 +118,14 @@ def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | 
     return next(iter(_episodes(telemetry, rows)), None)
 
 
+def last_episodes(telemetry: RunTelemetry) -> list[Episode]:
+    """Return the last episode of each environment that has ended."""
+    alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
+    last = "SELECT max(seq) FROM episodes GROUP BY env"
+    sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE seq IN ({last})"
+    return _episodes(telemetry, telemetry.select(sql))
+
+
 def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Episode]:
     """Return rows as episodes, with the number of seeds that each fossilized."""
     pairs = ", ".join(f"({env}, {episode})" for env, episode, *_ in rows)

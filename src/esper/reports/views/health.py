@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from esper.config.checks import require_int
 from esper.reports.views.run import Points, Session, sessions_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
+
+if TYPE_CHECKING:
+    from esper.reports.views.health_conclusion import Conclusion
 
 
 class Restored(TypedDict):
@@ -74,6 +77,7 @@ class Workers(TypedDict):
 class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
+    conclusion: Conclusion
     governor: Governor
     refused_updates: list[RefusedUpdate]
     """Newest first."""
@@ -104,6 +108,9 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
     Raises:
         ConfigError: If the limit is below 1.
     """
+    # This imports NumPy, which the dashboard does not need before its first run.
+    from esper.reports.views.health_conclusion import HealthCounts, conclude
+
     require_int("limit", limit, least=1)
     with telemetry.snapshot():
         rows = telemetry.select(
@@ -113,7 +120,22 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
         stops = telemetry.select("SELECT round FROM updates WHERE stopped_early ORDER BY seq")
         columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
         rounds, restored, illegal, refused, speed, memory, parts = columns or [[] for _ in range(7)]
+        counts = HealthCounts(
+            episodes=telemetry.count("episodes"),
+            updates=telemetry.count("updates"),
+            restored=telemetry.count("governor_events"),
+            rejected=_count(telemetry, "updates WHERE was_refused"),
+            stopped=len(stops),
+            illegal=sum(illegal),
+        )
+        workers = _workers(telemetry)
         return {
+            "conclusion": conclude(
+                counts,
+                speeds=[finite(value) for value in speed],
+                sizes=[finite(value) for value in memory],
+                n_restarts=None if workers is None else workers["restarted"] or 0,
+            ),
             "governor": {
                 "total": telemetry.count("governor_events"),
                 "by_round": _points(rounds, restored),
@@ -127,9 +149,14 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
             "throughput": _points(rounds, speed),
             "memory": _points(rounds, memory),
             "seconds_by_part": _parts(rounds, parts),
-            "workers": _workers(telemetry),
+            "workers": workers,
             "sessions": sessions_of(telemetry),
         }
+
+
+def _count(telemetry: RunTelemetry, what: str) -> int:
+    ((number,),) = telemetry.select(f"SELECT count(*) FROM {what}")
+    return number
 
 
 def _points(rounds: list[int], values: list[Any]) -> Points:

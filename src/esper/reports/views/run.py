@@ -10,6 +10,7 @@ from typing import Any, TypedDict, cast
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
+from esper.reports.views.presets import PresetView, nearest_preset
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
@@ -119,6 +120,8 @@ class Overview(TypedDict):
     reads: dict[str, list[str]]
     host: list[HostPart] | None
     config_toml: str | None
+    preset: PresetView | None
+    """None for a record of the user's own training, which no preset describes."""
     created_at: str | None
     esper_version: str | None
     sessions: list[Session]
@@ -140,6 +143,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         run, sessions = run_of(telemetry), sessions_of(telemetry)
     names = names_of(run)
     settings = None if run is None else settings_of(run)
+    has_preset = run is not None and settings is not None and not settings.is_own_training
     kl_limit = math.inf if settings is None else settings.ppo.kl_limit
     return {
         "task": None if run is None else run.task,
@@ -151,6 +155,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "reads": names.reads,
         "host": None if run is None or run.host is None else json.loads(run.host),
         "config_toml": None if run is None else run.config,
+        "preset": nearest_preset(run.config) if has_preset else None,
         "created_at": None if run is None else run.created_at,
         "esper_version": None if run is None else run.esper_version,
         "sessions": sessions,

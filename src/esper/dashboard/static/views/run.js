@@ -9,7 +9,7 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
 import { useMetrics, useQuery } from "../data.js";
-import { duration, isNumber, number, parameters, percent, signed, tone, whole } from "../format.js";
+import { clearTone, duration, isNumber, number, parameters, percent, signed, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts } from "./run_charts.js";
 
@@ -63,7 +63,7 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
     ${learns && html`<${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
       ${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`without growth ${number(run.static_score)}`}>
-      <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>`}
+      <span class=${clearTone(run.score_gap)}>${signed(run.accuracy_gain)}</span><//>`}
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
     <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>

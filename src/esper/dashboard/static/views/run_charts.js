@@ -14,7 +14,7 @@ export function RunCharts({ table, version, klLimit, group, learns = true }) {
   const charts = learns ? chartsOf(table, klLimit) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
-      ...${{ version, group }} />`)}
+      ...${{ version, group }} xTitle=${learns ? "round" : "epoch"} />`)}
   </div>`;
 }
 
@@ -22,7 +22,7 @@ function chartsOf(table, klLimit) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   return [
     {
-      name: "return", title: "Return", note: "score minus costs", format: number,
+      name: "return", title: "Return", note: "score minus costs, mean per episode", unit: "return", format: number,
       series: [
         line("training", "rollout/ep_rew_mean"),
         line("held-out", "eval/mean_reward", { isPoints: true, dash: [] }),
@@ -30,26 +30,26 @@ function chartsOf(table, klLimit) {
       ],
     },
     {
-      name: "score", title: "Accuracy", note: "final score", format: number,
+      name: "score", title: "Accuracy", note: "of the final host", unit: "final score", format: number,
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
-        constant("held-out, no growth", lastOf(table.get("growth/static_score"))),
+        constant("no growth", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
-      name: "parameters", title: "Parameters", note: "mean per host", format: count, fromZero: true,
+      name: "parameters", title: "Parameters", note: "mean per host", unit: "parameters", format: count, fromZero: true,
       series: [line("initial host", "growth/host_parameters", { dash: [7, 4], colour: GREY }), total(table)],
     },
     {
-      name: "flops", title: "FLOPs", note: "relative to the reference run", fromZero: true, format: number,
+      name: "flops", title: "FLOPs", note: "relative to the reference run", unit: "share of reference", fromZero: true, format: number,
       series: [
         line("training", "growth/flops"),
         line("held-out", "eval/flops", { isPoints: true, dash: [] }),
       ],
     },
     {
-      name: "kl", title: "KL divergence of the update", fromZero: true, format: compact,
+      name: "kl", title: "KL divergence of the update", unit: "nats", fromZero: true, format: compact,
       series: [
         line("mean over heads", "train/approx_kl"),
         line("joint action", "train/joint_kl"),
@@ -57,22 +57,22 @@ function chartsOf(table, klLimit) {
       ],
     },
     {
-      name: "entropy", title: "Entropy by head", note: "0 is deterministic", fromZero: true, format: compact,
+      name: "entropy", title: "Entropy by head", note: "0 is deterministic", unit: "nats", fromZero: true, format: compact,
       series: known(table, "train/entropy/", HEADS).map((head) => line(plain(head), `train/entropy/${head}`)),
     },
     {
-      name: "losses", title: "Losses", note: "policy on the right axis", format: compact,
+      name: "losses", title: "Losses", unit: "value loss", secondUnit: "policy loss", format: compact,
       series: [
         line("value", "train/value_loss"),
         line("policy", "train/policy_gradient_loss", { scale: "second" }),
       ],
     },
     {
-      name: "explained-variance", title: "Explained variance", note: "of the returns by the critic; 1 is perfect", format: number,
+      name: "explained-variance", title: "Explained variance", note: "1 is perfect", unit: "share of variance", format: number,
       series: [line("explained variance", "train/explained_variance")],
     },
     {
-      name: "ops", title: "Ops", note: "per episode that ended in the round", fromZero: true, format: compact,
+      name: "ops", title: "Ops", note: "of episodes that ended in the round", unit: "per episode", fromZero: true, format: compact,
       series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
     },
   ].filter(({ series }) => series.length > 0);
