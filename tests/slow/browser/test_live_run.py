@@ -58,7 +58,7 @@ def test_numbers_and_charts_update_without_reloading(live: Live, visit: Visit) -
     rows = ask(live.run_dir, "SELECT ep_rew_mean FROM rounds WHERE round = ?", int(found[2]))
     assert found[1] == shown(rows[0][0])
     assert visitor.page.evaluate("window.mark") == "the same page"
-    assert visitor.find("connection").inner_text() == "live"
+    assert visitor.find("connection").inner_text() == "connected"
 
 
 def test_updates_do_not_shift_the_layout(live: Live, visit: Visit) -> None:
@@ -131,7 +131,7 @@ def test_a_new_run_appears_and_finishes_without_reloading(
         tmp_path / "short",
         "SELECT MAX(ep_rew_mean) FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning'",
     )
-    assert row.locator("[data-name='best return']").inner_text() == shown(best[0][0])
+    assert row.locator("[data-name='held-out return']").inner_text() == shown(best[0][0])
     row.get_by_role("link").click()
     # The comparison with other controllers comes with the run's end.
     visitor.page.get_by_role("heading", name="Comparison at the end").wait_for()

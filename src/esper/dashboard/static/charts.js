@@ -205,10 +205,10 @@ export function ZoomBar({ group, last }) {
     <span class="muted small zoom-words" aria-live="polite">
       ${range ? `rounds ${range[0]} to ${range[1]}` : "all rounds"}<span
         class="mouse-only">${range ? "" : "; drag in a chart to zoom"}</span></span>
-    ${spans.filter((span) => last > span).map((span) => html`<button type="button" class="button"
-      aria-pressed=${Boolean(isLast(span))} onClick=${() => group.zoom([last - span, last])}>last ${span}</button>`)}
-    ${range && html`<button type="button" class="button" onClick=${() => group.zoom(null)}>Reset zoom</button>`}
-    <label class="field">smoothing <select value=${smoothing} onChange=${(event) => group.smooth(Number(event.currentTarget.value))}
+    ${spans.map((span) => html`<button type="button" class="button" aria-pressed=${Boolean(isLast(span))}
+      disabled=${last <= span} onClick=${() => group.zoom([last - span, last])}>last ${span}</button>`)}
+    <button type="button" class="button" disabled=${!range} onClick=${() => group.zoom(null)}>Reset zoom</button>
+    <label class="field">smoothing <select class="smoothing" value=${smoothing} onChange=${(event) => group.smooth(Number(event.currentTarget.value))}
       title="Draw each line as the mean of the last rounds; the rounds themselves stay visible behind it.">
       <option value="1">none</option>
       ${SMOOTHINGS.filter((rounds) => rounds < last).map((rounds) => html`<option key=${rounds} value=${rounds}>

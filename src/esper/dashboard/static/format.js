@@ -75,11 +75,12 @@ export function percent(value, digits = 0) {
   return isNumber(value) ? `${unsignedZero((100 * value).toFixed(digits)).replace("-", "−")} %` : UNKNOWN;
 }
 
-/** Gives a probability in percent; one that is small but not zero says so. */
+/** Gives a probability in percent; one that is almost zero or almost one says so. */
 export function probability(value) {
   if (!isNumber(value)) return UNKNOWN;
   if (value > 0 && value < 0.0005) return "< 0.1 %";
-  return percent(value, value < 0.0995 || value > 0.9995 ? 1 : 0);
+  if (value < 1 && value > 0.9995) return "> 99.9 %";
+  return percent(value, value < 0.0995 ? 1 : 0);
 }
 
 /** Gives a number of bytes. */

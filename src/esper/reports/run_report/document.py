@@ -444,10 +444,12 @@ def _preset_text(run: RunValues, preset: PresetView) -> str:
 
 def _settings_section(run: RunValues, prefix: str) -> Section:
     overview, preset = run["overview"], run["overview"]["preset"]
+    sessions = overview["sessions"]
+    started = sessions[0]["started_at"] if sessions else overview["created_at"]
     pairs = [
         ("folder", run["path"]),
         *(() if preset is None else (("nearest preset", _preset_text(run, preset)),)),
-        ("started", moment(overview["created_at"]) if overview["created_at"] else "unknown"),
+        ("started", moment(started) if started else "unknown"),
         ("slots", ", ".join(overview["slots"])),
         ("blueprints", ", ".join(overview["blueprints"])),
         ("Esper", overview["esper_version"] or "unknown"),

@@ -71,7 +71,7 @@ function makeAxis(detail, width) {
   const x = (epoch) => left + epoch * size;
   const byStep = new Map(steps.map((one, k) => [one.step, k]));
   const middle = (k) => x(k + 0.5);
-  return { columns, size, x, middle, byStep, used, end: hasEnd ? trained : null, isWide, lane, left, right: x(columns) };
+  return { columns, size, x, middle, byStep, budget, trained, used, end: hasEnd ? trained : null, isWide, lane, left, right: x(columns) };
 }
 
 function ends({ parts }) {
@@ -87,10 +87,10 @@ function Chosen({ axis, step, height }) {
 function Unspent({ axis, height, isRunning }) {
   const left = axis.x(axis.used);
   if (axis.right - left < 2) return null;
-  const words = `${isRunning ? "remaining" : "unused"} of ${axis.columns} epochs`;
+  const words = `${axis.budget - axis.trained} of ${axis.budget} epochs ${isRunning ? "remaining" : "unused"}`;
   return html`<g>
     <rect class="unspent" x=${left} y="0" width=${axis.right - left} height=${height - 20} />
-    ${axis.right - left > 130 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}
+    ${axis.right - left > 140 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}
       text-anchor="middle">${words}</text>`}
   </g>`;
 }
@@ -104,6 +104,7 @@ function Curve({ detail, axis }) {
   const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
   const ticks = [low, (low + high) / 2, high];
   return html`<g class="curve">
+    ${axis.isWide && html`<text class="tick" x=${axis.left - 44} y=${CURVE.top + CURVE.height / 2 + 4} text-anchor="end">score</text>`}
     ${ticks.map((value) => html`<line class="gridline" x1=${axis.left} x2=${axis.right} y1=${y(value)} y2=${y(value)} />
       <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
     ${final !== null && html`<${Final} ...${{ points, alone, final, axis, y }} />`}

@@ -51,7 +51,7 @@ export function EnvironmentsScreen({ id }) {
     <${Problem} error=${error} />
     ${data.envs.length === 0
       ? html`<div class="panel"><${Nothing} ...${{ which, hasSteps: data.has_steps, isRunning }} /></div>`
-      : html`<${Summary} ...${{ data, isRunning }} /><${Hosts} ...${{ id, data, order, isRunning }} />
+      : html`<${Summary} ...${{ data, isRunning, which }} /><${Hosts} ...${{ id, data, order, isRunning }} />
         ${data.has_steps && html`<div class="timeline-legend"><${StageLegend} /><${MarkLegend} /></div>`}`}`;
 }
 
@@ -61,7 +61,8 @@ function about(which, isRunning) {
 }
 
 /** All hosts in a few numbers. */
-function Summary({ data: { envs, has_steps: hasSteps }, isRunning }) {
+function Summary({ data: { envs, has_steps: hasSteps }, isRunning, which }) {
+  const isLast = which === "last" && hasSteps;
   const unfinished = envs.filter(({ is_over: isOver }) => !isOver).length;
   const live = envs.flatMap(({ stages }) => stages).filter(isLiveStage).length;
   const kept = envs.reduce((sum, { n_kept: n }) => sum + n, 0);
@@ -69,13 +70,13 @@ function Summary({ data: { envs, has_steps: hasSteps }, isRunning }) {
   const gains = envs.map(({ gain }) => gain).filter(isNumber).sort((a, b) => a - b);
   return html`<${Facts} label="All hosts">
     <${Fact} name=${envs.length === 1 ? "host" : "hosts"}>${envs.length}<//>
-    ${unfinished > 0 && html`<${Fact} name=${isRunning ? "in progress" : "unfinished"} note=${isRunning ? null : "when the run ended"}>
+    ${isLast && html`<${Fact} name=${isRunning ? "in progress" : "unfinished"} note=${isRunning ? null : "when the run ended"}>
       ${unfinished}<//>`}
-    <${Fact} name=${unfinished ? "median score so far" : "median final score"}
+    <${Fact} name=${isLast ? "median score so far" : "median final score"}
       note=${scores.length ? `from ${number(scores[0], 2)} to ${number(scores.at(-1), 2)}` : null}>${number(quantile(scores, 0.5))}<//>
-    ${gains.length > 0 && html`<${Fact} name="median gain" note=${`over left alone, ${many(gains.length, "host")}`}>
+    ${!isLast && gains.length > 0 && html`<${Fact} name="median gain" note=${`over left alone, ${many(gains.length, "host")}`}>
       ${signed(quantile(gains, 0.5))}<//>`}
-    ${hasSteps && unfinished > 0 && html`<${Fact} name="live seeds" note=${`${number(live / envs.length, 1)} per host`}>${live}<//>`}
+    ${isLast && html`<${Fact} name="live seeds" note=${`${number(live / envs.length, 1)} per host`}>${live}<//>`}
     <${Fact} name="seeds kept" note=${`by ${percent(envs.filter(({ n_kept: n }) => n > 0).length / envs.length)} of the hosts`}>${kept}<//>
   <//>`;
 }
