@@ -285,7 +285,7 @@ def test_the_list_of_episodes_is_one_tab_stop(visitor: Visitor) -> None:
 def test_the_epochs_of_a_timeline_end_with_the_last(visitor: Visitor, grown: Recorded) -> None:
     visitor.go(grown.address)
     visitor.find("timeline").wait_for()
-    texts = visitor.page.locator("[data-test=timeline] text.tick").all_inner_texts()
+    texts = visitor.page.locator("[data-test=timeline] text.tick").all_text_contents()
     last = grown.steps[-1]["epoch"]
     assert {str(last), f"{last}, end"} & {text.strip() for text in texts}
 

@@ -61,7 +61,7 @@ def test_a_page_shows_a_killed_server_and_recovers_with_the_next_link(
     visitor.page.bring_to_front()
     visitor.wait_for_connection("connected")
     visitor.until("() => document.querySelector('[role=alert]') === null")
-    visitor.page.get_by_role("heading", name="Germination").wait_for()
+    visitor.page.get_by_role("heading", name="When seeds are germinated").wait_for()
     visitor.page.get_by_role("link", name="Overview").click()
     visitor.until(f"(last) => ({ROUND})() > last", last)
     assert visitor.page.evaluate("window.mark") == "the same page"

@@ -80,5 +80,5 @@ def test_reloading_and_bookmarks_keep_the_session(
     visitor.wait_for_connection("connected")
     tab = visitor.context.new_page()
     tab.goto(f"{served.place}#/run/one/learned")
-    tab.get_by_role("heading", name="Germination").wait_for()
+    tab.get_by_role("heading", name="When seeds are germinated").wait_for()
     assert tab.url == f"{served.place}#/run/one/learned"

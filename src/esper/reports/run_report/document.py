@@ -376,6 +376,7 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
     tables: tuple[Block, ...] = (Text(text="No episode has ended yet."),)
     if any(part["n_episodes"] for part in learned["parts"]):
         tables = (
+            *(() if learned["summary"] is None else (Text(text=learned["summary"]),)),
             Text(text="Ops per episode:"),
             Rows(table=ops_table(learned)),
             Text(text=f"Timing, in epochs of {whole(run['overview']['n_epochs'])}:"),

@@ -143,7 +143,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         run, sessions = run_of(telemetry), sessions_of(telemetry)
     names = names_of(run)
     settings = None if run is None else settings_of(run)
-    has_preset = run is not None and settings is not None and not settings.is_own_training
+    learns = None if settings is None else not settings.is_own_training
     kl_limit = math.inf if settings is None else settings.ppo.kl_limit
     return {
         "task": None if run is None else run.task,
@@ -155,14 +155,14 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "reads": names.reads,
         "host": None if run is None or run.host is None else json.loads(run.host),
         "config_toml": None if run is None else run.config,
-        "preset": nearest_preset(run.config) if has_preset else None,
+        "preset": None if run is None or not learns else nearest_preset(run.config),
         "created_at": None if run is None else run.created_at,
         "esper_version": None if run is None else run.esper_version,
         "sessions": sessions,
         "n_envs": None if settings is None else settings.envs,
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
-        "learns": None if settings is None else not settings.is_own_training,
+        "learns": learns,
     }
 
 

@@ -14,7 +14,7 @@ const LEAST_SHARE = 0.005;
 export function Learned({ learned }) {
   const { parts } = learned;
   return html`<div class="stack">
-    <${Changes} parts=${parts} />
+    ${learned.summary && html`<p class="verdict" data-test="learned-verdict">${learned.summary}</p>`}
     <${BarTable} title="Ops" note="per episode, by part of training; all bars have the same scale"
       parts=${parts} rows=${opRows(parts).filter(({ name }) => name !== WAIT)} format=${twoDigits} extra=${numberRows(parts)} />
     <div class="grid-2">
@@ -30,29 +30,6 @@ export function Learned({ learned }) {
         field="finish_epochs" empty="No host was finished early." />
     </div>
   </div>`;
-}
-
-/** What is clearly different at the end of training, in words. */
-function Changes({ parts }) {
-  const known = parts.filter(({ n_episodes: n }) => n > 0);
-  if (known.length < 2) return null;
-  const [first, last] = [known[0], known.at(-1)];
-  const changed = Object.keys(last.ops).map((op) => ({ op, ...change(first, last, op) })).filter(({ isClear }) => isClear);
-  const words = changed.sort((a, b) => b.size - a.size).slice(0, 4).map(({ op, before, after }) =>
-    `${plain(op)} ${twoDigits(before)} → ${twoDigits(after)}`);
-  const text = words.length
-    ? `In rounds ${roundsOf(last)}, compared with rounds ${roundsOf(first)}, per episode: ${words.join(", ")}.`
-    : `The ops of rounds ${roundsOf(last)} are those of rounds ${roundsOf(first)}, within noise.`;
-  const [top] = Object.entries(last.blueprints);
-  const used = top ? ` Most germinated now: ${top[0]}, ${percent(top[1])} of the seeds.` : "";
-  return html`<p class="verdict" data-test="learned-verdict">${text}${used}</p>`;
-}
-
-/** Compares how often an op was done; counts that differ by less than twice their Poisson error are noise. */
-function change(first, last, op) {
-  const [before, after] = [first.ops[op] ?? 0, last.ops[op] ?? 0];
-  const error = Math.sqrt(before / first.n_episodes + after / last.n_episodes);
-  return { before, after, isClear: Math.abs(after - before) > 2 * error, size: Math.abs(after - before) / (error || 1) };
 }
 
 function opRows(parts) {
