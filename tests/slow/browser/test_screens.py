@@ -224,7 +224,7 @@ def test_runs_are_found_by_their_notes_and_sorted(
     visitor.page.keyboard.type("MONTH done")
     visitor.until("() => document.querySelectorAll('[data-test=run-row]').length === 1")
     assert rows.locator("th a").inner_text() == TRAINED
-    gap = rows.locator("[data-name='vs fixed schedule'] span")
+    gap = rows.locator("[data-name='vs fixed'] span")
     summary = json.loads((runs_dir / TRAINED / "summary.json").read_text())
     (fixed,) = [one for one in summary["differences"] if one["against"] == "fixed"]
     assert gap.inner_text().lstrip("+") == shown(fixed["ep_rew"]["mean"])

@@ -52,7 +52,13 @@ export function App() {
 }
 
 function Tabs({ run, current }) {
-  return html`<nav class="tabs" aria-label="Screens of this run">
+  const nav = useRef(null);
+  useEffect(() => {
+    // A narrow window does not have room for all tabs.
+    const [box, tab] = [nav.current, nav.current.querySelector("[aria-current]")];
+    if (tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.offsetWidth) / 2;
+  }, [current]);
+  return html`<nav class="tabs" aria-label="Screens of this run" ref=${nav}>
     ${Object.entries(TABS).map(([name, [label]]) => html`<a class="tab" key=${name}
       href=${address(name ? ["run", run, name] : ["run", run])}
       aria-current=${name === current ? "page" : null}>${label}</a>`)}

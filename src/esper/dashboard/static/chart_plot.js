@@ -218,7 +218,7 @@ function axes(settings, hasSecond) {
   };
   const side = { ...common, size: 46, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
   const all = [
-    { ...common, size: 22, gap: 2, incrs: STEPS, space: 56, label: settings.xTitle },
+    { ...common, size: 24, gap: 4, incrs: STEPS, space: 56, label: settings.xTitle },
     { ...side, scale: "y", label: settings.unit },
   ];
   if (hasSecond) all.push({ ...side, scale: "second", side: 1, size: 54, grid: { show: false }, label: settings.secondUnit });

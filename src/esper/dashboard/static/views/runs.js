@@ -109,7 +109,7 @@ function Row({ run, isTicked, tick, scale }) {
     <td class="n" data-name="held-out return"><span class="runs-curve">
       <${CurveSpark} points=${run.returns} level=${run.fixed_return} scale=${scale} />
       ${number(run.best_return)}</span></td>
-    <td class="n" data-name="vs fixed schedule"><${Gap} gap=${run.fixed_gap} otherwise=${fixedGap(run)} /></td>
+    <td class="n" data-name="vs fixed"><${Gap} gap=${run.fixed_gap} otherwise=${fixedGap(run)} /></td>
     <td class="n" data-name="gain"><${Gap} gap=${run.score_gap} otherwise=${scoreGap(run)} /></td>
     <td class="n" data-name="parameters">${parameters(run.host_parameters, run.seed_parameters)}</td>
     <td class="small muted runs-begun">${moment(run.created_at)}</td>
